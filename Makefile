@@ -1,0 +1,51 @@
+# idem: PGXS build. "make && make install" needs only PostgreSQL's development files, a C++20
+# compiler and OpenSSL 3; "make demo", "make check" and "make bench" bring what they need.
+
+# These three work on a fresh machine, where there is no pg_config to include PGXS from yet.
+ifneq (,$(filter demo check bench,$(MAKECMDGOALS)))
+.PHONY: demo check bench
+demo:
+	@tools/setup demo
+	@demo/run
+check:
+	@tools/setup check
+	@test/run
+bench:
+	@tools/setup bench
+	@bench/run
+else
+
+EXTENSION = idem
+EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
+MODULE_big = idem
+OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp)))
+DATA_built = idem--$(EXTVERSION).sql
+
+PG_CONFIG ?= pg_config
+SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
+WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Werror
+# The warnings are for our code: the server's headers are system headers.
+PG_CPPFLAGS = -Isrc -isystem $(SERVER_INCLUDES) -MMD -MP
+PG_CXXFLAGS = -std=c++20 $(WARNINGS)
+SHLIB_LINK = -lcrypto -lstdc++ -Wl,--version-script=src/idem.map
+
+REGRESS = $(patsubst test/sql/%.sql,%,$(sort $(wildcard test/sql/*.sql)))
+REGRESS_OPTS = --inputdir=test --load-extension=idem
+ISOLATION = $(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=idem
+TAP_TESTS = 1
+PROVE_TESTS ?= test/t/*.pl
+
+EXTRA_CLEAN = $(OBJS:.o=.d) idem--*.sql
+
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+# The bitcode rule ignores PG_CXXFLAGS, and the hot paths are not worth inlining into plans.
+override with_llvm = no
+include $(PGXS)
+
+$(DATA_built): sql/idem.sql idem.control
+	cp $< $@
+
+-include $(OBJS:.o=.d)
+
+endif

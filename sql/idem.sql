@@ -1,0 +1,188 @@
+-- idem: the SQL face of the extension. Built into idem--VERSION.sql.
+--
+-- Nobody gets rights on the tables: the functions check the caller against the scope's owner and
+-- then touch the tables themselves. No OR REPLACE and no IF NOT EXISTS: an object that is here
+-- before us is somebody else's, and CREATE EXTENSION must fail on it.
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+CREATE SCHEMA idem;
+GRANT USAGE ON SCHEMA idem TO PUBLIC;
+COMMENT ON SCHEMA idem IS 'idempotency keys: claim an operation, complete it, every retry gets the first answer';
+
+-- ---------------------------------------------------------------------------------------------
+-- Tables
+-- ---------------------------------------------------------------------------------------------
+
+-- A scope's id is part of every key digest, so it is never reused: the sequence is dumped too.
+CREATE SEQUENCE idem.scope_id AS integer;
+
+CREATE TABLE idem.scope (
+    id              integer     NOT NULL DEFAULT pg_catalog.nextval('idem.scope_id') PRIMARY KEY,
+    name            text        NOT NULL UNIQUE,
+    owner           regrole     NOT NULL,
+    ttl             interval    NOT NULL,
+    wait            interval    NOT NULL,
+    request_required boolean    NOT NULL,
+    tenant_required boolean     NOT NULL,
+    request_exclude text[]      NOT NULL
+);
+ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
+COMMENT ON TABLE idem.scope IS 'the scopes; written by idem.create_scope(), read through idem.scopes';
+
+-- One row a finished operation. The primary key is the only index: the digest finds the row, the
+-- full identity in it decides. Fixed-width columns first, so that a row carries no padding.
+CREATE TABLE idem.record (
+    digest          uuid        NOT NULL PRIMARY KEY,
+    created         timestamptz NOT NULL,
+    expires         timestamptz NOT NULL,
+    scope           integer     NOT NULL,
+    attempt         integer     NOT NULL,
+    status          integer,
+    state           "char"      NOT NULL,
+    tenant          text        NOT NULL,
+    key             text        NOT NULL,
+    fingerprint     bytea,
+    headers         jsonb,
+    response        jsonb,
+    body            bytea,
+    error           jsonb
+);
+COMMENT ON TABLE idem.record IS 'the key records; written by idem.complete() and idem.fail(), read through idem.claim() and idem.lookup()';
+
+-- The permanent seed (lock ids) and the fingerprint secrets. Made with the first scope, and dumped
+-- with the data: without them a restored record would conflict with its own retries.
+CREATE TABLE idem.secret (
+    id              integer     NOT NULL PRIMARY KEY,
+    purpose         text        NOT NULL CHECK (purpose IN ('seed', 'fingerprint')),
+    secret          bytea       NOT NULL CHECK (pg_catalog.length(secret) = 32),
+    created         timestamptz NOT NULL
+);
+COMMENT ON TABLE idem.secret IS 'per-database secrets; nobody but idem reads them';
+
+-- Where the next purge goes on: one row.
+CREATE TABLE idem.sweep (
+    hand            bigint      NOT NULL
+);
+INSERT INTO idem.sweep VALUES (0);
+COMMENT ON TABLE idem.sweep IS 'the block of idem.record at which the next purge begins';
+
+SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.record', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.secret', '');
+
+REVOKE ALL ON ALL TABLES IN SCHEMA idem FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idem FROM PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Result types
+-- ---------------------------------------------------------------------------------------------
+
+CREATE TYPE idem.claim_result AS (
+    claimed         boolean,
+    outcome         text,
+    token           text,
+    attempt         integer,
+    response        jsonb,
+    status          integer,
+    headers         jsonb,
+    body            bytea,
+    error           jsonb,
+    retry_after     interval,
+    recovery_point  text,
+    recovery_state  jsonb,
+    created_at      timestamptz,
+    expires_at      timestamptz
+);
+COMMENT ON TYPE idem.claim_result IS 'what idem.claim() and idem.try_claim() say: claimed with a token, or the stored answer';
+
+CREATE TYPE idem.record_info AS (
+    state           text,
+    attempt         integer,
+    response        jsonb,
+    status          integer,
+    headers         jsonb,
+    body            bytea,
+    error           jsonb,
+    created_at      timestamptz,
+    expires_at      timestamptz,
+    lease_end       timestamptz,
+    holder_pid      integer,
+    since           timestamptz
+);
+COMMENT ON TYPE idem.record_info IS 'what idem.lookup() says of a key: absent, in_progress, completed or failed';
+
+-- ---------------------------------------------------------------------------------------------
+-- Claims
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.claim(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL,
+                           ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
+'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 42501.';
+
+CREATE FUNCTION idem.try_claim(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL,
+                               ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_try_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
+'As idem.claim(), but every outcome (claimed, completed, failed, in_progress, conflict, limited) comes back as data, and it does not wait unless wait is given.';
+
+CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status integer DEFAULT NULL,
+                              headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_complete' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
+'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as stored. It becomes visible when this transaction commits. Raises ID005 not_claimed.';
+
+CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
+                          headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_fail' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
+'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID005 not_claimed, 22004, 22023.';
+
+CREATE FUNCTION idem.release(token text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_release' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.release(text) IS
+'Gives a claim up without an answer: nothing is stored, and the key is free for others when this transaction ends. Raises ID005 not_claimed.';
+
+CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
+RETURNS idem.record_info
+AS 'MODULE_PATHNAME', 'idem_lookup' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.lookup(text, text, text) IS
+'What is known of a key now: state absent, in_progress (with the holder''s process id and since when), completed or failed, with the stored answer. Never claims, never waits; works on a standby. Raises ID007, ID008, 42501.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Scopes
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', wait interval DEFAULT '10 seconds',
+                                  request_required boolean DEFAULT false, request_exclude text[] DEFAULT '{}',
+                                  tenant_required boolean DEFAULT false, owner regrole DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_create_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.create_scope(text, interval, interval, boolean, text[], boolean, regrole) IS
+'Creates a scope, the named family of operations that claims refer to. Needs CREATE on schema idem, and membership of the owner. Raises 42710, 42501, 22023, 22004.';
+
+CREATE VIEW idem.scopes WITH (security_barrier) AS
+    SELECT name, owner, ttl, wait, request_required, request_exclude, tenant_required
+      FROM idem.scope
+     WHERE EXISTS (SELECT FROM pg_catalog.pg_roles r
+                    WHERE r.oid OPERATOR(pg_catalog.=) owner AND pg_catalog.pg_has_role(r.oid, 'USAGE'));
+COMMENT ON VIEW idem.scopes IS 'the scopes whose owner''s privileges the current role has';
+GRANT SELECT ON idem.scopes TO PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Maintenance
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_purge' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
+COMMENT ON FUNCTION idem.purge(integer) IS
+'Deletes expired records, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';

@@ -1,0 +1,22 @@
+// The rules for the arguments that several functions share: who calls, and which key is meant.
+#pragma once
+
+#include "pg/scope.hpp"
+#include "pg/store.hpp"
+
+namespace idem::api {
+
+// For every function that writes: raises 25006 in a read-only transaction or on a standby, 25000 in
+// a parallel worker, 42501 in a security-restricted operation. call is "idem.claim()" and so on.
+void require_writable(const char* call);
+
+// A key by its shape (ID007) and its bytes (22021).
+std::string_view checked_key(std::optional<std::string_view> key);
+
+// NULL means the setting idem.tenant; '' is said explicitly.
+std::string_view checked_tenant(std::optional<std::string_view> tenant);
+
+// Key and tenant are checked; the scope may require a tenant (ID007).
+pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
+
+}  // namespace idem::api

@@ -1,0 +1,16 @@
+// idem.purge(): deletes expired records, for cron. Who may call it is a matter of EXECUTE.
+#include "api/arguments.hpp"
+#include "pg/report.hpp"
+#include "pg/sweep.hpp"
+
+namespace {
+constexpr std::int32_t default_max_records = 10'000;
+}
+
+IDEM_FUNCTION(idem_purge) {
+    using namespace idem;
+    api::require_writable("idem.purge()");
+    const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(default_max_records);
+    if (max_records < 1) pg::report::invalid_argument("max_records", "It must be at least 1.");
+    PG_RETURN_INT64(pg::sweep_expired(GetCurrentTimestamp(), max_records));
+}

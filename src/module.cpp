@@ -1,0 +1,20 @@
+// The module: its magic block, and what is registered once when a backend loads the library.
+#include "pg/guc.hpp"
+#include "pg/open_claims.hpp"
+#include "pg/scope.hpp"
+#include "pg/secret.hpp"
+#include "pg/server.hpp"
+#include "pg/table.hpp"
+
+extern "C" {
+PG_MODULE_MAGIC;
+PGDLLEXPORT void _PG_init(void);
+}
+
+void _PG_init(void) {
+    idem::pg::guc::define();
+    idem::pg::init_tables();
+    idem::pg::init_scopes();
+    idem::pg::init_secrets();
+    idem::pg::init_claims();
+}

@@ -1,0 +1,106 @@
+// What differs between PostgreSQL versions, each difference one small function, so that no call
+// site has an #if of its own.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace idem::pg::compat {
+
+inline bool is_finite([[maybe_unused]] const Interval& interval) {
+#if PG_VERSION_NUM >= 170000
+    return !INTERVAL_NOT_FINITE(&interval);
+#else
+    return true;
+#endif
+}
+
+inline Oid primary_key_of(Relation relation) {
+#if PG_VERSION_NUM >= 180000
+    return RelationGetPrimaryKeyIndex(relation, false);
+#else
+    return RelationGetPrimaryKeyIndex(relation);
+#endif
+}
+
+inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot snapshot, int keys) {
+#if PG_VERSION_NUM >= 180000
+    return index_beginscan(heap, index, snapshot, nullptr, keys, 0);
+#else
+    return index_beginscan(heap, index, snapshot, keys, 0);
+#endif
+}
+
+enum class Waiting : bool { no, yes };
+
+// Replaces the row at tid; new_entries tells whether the indexes need entries for the new version
+// (false after a heap-only update).
+inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* slot,
+                            Waiting waiting, bool& new_entries) {
+    const bool wait = waiting == Waiting::yes;
+    TM_FailureData failure;
+    LockTupleMode mode;
+#if PG_VERSION_NUM >= 160000
+    TU_UpdateIndexes update_indexes;
+    const TM_Result result =
+        table_tuple_update(relation, tid, slot, GetCurrentCommandId(true), InvalidSnapshot,
+                           InvalidSnapshot, wait, &failure, &mode, &update_indexes);
+    new_entries = update_indexes != TU_None;
+#else
+    const TM_Result result =
+        table_tuple_update(relation, tid, slot, GetCurrentCommandId(true), InvalidSnapshot,
+                           InvalidSnapshot, wait, &failure, &mode, &new_entries);
+#endif
+    return result;
+}
+
+// With conflict set, uniqueness is only noticed (UNIQUE_CHECK_PARTIAL); without, it is enforced.
+inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
+                                 bool* conflict) {
+#if PG_VERSION_NUM >= 160000
+    ExecInsertIndexTuples(target, slot, estate, false, conflict != nullptr, conflict, NIL, false);
+#else
+    ExecInsertIndexTuples(target, slot, estate, false, conflict != nullptr, conflict, NIL);
+#endif
+}
+
+// The process that runs this very transaction; NULL when it is over or prepared.
+inline PGPROC* process_running(const VirtualTransactionId& vxid) {
+#if PG_VERSION_NUM >= 170000
+    PGPROC* process = ProcNumberGetProc(vxid.procNumber);
+    const bool same =
+        process != nullptr && process->vxid.lxid == vxid.localTransactionId && process->pid != 0;
+#else
+    PGPROC* process = BackendIdGetProc(vxid.backendId);
+    const bool same =
+        process != nullptr && process->lxid == vxid.localTransactionId && process->pid != 0;
+#endif
+    return same ? process : nullptr;
+}
+
+// The i-th entry, from 1, of the status snapshot.
+inline const LocalPgBackendStatus* backend_status(int i) {
+#if PG_VERSION_NUM >= 160000
+    return pgstat_get_local_beentry_by_index(i);
+#else
+    return pgstat_fetch_stat_local_beentry(i);
+#endif
+}
+
+inline bool may_create_in(Oid schema, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    return object_aclcheck(NamespaceRelationId, schema, role, ACL_CREATE) == ACLCHECK_OK;
+#else
+    return pg_namespace_aclcheck(schema, role, ACL_CREATE) == ACLCHECK_OK;
+#endif
+}
+
+// Raises 42501 unless the member may SET ROLE to the role.
+inline void check_may_become(Oid member, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    check_can_set_role(member, role);
+#else
+    check_is_member_of_role(member, role);
+#endif
+}
+
+}  // namespace idem::pg::compat

@@ -1,0 +1,35 @@
+#include "pg/duration.hpp"
+
+#include "core/duration.hpp"
+#include "pg/compat.hpp"
+#include "pg/report.hpp"
+
+namespace idem::pg {
+
+std::int64_t duration(const char* name, const Interval& interval) {
+    const auto usecs = compat::is_finite(interval)
+                           ? core::fixed_duration(interval.month, interval.day, interval.time)
+                           : std::nullopt;
+    if (!usecs) report::invalid_argument(name, "It must be finite, and at most 1000 years.");
+    return *usecs;
+}
+
+std::int64_t positive_duration(const char* name, const Interval& interval) {
+    const std::int64_t usecs = duration(name, interval);
+    if (usecs <= 0) report::invalid_argument(name, "It must be longer than zero.");
+    return usecs;
+}
+
+std::int64_t nonnegative_duration(const char* name, const Interval& interval) {
+    const std::int64_t usecs = duration(name, interval);
+    if (usecs < 0) report::invalid_argument(name, "It must not be negative.");
+    return usecs;
+}
+
+Interval* interval_of(std::int64_t usecs) {
+    auto* interval = static_cast<Interval*>(palloc0(sizeof(Interval)));
+    interval->time = usecs;
+    return interval;
+}
+
+}  // namespace idem::pg

@@ -1,0 +1,17 @@
+// Interval arguments as fixed microseconds, judged.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace idem::pg {
+
+// Raises 22023 unless the interval is finite and of at most a thousand years. name is the
+// argument's, for the message.
+std::int64_t duration(const char* name, const Interval& interval);
+std::int64_t positive_duration(const char* name, const Interval& interval);
+std::int64_t nonnegative_duration(const char* name, const Interval& interval);
+
+// Microseconds as an interval of nothing but time.
+Interval* interval_of(std::int64_t usecs);
+
+}  // namespace idem::pg

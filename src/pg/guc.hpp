@@ -1,0 +1,11 @@
+// The settings, registered once when the library is loaded.
+#pragma once
+
+namespace idem::pg::guc {
+
+extern char* tenant;         // idem.tenant: the tenant of calls that name none
+extern int max_open_claims;  // idem.max_open_claims: key locks a transaction may hold
+
+void define();
+
+}  // namespace idem::pg::guc

@@ -1,0 +1,156 @@
+#include "pg/open_claims.hpp"
+
+#include "pg/boundary.hpp"
+#include "pg/report.hpp"
+
+namespace idem::pg {
+namespace {
+
+// Digests are uniform: their last byte is the hash. 2,000 claims make chains of eight.
+struct Claims {
+    Claim* newest;
+    int count;
+    std::array<Claim*, 256> buckets;
+};
+
+constinit Claims* claims = nullptr;  // in TopTransactionContext; NULL before the first claim
+
+Claim*& bucket_of(const core::Digest& digest) {
+    return claims->buckets[std::to_integer<std::size_t>(digest.back())];
+}
+
+void unlink(Claim* claim) {
+    Claim** link = &bucket_of(claim->token.digest);
+    while (*link != claim) link = &(*link)->in_bucket;
+    *link = claim->in_bucket;
+    --claims->count;
+}
+
+// A subtransaction came to nothing: what it claimed is gone, what it finished is open again.
+void undo(SubTransactionId sub) {
+    for (Claim** link = &claims->newest; *link != nullptr;) {
+        Claim* claim = *link;
+        if (claim->claimed_in == sub) {
+            *link = claim->older;
+            unlink(claim);
+            continue;
+        }
+        if (claim->phase != Phase::open && claim->closed_in == sub) claim->phase = Phase::open;
+        link = &claim->older;
+    }
+}
+
+void hand_over(SubTransactionId sub, SubTransactionId parent) {
+    for (Claim* claim = claims->newest; claim != nullptr; claim = claim->older) {
+        if (claim->claimed_in == sub) claim->claimed_in = parent;
+        if (claim->closed_in == sub) claim->closed_in = parent;
+    }
+}
+
+void refuse_open_claims(bool preparing) {
+    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
+        if (claim->phase == Phase::open)
+            report::claim_incomplete(claim->scope_name, claim->key, preparing);
+}
+
+extern "C" {
+
+static void at_subtransaction_end(SubXactEvent event, SubTransactionId sub, SubTransactionId parent,
+                                  void*) {
+    if (claims == nullptr) return;
+    if (event == SUBXACT_EVENT_ABORT_SUB) undo(sub);
+    if (event == SUBXACT_EVENT_COMMIT_SUB) hand_over(sub, parent);
+}
+
+static void at_transaction_end(XactEvent event, void*) {
+    if (claims == nullptr) return;
+    switch (event) {
+        case XACT_EVENT_PRE_COMMIT:
+            return refuse_open_claims(false);
+        case XACT_EVENT_PRE_PREPARE:
+            return refuse_open_claims(true);
+        case XACT_EVENT_COMMIT:
+        case XACT_EVENT_ABORT:
+        case XACT_EVENT_PREPARE:
+            claims = nullptr;  // the memory goes with TopTransactionContext
+            return;
+        default:
+            return;
+    }
+}
+}
+
+std::string_view keep(std::string_view view) {
+    auto* copy = static_cast<char*>(MemoryContextAlloc(TopTransactionContext, view.size() + 1));
+    std::copy(view.begin(), view.end(), copy);
+    return {copy, view.size()};
+}
+
+bytea* keep(const bytea* value) {
+    if (value == nullptr) return nullptr;
+    auto* copy = static_cast<bytea*>(MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(value)));
+    memcpy(copy, value, VARSIZE_ANY(value));
+    return copy;
+}
+
+}  // namespace
+
+void init_claims() {
+    RegisterXactCallback(at_transaction_end, nullptr);
+    RegisterSubXactCallback(at_subtransaction_end, nullptr);
+}
+
+Claim* find_claim(const core::Digest& digest) {
+    if (claims == nullptr) return nullptr;
+    Claim* claim = bucket_of(digest);
+    while (claim != nullptr && claim->token.digest != digest) claim = claim->in_bucket;
+    return claim;
+}
+
+Claim& open_claim(std::optional<std::string_view> text) {
+    core::Token token;
+    if (!text) report::not_claimed("The token is null.");
+    if (!core::decode(*text, token))
+        report::not_claimed("The text is not a token of idem.claim().");
+    Claim* claim = find_claim(token.digest);
+    if (claim == nullptr || claim->token != token)
+        report::not_claimed(
+            "It belongs to another transaction, or was claimed since a savepoint that was rolled "
+            "back to.");
+    if (claim->phase != Phase::open) report::not_claimed("The claim is already finished.");
+    return *claim;
+}
+
+Claim& remember_claim(const Claim& from) {
+    if (claims == nullptr)
+        claims =
+            static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
+    void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim));
+    auto* claim = new (memory) Claim(from);
+    claim->scope_name = keep(from.scope_name);
+    claim->tenant = keep(from.tenant);
+    claim->key = keep(from.key);
+    claim->fingerprint = keep(from.fingerprint);
+    claim->phase = Phase::open;
+    claim->claimed_in = GetCurrentSubTransactionId();
+    claim->closed_in = InvalidSubTransactionId;
+
+    Claim*& bucket = bucket_of(claim->token.digest);
+    claim->in_bucket = bucket;
+    bucket = claim;
+    claim->older = claims->newest;
+    claims->newest = claim;
+    ++claims->count;
+    return *claim;
+}
+
+void close_claim(Claim& claim, Phase phase) {
+    claim.phase = phase;
+    claim.closed_in = GetCurrentSubTransactionId();
+}
+
+int claims_held() {
+    return claims == nullptr ? 0 : claims->count;
+}
+
+}  // namespace idem::pg

@@ -1,0 +1,198 @@
+#include "pg/report.hpp"
+
+namespace idem::pg::report {
+namespace {
+
+constexpr int errcode_in_progress = MAKE_SQLSTATE('I', 'D', '0', '0', '1');
+constexpr int errcode_key_conflict = MAKE_SQLSTATE('I', 'D', '0', '0', '2');
+constexpr int errcode_key_failed = MAKE_SQLSTATE('I', 'D', '0', '0', '3');
+constexpr int errcode_not_claimed = MAKE_SQLSTATE('I', 'D', '0', '0', '5');
+constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
+constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
+constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
+constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
+
+char* c_string(std::string_view view) {
+    return pnstrdup(view.data(), view.size());
+}
+
+char* holder_detail(const Holder& holder) {
+    if (holder.pid && holder.since)
+        return psprintf("Process %d has been at it in a transaction since %s.", *holder.pid,
+                        timestamptz_to_str(*holder.since));
+    if (holder.pid) return psprintf("Process %d is at it in a transaction.", *holder.pid);
+    return pstrdup("Another transaction, possibly a prepared one, is at it.");
+}
+
+// A member of a stored error, as a C string; NULL when it is missing or not a string.
+char* error_member(Jsonb* error, std::string_view name) {
+    JsonbValue value;
+    if (error == nullptr || !JB_ROOT_IS_OBJECT(error)) return nullptr;
+    if (getKeyJsonValueFromContainer(&error->root, name.data(), static_cast<int>(name.size()),
+                                     &value) == nullptr)
+        return nullptr;
+    if (value.type != jbvString) return nullptr;
+    return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
+}
+
+bool is_sqlstate(std::string_view state) {
+    const auto fits = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z'); };
+    return state.size() == 5 && std::all_of(state.begin(), state.end(), fits);
+}
+
+// Success, warnings, no-data and our own class are no failures of an operation.
+bool names_a_failure(std::string_view state) {
+    if (!is_sqlstate(state)) return false;
+    const std::string_view of_class = state.substr(0, 2);
+    return of_class != "00" && of_class != "01" && of_class != "02" && of_class != "03" &&
+           of_class != "ID";
+}
+
+int failure_sqlstate(const char* state) {
+    if (state == nullptr || !names_a_failure(state)) return errcode_key_failed;
+    return MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4]);
+}
+
+}  // namespace
+
+void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
+    ereport(ERROR,
+            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+             errdetail_internal("%s", holder_detail(holder)),
+             errhint("Retry with the same key after %.1f seconds, or wait longer with the argument "
+                     "\"wait\".",
+                     static_cast<double>(retry_after) / USECS_PER_SEC)));
+    pg_unreachable();
+}
+
+void claimed_by_this_transaction(std::string_view key) {
+    ereport(ERROR,
+            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+             errdetail("The key is claimed by this transaction, which has not completed it."),
+             errhint("Complete the first claim before claiming again. \"(f()).*\" calls a "
+                     "function once per column: call it in FROM.")));
+    pg_unreachable();
+}
+
+void key_conflict(std::string_view key) {
+    ereport(ERROR,
+            (errcode(errcode_key_conflict),
+             errmsg("key \"%s\" was used for a different request", c_string(key)),
+             errdetail("The request differs from the one that the key was first used with."),
+             errhint("Use a new key for a new operation, and repeat the request unchanged for a "
+                     "retry; what may differ belongs into the scope's \"request_exclude\".")));
+    pg_unreachable();
+}
+
+void stored_failure(std::string_view key, Jsonb* error) {
+    const char* message = error_member(error, "message");
+    const char* detail = error_member(error, "detail");
+    const char* hint = error_member(error, "hint");
+    const int sqlstate = failure_sqlstate(error_member(error, "sqlstate"));
+    if (message == nullptr)
+        message = psprintf("operation \"%s\" has failed for good", c_string(key));
+    if (sqlstate == errcode_key_failed && detail == nullptr)
+        detail = "The failure is stored, and every retry gets it.";
+    if (sqlstate == errcode_key_failed && hint == nullptr)
+        hint = "Use a new key to try the operation again; idem.lookup() shows the stored failure.";
+    ereport(ERROR, (errcode(sqlstate), errmsg_internal("%s", message),
+                    detail != nullptr ? errdetail_internal("%s", detail) : 0,
+                    hint != nullptr ? errhint("%s", hint) : 0));
+    pg_unreachable();
+}
+
+void not_claimed(const char* detail) {
+    ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
+                    errdetail_internal("%s", detail),
+                    errhint("Pass the token of a claim that this transaction made and has not "
+                            "finished; idem.lookup() tells what became of a key.")));
+    pg_unreachable();
+}
+
+void claim_incomplete(std::string_view scope, std::string_view key, bool preparing) {
+    ereport(ERROR,
+            (errcode(errcode_claim_incomplete),
+             preparing ? errmsg("cannot prepare a transaction with an open claim")
+                       : errmsg("cannot commit a transaction with an open claim"),
+             errdetail("Key \"%s\" in scope \"%s\" was claimed, but neither completed, failed nor "
+                       "released.",
+                       c_string(key), c_string(scope)),
+             errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
+                     "in the transaction that claims.")));
+    pg_unreachable();
+}
+
+void invalid_key(const char* message, const char* detail, const char* hint) {
+    ereport(ERROR, (errcode(errcode_invalid_key), errmsg_internal("%s", message),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
+    pg_unreachable();
+}
+
+void unknown_scope(std::optional<std::string_view> name) {
+    ereport(ERROR, (errcode(errcode_unknown_scope),
+                    name ? errmsg("scope \"%s\" does not exist", c_string(*name))
+                         : errmsg("scope must not be null"),
+                    errdetail("A claim names the scope that its operation belongs to."),
+                    errhint("Create the scope first with idem.create_scope(); idem.scopes lists "
+                            "those that you may use.")));
+    pg_unreachable();
+}
+
+void not_scope_member(std::string_view scope, const char* function) {
+    ereport(ERROR,
+            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+             errmsg("permission denied for scope \"%s\"", c_string(scope)),
+             errdetail("idem.%s() needs the privileges of the role that owns the scope.", function),
+             errhint("Ask for membership of the owner role.")));
+    pg_unreachable();
+}
+
+void too_many_open_claims(int limit) {
+    ereport(ERROR, (errcode(errcode_limit_exceeded), errmsg("too many claims in one transaction"),
+                    errdetail("This transaction holds %d key locks, the most that "
+                              "\"idem.max_open_claims\" allows.",
+                              limit),
+                    errhint("Commit in smaller batches: the lock table is shared by the whole "
+                            "server.")));
+    pg_unreachable();
+}
+
+void digest_collision() {
+    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("key cannot be used"),
+                    errdetail("Its 128-bit digest is taken by a record of another key."),
+                    errhint("Use another key.")));
+    pg_unreachable();
+}
+
+void serialization_failure(const char* detail) {
+    ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+                    errmsg("could not serialize access due to concurrent update"),
+                    errdetail_internal("%s", detail), errhint("Retry the transaction.")));
+    pg_unreachable();
+}
+
+void missing_argument(const char* name) {
+    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                    errmsg("argument \"%s\" must not be null", name),
+                    errdetail("It has no default, or the scope requires it."),
+                    errhint("Pass a value for \"%s\".", name)));
+    pg_unreachable();
+}
+
+void invalid_argument(const char* name, const char* detail) {
+    ereport(ERROR,
+            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+             errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
+             errhint("The reference in the README gives each argument's range.")));
+    pg_unreachable();
+}
+
+void crypto_failure() {
+    ereport(ERROR,
+            (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
+             errdetail("OpenSSL refused SHA-256, HMAC or AES-128, or has no randomness."),
+             errhint("Check the server's OpenSSL configuration.")));
+    pg_unreachable();
+}
+
+}  // namespace idem::pg::report

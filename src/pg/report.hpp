@@ -1,0 +1,33 @@
+// Every error that idem raises on its own account, with the SQLSTATE, detail and hint that tell the
+// caller what to do. None of them returns. No message shows a key, a response or a request other
+// than the caller's own.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace idem::pg::report {
+
+// Where an operation in flight was seen; every part may be unknown.
+struct Holder {
+    std::optional<int> pid;
+    std::optional<TimestampTz> since;
+};
+
+[[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
+[[noreturn]] void claimed_by_this_transaction(std::string_view key);
+[[noreturn]] void key_conflict(std::string_view key);
+// Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
+[[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
+[[noreturn]] void not_claimed(const char* detail);
+[[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
+[[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
+[[noreturn]] void unknown_scope(std::optional<std::string_view> name);
+[[noreturn]] void not_scope_member(std::string_view scope, const char* function);
+[[noreturn]] void too_many_open_claims(int limit);
+[[noreturn]] void digest_collision();
+[[noreturn]] void serialization_failure(const char* detail);
+[[noreturn]] void missing_argument(const char* name);
+[[noreturn]] void invalid_argument(const char* name, const char* detail);
+[[noreturn]] void crypto_failure();
+
+}  // namespace idem::pg::report

@@ -1,0 +1,120 @@
+#include "pg/secret.hpp"
+
+#include "pg/boundary.hpp"
+#include "pg/report.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+enum Column { column_id, column_purpose, column_secret, column_created, columns };
+
+constexpr std::int32_t seed_id = 0;
+constexpr std::int32_t first_fingerprint_id = 1;
+
+constinit Secrets cache{};
+constinit bool cached = false;
+
+void forget_secrets(Datum, Oid relation) {
+    if (relation == InvalidOid || relation == known_oid(Table::secret)) cached = false;
+}
+
+// Calls visit(id, bytes) for every secret. A snapshot of its own, because the transaction's may be
+// older than the secrets.
+template <class Visit>
+void scan_secrets(Visit visit) {
+    Relation relation = open_table(Table::secret, AccessShareLock);
+    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+    TableScanDesc scan = table_beginscan(relation, snapshot, 0, nullptr);
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+        bool null;
+        const std::int32_t id = DatumGetInt32(slot_getattr(slot, column_id + 1, &null));
+        const bytea* bytes = DatumGetByteaPP(slot_getattr(slot, column_secret + 1, &null));
+        core::Secret secret{};
+        const auto* from = reinterpret_cast<const std::byte*>(VARDATA_ANY(bytes));
+        std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
+                    secret.begin());
+        visit(id, secret);
+    }
+    ExecDropSingleTupleTableSlot(slot);
+    table_endscan(scan);
+    UnregisterSnapshot(snapshot);
+    table_close(relation, AccessShareLock);
+}
+
+bool load() {
+    bool have_seed = false;
+    Secrets found{};
+    scan_secrets([&](std::int32_t id, const core::Secret& secret) {
+        if (id == seed_id) {
+            have_seed = true;
+            std::copy_n(secret.begin(), found.lock_seed.size(), found.lock_seed.begin());
+        } else if (static_cast<std::uint32_t>(id) > found.fingerprint_id) {
+            found.fingerprint_id = static_cast<std::uint32_t>(id);
+            found.fingerprint = secret;
+        }
+    });
+    cache = found;
+    return have_seed && found.fingerprint_id != 0;
+}
+
+void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
+    core::Secret secret;
+    if (!pg_strong_random(secret.data(), secret.size())) report::crypto_failure();
+    const auto size = static_cast<int>(secret.size());
+    Row<columns> row;
+    row.set_int(column_id, id);
+    row.set_text(column_purpose, purpose);
+    row.set_pointer(column_secret,
+                    cstring_to_text_with_len(reinterpret_cast<const char*>(secret.data()), size));
+    row.set_time(column_created, GetCurrentTimestamp());
+    TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
+    insert_row(relation, slot, false);
+    ExecDropSingleTupleTableSlot(slot);
+}
+
+}  // namespace
+
+void init_secrets() {
+    CacheRegisterRelcacheCallback(forget_secrets, 0);
+}
+
+const Secrets& secrets() {
+    if (!cached) cached = load();
+    if (!cached)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("idem has no secrets in this database"),
+                        errdetail("They are made with the first scope and restored with a dump."),
+                        errhint("Restore the rows of idem.secret from the dump that the records "
+                                "came from.")));
+    return cache;
+}
+
+core::Secret fingerprint_secret(std::uint32_t id) {
+    if (secrets().fingerprint_id == id) return secrets().fingerprint;
+    std::optional<core::Secret> found;
+    scan_secrets([&](std::int32_t each, const core::Secret& secret) {
+        if (static_cast<std::uint32_t>(each) == id) found = secret;
+    });
+    if (!found)
+        ereport(ERROR,
+                (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
+                 errdetail("A record's fingerprint was made with it."),
+                 errhint("Restore the rows of idem.secret from the dump that the records "
+                         "came from.")));
+    return *found;
+}
+
+void create_secrets() {
+    Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
+    if (!load()) {
+        insert_secret(relation, seed_id, "seed");
+        insert_secret(relation, first_fingerprint_id, "fingerprint");
+        CacheInvalidateRelcache(relation);
+        CommandCounterIncrement();
+    }
+    table_close(relation, NoLock);
+}
+
+}  // namespace idem::pg

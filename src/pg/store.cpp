@@ -1,0 +1,226 @@
+#include "pg/store.hpp"
+
+#include "pg/compat.hpp"
+#include "pg/report.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+enum Column {
+    column_digest,
+    column_created,
+    column_expires,
+    column_scope,
+    column_attempt,
+    column_status,
+    column_state,
+    column_tenant,
+    column_key,
+    column_fingerprint,
+    column_headers,
+    column_response,
+    column_body,
+    column_error,
+    columns
+};
+
+pg_uuid_t uuid_of(const core::Digest& digest) {
+    static_assert(sizeof(pg_uuid_t) == sizeof(core::Digest));
+    pg_uuid_t uuid;
+    memcpy(uuid.data, digest.data(), digest.size());
+    return uuid;
+}
+
+// An index scan for one digest under a dirty snapshot, which tells of each hit who is at work on
+// it.
+class DigestScan {
+  public:
+    DigestScan(Relation records, const pg_uuid_t* digest) {
+        index_ = index_open(compat::primary_key_of(records), AccessShareLock);
+        InitDirtySnapshot(dirty_);
+        slot_ = table_slot_create(records, nullptr);
+        scan_ = compat::begin_index_scan(records, index_, &dirty_, 1);
+        ScanKeyData key;
+        ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(digest));
+        index_rescan(scan_, &key, 1, nullptr, 0);
+    }
+    bool next() { return index_getnext_slot(scan_, ForwardScanDirection, slot_); }
+    TupleTableSlot* slot() const { return slot_; }
+    TransactionId inserting() const { return dirty_.xmin; }
+    TransactionId deleting() const { return dirty_.xmax; }
+    void end() {
+        index_endscan(scan_);
+        ExecDropSingleTupleTableSlot(slot_);
+        index_close(index_, AccessShareLock);
+    }
+
+  private:
+    Relation index_;
+    IndexScanDesc scan_;
+    TupleTableSlot* slot_;
+    SnapshotData dirty_;
+};
+static_assert(std::is_trivially_destructible_v<DigestScan>);
+
+Datum column(TupleTableSlot* slot, Column which, bool& null) {
+    return slot_getattr(slot, which + 1, &null);
+}
+
+template <class T>
+T* varlena_column(TupleTableSlot* slot, Column which) {
+    bool null;
+    const Datum value = column(slot, which, null);
+    return null ? nullptr : reinterpret_cast<T*>(PG_DETOAST_DATUM_COPY(value));
+}
+
+std::optional<std::int32_t> int_column(TupleTableSlot* slot, Column which) {
+    bool null;
+    const Datum value = column(slot, which, null);
+    return null ? std::nullopt : std::optional(DatumGetInt32(value));
+}
+
+Record read_record(TupleTableSlot* slot) {
+    bool null;
+    return {
+        .created = DatumGetTimestampTz(column(slot, column_created, null)),
+        .expires = DatumGetTimestampTz(column(slot, column_expires, null)),
+        .attempt = DatumGetInt32(column(slot, column_attempt, null)),
+        .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
+        .fingerprint = varlena_column<bytea>(slot, column_fingerprint),
+        .status = int_column(slot, column_status),
+        .headers = varlena_column<Jsonb>(slot, column_headers),
+        .response = varlena_column<Jsonb>(slot, column_response),
+        .body = varlena_column<bytea>(slot, column_body),
+        .error = varlena_column<Jsonb>(slot, column_error),
+    };
+}
+
+bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
+    bool null;
+    return DatumGetInt32(column(slot, column_scope, null)) == name.scope_id &&
+           view_of(DatumGetTextPP(column(slot, column_key, null))) == name.key &&
+           view_of(DatumGetTextPP(column(slot, column_tenant, null))) == name.tenant;
+}
+
+bool written_here(TupleTableSlot* slot) {
+    bool null;
+    const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
+    return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+}
+
+bool visible_to_transaction(Relation records, TupleTableSlot* slot) {
+    return !IsolationUsesXactSnapshot() ||
+           table_tuple_satisfies_snapshot(records, slot, GetTransactionSnapshot());
+}
+
+core::Presence presence(const DigestScan& scan) {
+    if (TransactionIdIsValid(scan.inserting())) return core::Presence::inserting;
+    if (written_here(scan.slot())) return core::Presence::own;
+    if (TransactionIdIsValid(scan.deleting())) return core::Presence::deleting;
+    return core::Presence::committed;
+}
+
+Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& record) {
+    Row<columns> row;
+    row.set(column_digest, UUIDPGetDatum(digest));
+    row.set_time(column_created, record.created);
+    row.set_time(column_expires, record.expires);
+    row.set_int(column_scope, name.scope_id);
+    row.set_int(column_attempt, record.attempt);
+    row.set_int(column_status, record.status);
+    row.set(column_state, CharGetDatum(static_cast<char>(record.state)));
+    row.set_text(column_tenant, name.tenant);
+    row.set_text(column_key, name.key);
+    row.set_pointer(column_fingerprint, record.fingerprint);
+    row.set_pointer(column_headers, record.headers);
+    row.set_pointer(column_response, record.response);
+    row.set_pointer(column_body, record.body);
+    row.set_pointer(column_error, record.error);
+    return row;
+}
+
+// The unique index holds the same key in another row. Waits for whoever is at work on it, as a
+// unique index does; returns once ours is the only one, raises 40001 when a live one is there.
+void settle_duplicate(Relation records, const pg_uuid_t* digest, ItemPointer ours) {
+    for (;;) {
+        TransactionId working = InvalidTransactionId;
+        ItemPointerData theirs;
+        bool other = false;
+        DigestScan scan(records, digest);
+        while (!other && scan.next()) {
+            other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
+            if (!other) continue;
+            theirs = scan.slot()->tts_tid;
+            working = TransactionIdIsValid(scan.inserting()) ? scan.inserting() : scan.deleting();
+        }
+        scan.end();
+        if (!other) return;
+        if (!TransactionIdIsValid(working))
+            report::serialization_failure("The key was completed past the claim that held it.");
+        XactLockTableWait(working, records, &theirs, XLTW_InsertIndex);
+    }
+}
+
+// Puts the row in the place of an expired one. False when that has gone meanwhile.
+bool replace(Relation records, const KeyName& name, TupleTableSlot* slot) {
+    Found old = probe(records, name);
+    if (old.presence != core::Presence::committed && old.presence != core::Presence::deleting)
+        return false;
+    if (old.record.expires > GetCurrentTimestamp())
+        report::serialization_failure("The key was completed past the claim that held it.");
+    bool new_entries = false;
+    switch (compat::update_row(records, &old.tid, slot, compat::Waiting::yes, new_entries)) {
+        case TM_Ok:
+            break;
+        case TM_Deleted:
+            return false;  // by the purger, most likely
+        default:
+            report::serialization_failure("The key's expired record was changed concurrently.");
+    }
+    if (new_entries) add_index_entries(records, slot, false);
+    return true;
+}
+
+}  // namespace
+
+Relation open_records(LOCKMODE mode) {
+    return open_table(Table::record, mode);
+}
+
+TimestampTz record_expires(TupleTableSlot* slot) {
+    bool null;
+    return DatumGetTimestampTz(column(slot, column_expires, null));
+}
+
+Found probe(Relation records, const KeyName& name) {
+    Found found;
+    const pg_uuid_t digest = uuid_of(name.digest);
+    DigestScan scan(records, &digest);
+    if (scan.next()) {
+        TupleTableSlot* slot = scan.slot();
+        if (!is_record_of(slot, name)) report::digest_collision();
+        found.presence = presence(scan);
+        found.working = TransactionIdIsValid(scan.inserting()) ? scan.inserting() : scan.deleting();
+        found.tid = slot->tts_tid;
+        if (found.presence != core::Presence::inserting) {
+            found.in_snapshot = visible_to_transaction(records, slot);
+            found.record = read_record(slot);
+        }
+    }
+    scan.end();
+    return found;
+}
+
+void write_record(Relation records, const KeyName& name, const Record& record, bool over_expired) {
+    const pg_uuid_t digest = uuid_of(name.digest);
+    const Row<columns> row = row_of(name, &digest, record);
+    TupleTableSlot* slot = new_row(records, row.values(), row.nulls());
+    const bool replaced = over_expired && replace(records, name, slot);
+    if (!replaced && insert_row(records, slot, true))
+        settle_duplicate(records, &digest, &slot->tts_tid);
+    ExecDropSingleTupleTableSlot(slot);
+    CommandCounterIncrement();
+}
+
+}  // namespace idem::pg

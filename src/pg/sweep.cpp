@@ -1,0 +1,108 @@
+#include "pg/sweep.hpp"
+
+#include "pg/compat.hpp"
+#include "pg/store.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+// How many blocks a scan covers before the hand is looked at again.
+constexpr BlockNumber stretch = 128;
+
+struct Sweep {
+    Relation records;
+    TimestampTz now;
+    std::int64_t left;
+    std::int64_t deleted;
+};
+
+// What ItemPointerSet() does, without its narrowing conversions.
+ItemPointerData place(BlockNumber block, OffsetNumber offset) {
+    return {{static_cast<uint16>(block >> 16), static_cast<uint16>(block & 0xffff)}, offset};
+}
+
+void purge(Sweep& sweep, TupleTableSlot* slot) {
+    TM_FailureData failure;
+    const TM_Result result =
+        table_tuple_delete(sweep.records, &slot->tts_tid, GetCurrentCommandId(true), SnapshotSelf,
+                           InvalidSnapshot, false, &failure, false);
+    if (result != TM_Ok) return;  // somebody is at it; the next round will see
+    ++sweep.deleted;
+    --sweep.left;
+}
+
+// Returns the block at which to go on: the one after the stretch, or where the allowance ran out.
+BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber end) {
+    ItemPointerData low = place(first, FirstOffsetNumber);
+    ItemPointerData high = place(end - 1, MaxOffsetNumber);
+    TupleTableSlot* slot = table_slot_create(sweep.records, nullptr);
+    TableScanDesc scan = table_beginscan_tidrange(sweep.records, SnapshotSelf, &low, &high);
+    BlockNumber next = end;
+    while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot)) {
+        CHECK_FOR_INTERRUPTS();
+        if (sweep.left == 0) {
+            next = ItemPointerGetBlockNumber(&slot->tts_tid);
+            break;
+        }
+        if (record_expires(slot) <= sweep.now) purge(sweep, slot);
+    }
+    table_endscan(scan);
+    ExecDropSingleTupleTableSlot(slot);
+    return next;
+}
+
+// The hand's row; a missing one (somebody deleted it) reads as 0 and is not written back.
+struct Hand {
+    Relation table;
+    BlockNumber block;
+    ItemPointerData tid;
+};
+
+Hand take_hand() {
+    Hand hand{open_table(Table::sweep, RowExclusiveLock), 0, {}};
+    TableScanDesc scan = table_beginscan(hand.table, SnapshotSelf, 0, nullptr);
+    TupleTableSlot* slot = table_slot_create(hand.table, nullptr);
+    if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+        bool null;
+        hand.block = static_cast<BlockNumber>(DatumGetInt64(slot_getattr(slot, 1, &null)));
+        hand.tid = slot->tts_tid;
+    }
+    ExecDropSingleTupleTableSlot(slot);
+    table_endscan(scan);
+    return hand;
+}
+
+// Without waiting: where a concurrent purge has left the hand is as good a place as ours.
+void put_hand(Hand& hand, BlockNumber block) {
+    if (block != hand.block && ItemPointerIsValid(&hand.tid)) {
+        const Datum value = Int64GetDatum(block);
+        const bool null = false;
+        TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
+        bool new_entries;
+        (void)compat::update_row(hand.table, &hand.tid, slot, compat::Waiting::no, new_entries);
+        ExecDropSingleTupleTableSlot(slot);
+    }
+    table_close(hand.table, NoLock);
+}
+
+}  // namespace
+
+std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records) {
+    Sweep sweep{open_records(RowExclusiveLock), now, max_records, 0};
+    const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
+    Hand hand = take_hand();
+    BlockNumber at = blocks == 0 ? 0 : hand.block % blocks;
+    for (BlockNumber visited = 0; visited < blocks && sweep.left > 0;) {
+        const BlockNumber size = std::min({stretch, blocks - at, blocks - visited});
+        const BlockNumber next = sweep_stretch(sweep, at, at + size);
+        visited += next - at;
+        at = next == blocks ? 0 : next;
+    }
+    put_hand(hand, at);
+    table_close(sweep.records, NoLock);
+    CommandCounterIncrement();
+    return sweep.deleted;
+}
+
+}  // namespace idem::pg

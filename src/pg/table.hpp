@@ -1,0 +1,37 @@
+// idem's own tables: finding them, and writing rows without SPI.
+//
+// Without SPI there is no plan to go stale, no row security to pass and no role to switch to; who
+// may do what is checked before. Found OIDs are kept per backend until the relation cache says that
+// the table is gone. Every index that the relation has at that moment is maintained, by the
+// executor's own code.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace idem::pg {
+
+enum class Table { record, scope, secret, sweep };
+inline constexpr std::size_t table_count = 4;
+
+// Opens the table, or raises 55000 when the extension is not installed in this database.
+Relation open_table(Table table, LOCKMODE mode);
+
+// The table's OID if it was found before, for comparing with an invalidation; never looks it up.
+Oid known_oid(Table table);
+
+// Registers the invalidation of the cached OIDs.
+void init_tables();
+
+// Inserts the virtual tuple in the slot, and its index entries. True when a unique index holds, or
+// may come to hold, the same key: only with tolerate_duplicates, otherwise that raises 23505.
+bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
+
+// Adds index entries for a tuple that is already in the heap; the result as for insert_row().
+bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
+
+// Puts the values into a new slot of the relation; columns beyond them are NULL. Drop it with
+// ExecDropSingleTupleTableSlot().
+TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
+                        std::span<const bool> nulls);
+
+}  // namespace idem::pg
