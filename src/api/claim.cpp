@@ -6,6 +6,7 @@
 #include "api/arguments.hpp"
 #include "core/duration.hpp"
 #include "pg/duration.hpp"
+#include "pg/entropy.hpp"
 #include "pg/guc.hpp"
 #include "pg/key_lock.hpp"
 #include "pg/open_claims.hpp"
@@ -145,15 +146,9 @@ struct Look {
     TimestampTz now;
 };
 
-core::Token new_token(const core::Digest& digest) {
-    core::Token token{digest, first_attempt, 0};
-    if (!pg_strong_random(&token.random, sizeof token.random)) report::crypto_failure();
-    return token;
-}
-
 Result claimed(const Call& call, const Look& seen) {
     pg::Claim claim{};
-    claim.token = new_token(call.name.digest);
+    claim.token = {call.name.digest, first_attempt, pg::random_bits()};
     claim.replaces_expired = seen.found.presence != core::Presence::absent;
     claim.scope_id = call.scope->id;
     claim.scope_name = call.scope->name;

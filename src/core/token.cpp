@@ -53,13 +53,13 @@ bool decode(std::string_view text, Token& out) noexcept {
     std::array<unsigned char, Padded{}.size() / 4 * 3> decoded{};
     if (EVP_DecodeBlock(decoded.data(), base64.data(), static_cast<int>(base64.size())) < 0)
         return false;
+    if (decoded.back() != 0) return false;  // the last character has two bits to spare
     const Bytes raw = std::as_bytes(std::span(decoded)).first(token_bytes);
     if (std::to_integer<std::uint8_t>(raw[0]) != token_version) return false;
     std::copy_n(raw.begin() + 1, out.digest.size(), out.digest.begin());
     out.attempt = static_cast<std::uint32_t>(from_big_endian(raw.subspan(17, 4)));
     out.random = from_big_endian(raw.subspan(21, 8));
-    const TokenText canonical = encode(out);  // the last character has two bits to spare
-    return std::equal(text.begin(), text.end(), canonical.begin());
+    return true;
 }
 
 }  // namespace idem::core

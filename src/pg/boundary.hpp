@@ -76,19 +76,20 @@ class Row {
     std::span<const Datum> values() const { return values_; }
     std::span<const bool> nulls() const { return nulls_; }
 
-    // As the composite value that the called function returns.
+    // As the composite value that the called function returns: an expanded record, which PL/pgSQL
+    // takes over as its variable without forming and taking apart a tuple.
     Datum as_result_of(FunctionCallInfo fcinfo) {
-        TupleDesc descriptor = lookup_rowtype_tupdesc(get_func_rettype(fcinfo->flinfo->fn_oid), -1);
-        if (descriptor->natts != Columns)
-            ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                            errmsg("library and SQL objects of extension \"idem\" do not match"),
-                            errdetail("A result type has %d columns instead of %d.",
-                                      descriptor->natts, Columns),
-                            errhint("Run ALTER EXTENSION idem UPDATE.")));
-        const Datum result =
-            HeapTupleGetDatum(heap_form_tuple(descriptor, values_.data(), nulls_.data()));
-        ReleaseTupleDesc(descriptor);
-        return result;
+        ExpandedRecordHeader* record = make_expanded_record_from_typeid(
+            get_func_rettype(fcinfo->flinfo->fn_oid), -1, CurrentMemoryContext);
+        const int natts = expanded_record_get_tupdesc(record)->natts;
+        if (natts != Columns)
+            ereport(ERROR,
+                    (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                     errmsg("library and SQL objects of extension \"idem\" do not match"),
+                     errdetail("A result type has %d columns instead of %d.", natts, Columns),
+                     errhint("Run ALTER EXTENSION idem UPDATE.")));
+        expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
+        return EOHPGetRWDatum(&record->hdr);
     }
 
   private:

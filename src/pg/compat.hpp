@@ -53,13 +53,11 @@ inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* 
     return result;
 }
 
-// With conflict set, uniqueness is only noticed (UNIQUE_CHECK_PARTIAL); without, it is enforced.
-inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
-                                 bool* conflict) {
+inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate) {
 #if PG_VERSION_NUM >= 160000
-    ExecInsertIndexTuples(target, slot, estate, false, conflict != nullptr, conflict, NIL, false);
+    ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL, false);
 #else
-    ExecInsertIndexTuples(target, slot, estate, false, conflict != nullptr, conflict, NIL);
+    ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL);
 #endif
 }
 

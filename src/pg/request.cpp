@@ -9,31 +9,33 @@
 namespace idem::pg {
 namespace {
 
-// Fingerprints do not depend on the database's encoding. Free of charge in a UTF-8 database.
-std::string_view utf8(const JsonbValue& string) {
+using Writer = core::Canonical<core::FingerprintSink>;
+
+// Hands the string on in UTF-8, because fingerprints do not depend on the database's encoding. Free
+// of charge in a UTF-8 database.
+template <class Use>
+void with_utf8(const JsonbValue& string, Use use) {
     const char* bytes = string.val.string.val;
     const int length = string.val.string.len;
-    const char* converted = pg_server_to_any(bytes, length, PG_UTF8);
-    const std::size_t size =
-        converted == bytes ? static_cast<std::size_t>(length) : strlen(converted);
-    return {converted, size};
+    char* converted = pg_server_to_any(bytes, length, PG_UTF8);
+    if (converted == bytes) return use({bytes, static_cast<std::size_t>(length)});
+    use({converted, strlen(converted)});
+    pfree(converted);
 }
 
 // numeric_send() is the one public view of a numeric's digits: count, weight, sign and scale, then
 // the digits, all 16 bits and big-endian. It takes time and room by the digits that are there, not
 // by the zeros that 1e100000 would print.
-core::Decimal decimal(Numeric number) {
+void write_number(Writer& writer, Numeric number) {
     constexpr std::size_t header = 8;
     constexpr std::uint64_t negative = 0x4000;
-    const bytea* sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
-    const core::Bytes bytes(reinterpret_cast<const std::byte*>(VARDATA_ANY(sent)),
-                            static_cast<std::size_t>(VARSIZE_ANY_EXHDR(sent)));
-    return {core::from_big_endian(bytes.subspan(4, 2)) == negative,
-            static_cast<std::int16_t>(core::from_big_endian(bytes.subspan(2, 2))),
-            bytes.subspan(header)};
+    bytea* sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
+    const core::Bytes bytes = core::as_bytes(view_of(sent));
+    writer.number({core::from_big_endian(bytes.subspan(4, 2)) == negative,
+                   static_cast<std::int16_t>(core::from_big_endian(bytes.subspan(2, 2))),
+                   bytes.subspan(header)});
+    pfree(sent);
 }
-
-using Writer = core::Canonical<core::FingerprintSink>;
 
 void write_scalar(Writer& writer, const JsonbValue& value) {
     switch (value.type) {
@@ -42,9 +44,9 @@ void write_scalar(Writer& writer, const JsonbValue& value) {
         case jbvBool:
             return writer.boolean(value.val.boolean);
         case jbvString:
-            return writer.string(utf8(value));
+            return with_utf8(value, [&](std::string_view text) { writer.string(text); });
         case jbvNumeric:
-            return writer.number(decimal(value.val.numeric));
+            return write_number(writer, value.val.numeric);
         default:
             elog(ERROR, "unexpected jsonb value type %d", static_cast<int>(value.type));
     }
@@ -81,8 +83,10 @@ void walk(Writer& writer, Jsonb* request, const Scope& scope) {
                 writer.end_object();
                 break;
             case WJB_KEY:
-                left_out = skip_nested = filter.excludes(utf8(value));
-                if (!left_out) writer.member(utf8(value));
+                with_utf8(value, [&](std::string_view name) {
+                    left_out = skip_nested = filter.excludes(name);
+                    if (!left_out) writer.member(name);
+                });
                 break;
             default:
                 write_scalar(writer, value);
@@ -91,7 +95,6 @@ void walk(Writer& writer, Jsonb* request, const Scope& scope) {
     }
 }
 
-// The walk leaves its litter (numbers, conversions) in a context of its own.
 core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Secret& secret,
                               std::uint32_t secret_id) {
     core::FingerprintSink sink;
@@ -99,12 +102,7 @@ core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Se
     core::Fingerprint result;
     if (!sink.begin(secret, secret_id)) report::crypto_failure();
     Writer writer(sink);
-    MemoryContext litter =
-        AllocSetContextCreate(CurrentMemoryContext, "idem request", ALLOCSET_SMALL_SIZES);
-    MemoryContext before = MemoryContextSwitchTo(litter);
     walk(writer, request, scope);
-    MemoryContextSwitchTo(before);
-    MemoryContextDelete(litter);
     if (!sink.finish(result)) report::crypto_failure();
     return result;
 }

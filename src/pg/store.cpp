@@ -37,7 +37,7 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
 class DigestScan {
   public:
     DigestScan(Relation records, const pg_uuid_t* digest) {
-        index_ = index_open(compat::primary_key_of(records), AccessShareLock);
+        index_ = index_open(compat::primary_key_of(records), RowExclusiveLock);
         InitDirtySnapshot(dirty_);
         slot_ = table_slot_create(records, nullptr);
         scan_ = compat::begin_index_scan(records, index_, &dirty_, 1);
@@ -52,7 +52,7 @@ class DigestScan {
     void end() {
         index_endscan(scan_);
         ExecDropSingleTupleTableSlot(slot_);
-        index_close(index_, AccessShareLock);
+        index_close(index_, NoLock);
     }
 
   private:

@@ -26,6 +26,42 @@ Oid find_table(const char* name) {
     return oid;
 }
 
+// Nothing to evaluate: the entry is made of the row's columns.
+bool is_plain(const IndexInfo* info) {
+    return info->ii_Expressions == NIL && info->ii_Predicate == NIL &&
+           info->ii_ExclusionOps == nullptr;
+}
+
+// False when a unique index holds, or may come to hold, the same key.
+bool add_plain_entry(Relation relation, Relation index, IndexInfo* info, TupleTableSlot* slot,
+                     bool tolerate_duplicates) {
+    Datum values[INDEX_MAX_KEYS];
+    bool nulls[INDEX_MAX_KEYS];
+    FormIndexDatum(info, slot, nullptr, values, nulls);
+    const bool unique = index->rd_index->indisunique;
+    const IndexUniqueCheck check = !unique               ? UNIQUE_CHECK_NO
+                                   : tolerate_duplicates ? UNIQUE_CHECK_PARTIAL
+                                                         : UNIQUE_CHECK_YES;
+    const bool is_unique =
+        index_insert(index, values, nulls, &slot->tts_tid, relation, check, false, info);
+    return is_unique || check != UNIQUE_CHECK_PARTIAL;
+}
+
+// idem's own indexes are all plain; one with expressions or a predicate is the superuser's
+// addition, and the executor knows how to fill it.
+void add_computed_entries(Relation relation, TupleTableSlot* slot) {
+    EState* estate = CreateExecutorState();
+    ResultRelInfo* target = makeNode(ResultRelInfo);
+    InitResultRelInfo(target, relation, 0, nullptr, 0);
+    ExecOpenIndices(target, false);
+    for (int i = 0; i < target->ri_NumIndices; ++i)
+        if (is_plain(target->ri_IndexRelationInfo[i]))
+            target->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // already has its entry
+    compat::insert_index_entries(target, slot, estate);
+    ExecCloseIndices(target);
+    FreeExecutorState(estate);
+}
+
 }  // namespace
 
 void init_tables() {
@@ -43,15 +79,21 @@ Relation open_table(Table table, LOCKMODE mode) {
 }
 
 bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {
-    bool conflict = false;
-    EState* estate = CreateExecutorState();
-    ResultRelInfo* target = makeNode(ResultRelInfo);
-    InitResultRelInfo(target, relation, 0, nullptr, 0);
-    ExecOpenIndices(target, false);
-    compat::insert_index_entries(target, slot, estate, tolerate_duplicates ? &conflict : nullptr);
-    ExecCloseIndices(target);
-    FreeExecutorState(estate);
-    return conflict;
+    bool duplicate = false;
+    bool all_plain = true;
+    List* indexes = RelationGetIndexList(relation);
+    for (int i = 0; i < list_length(indexes); ++i) {
+        Relation index = index_open(list_nth_oid(indexes, i), RowExclusiveLock);
+        IndexInfo* info = BuildIndexInfo(index);
+        if (!is_plain(info))
+            all_plain = false;
+        else if (info->ii_ReadyForInserts)
+            duplicate |= !add_plain_entry(relation, index, info, slot, tolerate_duplicates);
+        index_close(index, NoLock);
+    }
+    list_free(indexes);
+    if (!all_plain) add_computed_entries(relation, slot);
+    return duplicate;
 }
 
 bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {

@@ -2,8 +2,8 @@
 //
 // Without SPI there is no plan to go stale, no row security to pass and no role to switch to; who
 // may do what is checked before. Found OIDs are kept per backend until the relation cache says that
-// the table is gone. Every index that the relation has at that moment is maintained, by the
-// executor's own code.
+// the table is gone. Every index that the relation has at that moment is maintained, whoever made
+// it; OIDs of indexes are never kept.
 #pragma once
 
 #include "pg/server.hpp"
