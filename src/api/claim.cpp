@@ -2,7 +2,7 @@
 //
 // Nothing is written here. The key lock is taken without waiting, the index is probed once, and the
 // core's table says what that means. Locking: the key lock, kept when claimed, freed in the same
-// call otherwise; then the record table, RowExclusive to the transaction's end.
+// call otherwise; the record table after it.
 #include "api/arguments.hpp"
 #include "core/duration.hpp"
 #include "pg/duration.hpp"
@@ -184,10 +184,10 @@ Verdict judge(const Call& call, const pg::Found& found, TimestampTz now) {
 }
 
 // Read the clock after the probe, the probe after the lock: so no decision is older than the lock.
-Look look(const Call& call) {
-    Relation records = pg::open_records(RowExclusiveLock);
+Look look(const Call& call, bool locked) {
+    const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
     const pg::Found found = pg::probe(records, call.name);
-    table_close(records, NoLock);
+    records.close();
     const TimestampTz now = GetCurrentTimestamp();
     return {judge(call, found, now), found, now};
 }
@@ -216,7 +216,7 @@ Result run(const Call& call) {
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
     for (;;) {
-        const Look seen = look(call);
+        const Look seen = look(call, locked);
         const bool unbound = seen.verdict == Verdict::claim;
         if (!unbound && seen.verdict != Verdict::in_flight) {
             if (locked) lock.release();

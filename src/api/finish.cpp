@@ -29,9 +29,9 @@ void finish(FunctionCallInfo fcinfo, pg::Claim& claim, core::State state, Jsonb*
         .body = pg::bytea_arg(fcinfo, arg_body),
         .error = error,
     };
-    Relation records = pg::open_records(RowExclusiveLock);
+    const pg::Records records = pg::Records::to_write();
     pg::write_record(records, name, record, claim.replaces_expired);
-    table_close(records, NoLock);
+    records.close();
     pg::close_claim(claim, pg::Phase::finished);
 }
 

@@ -86,9 +86,9 @@ Result run(const pg::KeyName& name) {
     if (mine != nullptr && mine->phase == pg::Phase::open)
         return in_progress(MyProcPid, mine->created);
 
-    Relation records = pg::open_records(AccessShareLock);
+    const pg::Records records = pg::Records::to_read();
     const pg::Found found = pg::probe(records, name);
-    table_close(records, AccessShareLock);
+    records.close();
     if (binds(found)) return finished(found.record);
     if (RecoveryInProgress()) return absent();
 

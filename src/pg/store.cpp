@@ -36,11 +36,11 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
 // it.
 class DigestScan {
   public:
-    DigestScan(Relation records, const pg_uuid_t* digest) {
-        index_ = index_open(compat::primary_key_of(records), RowExclusiveLock);
+    DigestScan(const Records& records, const pg_uuid_t* digest) : records_(records) {
+        index_ = records.open_index();
         InitDirtySnapshot(dirty_);
-        slot_ = table_slot_create(records, nullptr);
-        scan_ = compat::begin_index_scan(records, index_, &dirty_, 1);
+        slot_ = table_slot_create(records.table(), nullptr);
+        scan_ = compat::begin_index_scan(records.table(), index_, &dirty_, 1);
         ScanKeyData key;
         ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(digest));
         index_rescan(scan_, &key, 1, nullptr, 0);
@@ -52,10 +52,11 @@ class DigestScan {
     void end() {
         index_endscan(scan_);
         ExecDropSingleTupleTableSlot(slot_);
-        index_close(index_, NoLock);
+        records_.close_index(index_);
     }
 
   private:
+    const Records& records_;
     Relation index_;
     IndexScanDesc scan_;
     TupleTableSlot* slot_;
@@ -109,9 +110,9 @@ bool written_here(TupleTableSlot* slot) {
     return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
 }
 
-bool visible_to_transaction(Relation records, TupleTableSlot* slot) {
+bool visible_to_transaction(const Records& records, TupleTableSlot* slot) {
     return !IsolationUsesXactSnapshot() ||
-           table_tuple_satisfies_snapshot(records, slot, GetTransactionSnapshot());
+           table_tuple_satisfies_snapshot(records.table(), slot, GetTransactionSnapshot());
 }
 
 core::Presence presence(const DigestScan& scan) {
@@ -142,7 +143,7 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
 
 // The unique index holds the same key in another row. Waits for whoever is at work on it, as a
 // unique index does; returns once ours is the only one, raises 40001 when a live one is there.
-void settle_duplicate(Relation records, const pg_uuid_t* digest, ItemPointer ours) {
+void settle_duplicate(const Records& records, const pg_uuid_t* digest, ItemPointer ours) {
     for (;;) {
         TransactionId working = InvalidTransactionId;
         ItemPointerData theirs;
@@ -158,19 +159,20 @@ void settle_duplicate(Relation records, const pg_uuid_t* digest, ItemPointer our
         if (!other) return;
         if (!TransactionIdIsValid(working))
             report::serialization_failure("The key was completed past the claim that held it.");
-        XactLockTableWait(working, records, &theirs, XLTW_InsertIndex);
+        XactLockTableWait(working, records.table(), &theirs, XLTW_InsertIndex);
     }
 }
 
 // Puts the row in the place of an expired one. False when that has gone meanwhile.
-bool replace(Relation records, const KeyName& name, TupleTableSlot* slot) {
+bool replace(const Records& records, const KeyName& name, TupleTableSlot* slot) {
     Found old = probe(records, name);
     if (old.presence != core::Presence::committed && old.presence != core::Presence::deleting)
         return false;
     if (old.record.expires > GetCurrentTimestamp())
         report::serialization_failure("The key was completed past the claim that held it.");
     bool new_entries = false;
-    switch (compat::update_row(records, &old.tid, slot, compat::Waiting::yes, new_entries)) {
+    switch (
+        compat::update_row(records.table(), &old.tid, slot, compat::Waiting::yes, new_entries)) {
         case TM_Ok:
             break;
         case TM_Deleted:
@@ -178,14 +180,17 @@ bool replace(Relation records, const KeyName& name, TupleTableSlot* slot) {
         default:
             report::serialization_failure("The key's expired record was changed concurrently.");
     }
-    if (new_entries) add_index_entries(records, slot, false);
+    if (new_entries) add_index_entries(records.table(), slot, false);
     return true;
 }
 
 }  // namespace
 
-Relation open_records(LOCKMODE mode) {
-    return open_table(Table::record, mode);
+Records::Records(LOCKMODE mode, LOCKMODE release)
+    : table_(open_table(Table::record, mode)), mode_(mode), release_(release) {}
+
+Relation Records::open_index() const {
+    return index_open(compat::primary_key_of(table_), mode_);
 }
 
 TimestampTz record_expires(TupleTableSlot* slot) {
@@ -193,7 +198,7 @@ TimestampTz record_expires(TupleTableSlot* slot) {
     return DatumGetTimestampTz(column(slot, column_expires, null));
 }
 
-Found probe(Relation records, const KeyName& name) {
+Found probe(const Records& records, const KeyName& name) {
     Found found;
     const pg_uuid_t digest = uuid_of(name.digest);
     DigestScan scan(records, &digest);
@@ -212,12 +217,13 @@ Found probe(Relation records, const KeyName& name) {
     return found;
 }
 
-void write_record(Relation records, const KeyName& name, const Record& record, bool over_expired) {
+void write_record(const Records& records, const KeyName& name, const Record& record,
+                  bool over_expired) {
     const pg_uuid_t digest = uuid_of(name.digest);
     const Row<columns> row = row_of(name, &digest, record);
-    TupleTableSlot* slot = new_row(records, row.values(), row.nulls());
+    TupleTableSlot* slot = new_row(records.table(), row.values(), row.nulls());
     const bool replaced = over_expired && replace(records, name, slot);
-    if (!replaced && insert_row(records, slot, true))
+    if (!replaced && insert_row(records.table(), slot, true))
         settle_duplicate(records, &digest, &slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();

@@ -6,8 +6,9 @@
 // granted, so that it sees the winner; the lock is only the fast path, and a row that slipped past
 // it (owner's DML, COPY, logical replication) is caught by the unique index when we write.
 //
-// The table is opened after the key lock, never before, and stays locked (RowExclusive) until the
-// transaction ends, so that concurrent index builds wait for us.
+// Whoever holds the key lock locks table and index RowExclusive until the transaction ends, so that
+// index builds wait for him. Whoever has yet to wait for it reads under AccessShare and keeps
+// nothing: otherwise a waiter, the holder and an ALTER TABLE could wait for each other.
 #pragma once
 
 #include "core/decision.hpp"
@@ -46,16 +47,34 @@ struct Found {
     Record record{};  // valid unless absent or inserting; copied, palloc'd
 };
 
-Relation open_records(LOCKMODE mode);
+// The opened table. Trivial: an error closes it as it closes everything.
+class Records {
+  public:
+    static Records to_read() { return {AccessShareLock, AccessShareLock}; }
+    static Records to_write() { return {RowExclusiveLock, NoLock}; }
+    void close() const { table_close(table_, release_); }
+
+    Relation table() const { return table_; }
+    Relation open_index() const;
+    void close_index(Relation index) const { index_close(index, release_); }
+
+  private:
+    Records(LOCKMODE mode, LOCKMODE release);
+
+    Relation table_;
+    LOCKMODE mode_;
+    LOCKMODE release_;
+};
 
 // The end of life of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
 
 // Raises 54000 when the digest is taken by a record of another identity.
-Found probe(Relation records, const KeyName& name);
+Found probe(const Records& records, const KeyName& name);
 
 // Writes the one row of a finished operation. over_expired: an expired row may stand in its place.
 // Raises 40001 when a live row that is not ours turns out to hold the key.
-void write_record(Relation records, const KeyName& name, const Record& record, bool over_expired);
+void write_record(const Records& records, const KeyName& name, const Record& record,
+                  bool over_expired);
 
 }  // namespace idem::pg

@@ -89,7 +89,7 @@ void put_hand(Hand& hand, BlockNumber block) {
 }  // namespace
 
 std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records) {
-    Sweep sweep{open_records(RowExclusiveLock), now, max_records, 0};
+    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, max_records, 0};
     const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
     Hand hand = take_hand();
     BlockNumber at = blocks == 0 ? 0 : hand.block % blocks;
