@@ -1,0 +1,44 @@
+// The shape of keys, and the time inside some of them.
+#include "core/key.hpp"
+
+#include <string>
+
+#include "support.hpp"
+
+using namespace idem::core;
+
+TEST(KeyShape, LengthDecides) {
+    EXPECT_EQ(key_shape(""), KeyShape::empty);
+    EXPECT_EQ(key_shape("k"), KeyShape::good);
+    EXPECT_EQ(key_shape(std::string(255, 'k')), KeyShape::good);
+    EXPECT_EQ(key_shape(std::string(256, 'k')), KeyShape::too_long);
+}
+
+TEST(EmbeddedTime, OfUuidVersion7) {
+    EXPECT_EQ(embedded_time("0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d"), 0x0190b8f38c5eU);
+    EXPECT_EQ(embedded_time("0190B8F3-8C5E-7D2A-9B1C-4F5E6A7B8C9D"), 0x0190b8f38c5eU);
+    EXPECT_EQ(embedded_time("ffffffff-ffff-7fff-bfff-ffffffffffff"), 0xffffffffffffU);
+}
+
+TEST(EmbeddedTime, OfUlid) {
+    EXPECT_EQ(embedded_time("01J2WF7330Q8XYZABCDEFGHJKM"), 1721089887328U);
+    EXPECT_EQ(embedded_time("01j2wf7330q8xyzabcdefghjkm"), 1721089887328U);
+    EXPECT_EQ(embedded_time("7ZZZZZZZZZZZZZZZZZZZZZZZZZ"), 0xffffffffffffU);
+}
+
+TEST(EmbeddedTime, NotOfAnythingElse) {
+    for (const char* key : {
+             "", "order-4711",
+             "0190b8f3-8c5e-4d2a-9b1c-4f5e6a7b8c9d",   // version 4
+             "0190b8f3-8c5e-7d2a-1b1c-4f5e6a7b8c9d",   // not the RFC's variant
+             "0190b8f3-8c5e-7d2a-cb1c-4f5e6a7b8c9d",   // nor this
+             "0190b8f38c5e7d2a9b1c4f5e6a7b8c9d",       // no hyphens
+             "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9g",   // not hexadecimal
+             "0190b8f3+8c5e-7d2a-9b1c-4f5e6a7b8c9d",   // not a hyphen
+             "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d0",  // too long
+             "81J2WF7330Q8XYZABCDEFGHJKM",             // more than 128 bits
+             "01J2WF7330Q8XYZABCDEFGHJKU",             // U is no digit
+             "01J2WF7330Q8XYZABCDEFGHJK",              // too short
+         })
+        EXPECT_EQ(embedded_time(key), std::nullopt) << key;
+}

@@ -1,0 +1,57 @@
+// Tokens: what encode() makes is read back, and nothing else is.
+#include "core/token.hpp"
+
+#include "support.hpp"
+
+using namespace idem::core;
+using idem::test::counting;
+
+namespace {
+
+const Token sample{counting<Digest>(0xf0), 0x01020304, 0xfedcba9876543210};
+
+std::string text_of(const Token& token) {
+    const TokenText text = encode(token);
+    return {text.data(), text.size()};
+}
+
+}  // namespace
+
+TEST(Token, RoundTrip) {
+    Token out{};
+    for (const Token& token : {sample, Token{}, Token{counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
+        const std::string text = text_of(token);
+        EXPECT_EQ(text.size(), 39U);
+        EXPECT_EQ(text.find_first_of("+/="), std::string::npos);
+        ASSERT_TRUE(decode(text, out));
+        EXPECT_EQ(out, token);
+    }
+}
+
+TEST(Token, IsBase64UrlOfItsParts) {
+    // printf '01f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff01020304fedcba9876543210' | xxd -r -p | base64
+    EXPECT_EQ(text_of(sample), "AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA");
+}
+
+TEST(Token, EveryOtherTextIsRefusedOrAnotherToken) {
+    const std::string good = text_of(sample);
+    for (std::size_t i = 0; i < good.size(); ++i)
+        for (int c = 0; c < 256; ++c) {
+            std::string text = good;
+            text[i] = static_cast<char>(c);
+            Token out{};
+            if (text != good && decode(text, out)) {
+                EXPECT_NE(out, sample) << text;
+                EXPECT_EQ(text_of(out), text);
+            }
+        }
+}
+
+TEST(Token, WrongShapesAreRefused) {
+    Token out{};
+    const std::string good = text_of(sample);
+    for (const std::string& text :
+         {std::string(), good.substr(1), good + "A", good + "=", std::string(39, '\0'),
+          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* version */})
+        EXPECT_FALSE(decode(text, out)) << text;
+}
