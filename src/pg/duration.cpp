@@ -10,7 +10,7 @@ std::int64_t duration(const char* name, const Interval& interval) {
     const auto usecs = compat::is_finite(interval)
                            ? core::fixed_duration(interval.month, interval.day, interval.time)
                            : std::nullopt;
-    if (!usecs) report::invalid_argument(name, "It must be finite, and at most 1000 years.");
+    if (!usecs) report::invalid_argument(name, "It must be finite, and at most 365000 days.");
     return *usecs;
 }
 

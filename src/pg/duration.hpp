@@ -5,7 +5,7 @@
 
 namespace idem::pg {
 
-// Raises 22023 unless the interval is finite and of at most a thousand years. name is the
+// Raises 22023 unless the interval is finite and of at most 365000 days. name is the
 // argument's, for the message.
 std::int64_t duration(const char* name, const Interval& interval);
 std::int64_t positive_duration(const char* name, const Interval& interval);

@@ -115,8 +115,7 @@ Claim& open_claim(std::optional<std::string_view> text) {
     Claim* claim = find_claim(token.digest);
     if (claim == nullptr || claim->token != token)
         report::not_claimed(
-            "It belongs to another transaction, or was claimed since a savepoint that was rolled "
-            "back to.");
+            "It belongs to another transaction, or to a claim that was released or rolled back.");
     if (claim->phase != Phase::open) report::not_claimed("The claim is already finished.");
     return *claim;
 }

@@ -25,8 +25,8 @@ constinit MemoryContext cache_context = nullptr;
 constinit HTAB* cache = nullptr;
 constinit bool valid = false;
 
-void forget_scopes(Datum, Oid relation) {
-    if (relation == InvalidOid || relation == known_oid(Table::scope)) valid = false;
+void forget_scopes() {
+    valid = false;
 }
 
 // Only here, at the start of a lookup, is an outdated cache freed: an invalidation may arrive while
@@ -103,7 +103,7 @@ bool scan_for(std::string_view name, Use use) {
 }  // namespace
 
 void init_scopes() {
-    CacheRegisterRelcacheCallback(forget_scopes, 0);
+    on_invalidation(Table::scope, forget_scopes);
 }
 
 const Scope* find_scope(std::string_view name) {

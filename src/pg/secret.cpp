@@ -15,8 +15,8 @@ constexpr std::int32_t first_fingerprint_id = 1;
 constinit Secrets cache{};
 constinit bool cached = false;
 
-void forget_secrets(Datum, Oid relation) {
-    if (relation == InvalidOid || relation == known_oid(Table::secret)) cached = false;
+void forget_secrets() {
+    cached = false;
 }
 
 // Calls visit(id, bytes) for every secret. A snapshot of its own, because the transaction's may be
@@ -77,7 +77,7 @@ void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
 }  // namespace
 
 void init_secrets() {
-    CacheRegisterRelcacheCallback(forget_secrets, 0);
+    on_invalidation(Table::secret, forget_secrets);
 }
 
 const Secrets& secrets() {

@@ -9,10 +9,14 @@ constexpr const char* schema_name = "idem";
 constexpr std::array<const char*, table_count> table_names = {"record", "scope", "secret", "sweep"};
 
 constinit std::array<Oid, table_count> oids{};
+constinit std::array<void (*)(), table_count> forgetters{};
 
 void forget_table(Datum, Oid relation) {
-    for (Oid& oid : oids)
-        if (relation == InvalidOid || relation == oid) oid = InvalidOid;
+    for (std::size_t i = 0; i < table_count; ++i) {
+        if (relation != InvalidOid && relation != oids[i]) continue;
+        oids[i] = InvalidOid;
+        if (forgetters[i] != nullptr) forgetters[i]();
+    }
 }
 
 Oid find_table(const char* name) {
@@ -68,8 +72,8 @@ void init_tables() {
     CacheRegisterRelcacheCallback(forget_table, 0);
 }
 
-Oid known_oid(Table table) {
-    return oids[static_cast<std::size_t>(table)];
+void on_invalidation(Table table, void (*forget)()) {
+    forgetters[static_cast<std::size_t>(table)] = forget;
 }
 
 Relation open_table(Table table, LOCKMODE mode) {

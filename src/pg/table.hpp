@@ -16,10 +16,12 @@ inline constexpr std::size_t table_count = 4;
 // Opens the table, or raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);
 
-// The table's OID if it was found before, for comparing with an invalidation; never looks it up.
-Oid known_oid(Table table);
+// Has the function called whenever the table is invalidated: changed by whoever announces it with
+// CacheInvalidateRelcache(), altered, dropped, or any of that rolled back. One function a table; it
+// must not raise or read tables.
+void on_invalidation(Table table, void (*forget)());
 
-// Registers the invalidation of the cached OIDs.
+// Registers with the relation cache.
 void init_tables();
 
 // Inserts the virtual tuple in the slot, and its index entries. True when a unique index holds, or

@@ -1,0 +1,92 @@
+-- A claimed operation, its answer, and every way to get it again.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.create_scope('payments');
+CREATE TABLE payment (id serial PRIMARY KEY, amount numeric);
+CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('payments', key, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
+END $$;
+
+SELECT pay('one', '{"amount": 10}');
+SELECT pay('one', '{"amount": 10}');
+SELECT pay('two', '{"amount": 20}');
+SELECT pay('one', '{"amount": 99}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT * FROM payment ORDER BY id;
+
+-- what a claim says
+BEGIN;
+SELECT c.claimed, c.outcome, length(c.token) AS token, c.attempt, c.created_at <= clock_timestamp() AS created,
+       c.expires_at IS NULL AS unexpiring, c.token AS t FROM idem.claim('payments', 'three') c \gset c_
+\echo :c_claimed :c_outcome :c_token :c_attempt :c_created :c_unexpiring
+SELECT idem.complete(:'c_t', '{"n": 1.50}', 201, '{"Location": "/3"}', decode('00ff0a', 'hex'));
+-- and what a replay says, in the same transaction and after it
+SELECT c.claimed, c.outcome, c.token, c.attempt, c.response, c.status, c.headers, c.body, c.expires_at - c.created_at >= '24 hours' AS ttl
+  FROM idem.claim('payments', 'three') c;
+COMMIT;
+SELECT c.claimed, c.outcome, c.token, c.attempt, c.response, c.status, c.headers, c.body, c.expires_at - c.created_at >= '24 hours' AS ttl
+  FROM idem.try_claim('payments', 'three') c;
+
+-- no answer is an answer; a body of every byte comes back as it was, and so does a large response
+DO $$
+DECLARE c idem.claim_result; bytes bytea := ''; big jsonb;
+BEGIN
+  c := idem.claim('payments', 'none');
+  IF idem.complete(c.token) IS NOT NULL THEN RAISE 'complete() invented an answer'; END IF;
+  FOR i IN 0..255 LOOP bytes := bytes || set_byte('\x00', 0, i); END LOOP;
+  c := idem.claim('payments', 'bytes');
+  PERFORM idem.complete(c.token, body => bytes);
+  SELECT jsonb_agg(md5(i::text)) INTO big FROM generate_series(1, 50000) i;
+  c := idem.claim('payments', 'big');
+  PERFORM idem.complete(c.token, big);
+END $$;
+SELECT c.outcome, c.response, c.status, c.headers, c.body FROM idem.claim('payments', 'none') c;
+SELECT length(c.body), md5(c.body) FROM idem.claim('payments', 'bytes') c;
+SELECT jsonb_array_length(c.response), c.response = (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 50000) i) AS same
+  FROM idem.claim('payments', 'big') c;
+
+-- called once per column, a claim meets itself
+SELECT (idem.claim('payments', 'star')).*;
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT outcome FROM idem.try_claim('payments', 'star') UNION ALL SELECT outcome FROM idem.try_claim('payments', 'star');
+ROLLBACK;
+
+-- released: nothing is stored; the same transaction may claim again, and an old token stays dead
+BEGIN;
+SELECT token AS first FROM idem.claim('payments', 'released') \gset
+SELECT idem.release(:'first');
+SELECT state FROM idem.lookup('payments', 'released');
+SELECT token AS second FROM idem.claim('payments', 'released') \gset
+SAVEPOINT s;
+SELECT idem.complete(:'first', '"first"');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO s;
+SELECT idem.complete(:'second', '"second"');
+COMMIT;
+SELECT response FROM idem.claim('payments', 'released');
+BEGIN;
+SELECT token AS t FROM idem.claim('payments', 'given up') \gset
+SELECT idem.release(:'t');
+COMMIT;
+SELECT state FROM idem.lookup('payments', 'given up');
+
+-- the answer may be completed elsewhere and by another role of the transaction: the token is enough
+CREATE ROLE idem_regress_other;
+GRANT ALL ON payment TO idem_regress_other;
+BEGIN;
+SELECT token AS t FROM idem.claim('payments', 'set role') \gset
+SET LOCAL ROLE idem_regress_other;
+SELECT idem.complete(:'t', '"by another role"');
+COMMIT;
+SELECT response FROM idem.claim('payments', 'set role');
+
+REVOKE ALL ON payment FROM idem_regress_other;
+DROP ROLE idem_regress_other;
+DROP FUNCTION pay;
+DROP TABLE payment;

@@ -1,0 +1,91 @@
+-- Savepoints and EXCEPTION blocks at any depth: the claim goes where its work goes.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.create_scope('savepoints');
+CREATE FUNCTION state(key text) RETURNS text LANGUAGE sql AS $$ SELECT state FROM idem.lookup('savepoints', key) $$;
+
+-- claimed inside a block that fails: as if never claimed; one that succeeds hands the claim to its parent
+DO $$
+DECLARE c idem.claim_result;
+BEGIN
+  BEGIN
+    c := idem.claim('savepoints', 'block');
+    RAISE 'no';
+  EXCEPTION WHEN OTHERS THEN RAISE NOTICE 'after the block: %', state('block');
+  END;
+  BEGIN
+    c := idem.claim('savepoints', 'block');
+    BEGIN
+      PERFORM idem.complete(c.token, '"inner"');
+      RAISE NOTICE 'completed: %', state('block');
+      RAISE 'no';
+    EXCEPTION WHEN OTHERS THEN RAISE NOTICE 'completion undone: %', state('block');
+    END;
+  EXCEPTION WHEN OTHERS THEN RAISE;
+  END;
+  PERFORM idem.complete(c.token, '"outer"');
+END $$;
+SELECT response FROM idem.claim('savepoints', 'block');
+
+-- a committed subtransaction under one that is rolled back
+BEGIN;
+SAVEPOINT a;
+SAVEPOINT b;
+SELECT token AS t FROM idem.claim('savepoints', 'deep') \gset
+SAVEPOINT c;
+SELECT idem.complete(:'t', '1');
+RELEASE SAVEPOINT c;
+RELEASE SAVEPOINT b;
+SELECT state('deep');
+ROLLBACK TO a;
+SELECT state('deep');
+SELECT token AS t FROM idem.claim('savepoints', 'deep') \gset
+SAVEPOINT d;
+SELECT idem.release(:'t');
+ROLLBACK TO d;
+SELECT idem.complete(:'t', '2');
+COMMIT;
+SELECT response FROM idem.claim('savepoints', 'deep');
+
+-- an open claim that a rollback took away does not stop the commit
+BEGIN;
+SAVEPOINT a;
+SELECT outcome FROM idem.claim('savepoints', 'gone');
+ROLLBACK TO a;
+COMMIT;
+SELECT state('gone');
+
+-- fetched through a cursor that is older than the savepoint
+BEGIN;
+DECLARE cur CURSOR FOR SELECT outcome FROM idem.claim('savepoints', 'cursor');
+SAVEPOINT a;
+FETCH cur;
+ROLLBACK TO a;
+SELECT state('cursor');
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT outcome, token AS t FROM idem.claim('savepoints', 'cursor') \gset
+SELECT idem.complete(:'t', '"again"');
+COMMIT;
+SELECT response FROM idem.claim('savepoints', 'cursor');
+
+-- many levels, many claims
+DO $$
+DECLARE tokens text[]; c idem.claim_result;
+BEGIN
+  FOR i IN 1..300 LOOP
+    BEGIN
+      c := idem.claim('savepoints', 'many' || i);
+      tokens := tokens || c.token;
+      IF i % 3 = 0 THEN RAISE 'undo'; END IF;
+      IF i % 3 = 1 THEN PERFORM idem.complete(c.token, to_jsonb(i)); END IF;
+    EXCEPTION WHEN raise_exception THEN NULL;
+    END;
+  END LOOP;
+  FOR i IN 1..300 LOOP
+    CONTINUE WHEN i % 3 <> 2;
+    PERFORM idem.release(tokens[i]);
+  END LOOP;
+END $$;
+SELECT count(*), count(*) FILTER (WHERE response = to_jsonb(replace(key, 'many', '')::int)) FROM idem.record WHERE key LIKE 'many%';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+DROP FUNCTION state;

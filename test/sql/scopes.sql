@@ -1,0 +1,132 @@
+-- Scopes and tenants: separate names, and who may use them.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.create_scope('plain');
+SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true);
+SELECT * FROM idem.scopes ORDER BY name;
+
+SELECT idem.create_scope('plain');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope(NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope(repeat('s', 64));
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope(repeat('s', 63));
+SELECT idem.create_scope('x', ttl => '0');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', ttl => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', wait => '-1 s');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', wait => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_required => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_exclude => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_exclude => ARRAY['a', NULL]);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_exclude => ARRAY['']);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_exclude => ARRAY[repeat('p', 256)]);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', request_exclude => '{{a},{b}}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', owner => 4294967295);
+\echo :LAST_ERROR_SQLSTATE
+
+-- one key in two scopes and three tenants is six operations
+CREATE FUNCTION claim_once(scope text, tenant text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.claim(scope, 'k', tenant => tenant);
+  IF c.claimed THEN PERFORM idem.complete(c.token, jsonb_build_array(scope, tenant)); END IF;
+  RETURN c.outcome || coalesce(' ' || c.response::text, '');
+END $$;
+SELECT idem.create_scope('second');
+SELECT s, t, claim_once(s, t) AS first, claim_once(s, t) AS again FROM unnest(ARRAY['plain', 'second']) s, unnest(ARRAY['', 'a', 'b']) t;
+SET idem.tenant = 'a';
+SELECT claim_once('plain', NULL), claim_once('plain', ''), claim_once('plain', 'b');
+SELECT response FROM idem.lookup('plain', 'k');
+BEGIN;
+SELECT outcome FROM idem.try_claim('full', 'k', '{}');
+ROLLBACK;
+RESET idem.tenant;
+SELECT claim_once('plain', NULL);
+
+-- a scope belongs to a role
+CREATE ROLE idem_regress_owner;
+CREATE ROLE idem_regress_member IN ROLE idem_regress_owner;
+CREATE ROLE idem_regress_noinherit NOINHERIT IN ROLE idem_regress_owner;
+CREATE ROLE idem_regress_stranger;
+SELECT idem.create_scope('owned', owner => 'idem_regress_owner');
+SET ROLE idem_regress_member;
+SELECT claim_once('owned', ''), claim_once('owned', '');
+SELECT name FROM idem.scopes;
+SET ROLE idem_regress_noinherit;
+SELECT claim_once('owned', '');
+\echo :LAST_ERROR_SQLSTATE
+SET ROLE idem_regress_stranger;
+SELECT claim_once('owned', '');
+\echo :LAST_ERROR_SQLSTATE
+SELECT state FROM idem.lookup('owned', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SELECT name FROM idem.scopes;
+-- SECURITY DEFINER lends the definer's privileges
+RESET ROLE;
+ALTER FUNCTION claim_once OWNER TO idem_regress_member;
+ALTER FUNCTION claim_once SECURITY DEFINER;
+SET ROLE idem_regress_stranger;
+SELECT claim_once('owned', '');
+RESET ROLE;
+
+-- creating needs CREATE on the schema, and to be able to become the owner
+SET ROLE idem_regress_member;
+SELECT idem.create_scope('members');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+GRANT CREATE ON SCHEMA idem TO idem_regress_member;
+SET ROLE idem_regress_member;
+SELECT idem.create_scope('members');
+SELECT idem.create_scope('members of owner', owner => 'idem_regress_owner');
+SELECT idem.create_scope('grabbed', owner => 'idem_regress_stranger');
+\echo :LAST_ERROR_SQLSTATE
+SELECT name, owner FROM idem.scopes ORDER BY name;
+RESET ROLE;
+REVOKE CREATE ON SCHEMA idem FROM idem_regress_member;
+
+-- a scope whose owner is gone is nobody's but the superuser's
+DROP FUNCTION claim_once;
+DROP ROLE idem_regress_owner;
+SET ROLE idem_regress_member;
+SELECT idem.lookup('owned', 'k');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+SELECT state FROM idem.lookup('owned', 'k');
+DROP ROLE idem_regress_member, idem_regress_noinherit, idem_regress_stranger;
+
+-- a scope is known to a session that was there before it, and forgotten with the extension
+BEGIN;
+SELECT idem.create_scope('undone');
+SELECT outcome FROM idem.try_claim('undone', 'k');
+ROLLBACK;
+SELECT outcome FROM idem.try_claim('undone', 'k');
+\echo :LAST_ERROR_SQLSTATE
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.lookup('plain', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('plain');
+BEGIN;
+SELECT token AS t FROM idem.claim('plain', 'k') \gset
+SELECT idem.complete(:'t', '"after"');
+COMMIT;
+SELECT state, response FROM idem.lookup('plain', 'k');
+BEGIN;
+DROP EXTENSION idem;
+CREATE SCHEMA idem;
+CREATE EXTENSION idem;
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK;

@@ -1,0 +1,139 @@
+-- Wrong use is caught, with the documented SQLSTATE, and stores nothing.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.create_scope('wrong');
+CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE state text; message text; detail text; hint text;
+BEGIN
+  EXECUTE statement;
+  RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+  RETURN format('%s %s%s', state, message, CASE WHEN state LIKE 'ID%' AND (detail = '' OR hint = '') THEN ' (no detail or hint)' END);
+END $$;
+
+-- keys
+SELECT attempt(format('SELECT idem.%s(%L, %s)', f, 'wrong', k))
+  FROM unnest(ARRAY['claim', 'try_claim', 'lookup']) f,
+       unnest(ARRAY['NULL', $$''$$, $$repeat('k', 256)$$, $$repeat('ü', 128)$$]) k;
+SELECT attempt($$SELECT idem.lookup('wrong', repeat('k', 255))$$);
+SELECT attempt($$SELECT idem.claim('wrong', convert_from('\x6b00', 'UTF8'))$$);
+SELECT attempt($$SELECT idem.claim('wrong', convert_from('\xff', 'UTF8'))$$);
+SELECT attempt($$SELECT idem.claim('wrong', E'k\xff')$$);
+-- bytes that reach text without a check
+CREATE CAST (bytea AS text) WITHOUT FUNCTION;
+SELECT attempt($$SELECT idem.claim('wrong', '\x6bff'::bytea::text)$$);
+SELECT attempt($$SELECT idem.claim('wrong', '\x6b006b'::bytea::text)$$);
+SELECT attempt($$SELECT idem.claim('wrong', 'k', tenant => '\xff'::bytea::text)$$);
+DROP CAST (bytea AS text);
+
+-- scopes
+SELECT attempt(format('SELECT idem.%s(%s, %L)', f, s, 'k'))
+  FROM unnest(ARRAY['claim', 'try_claim', 'lookup']) f,
+       unnest(ARRAY['NULL', $$''$$, $$'wrongly'$$, $$repeat('s', 64)$$]) s;
+
+-- tokens: null, garbage, another key's digits, somebody else's, finished, from before a savepoint
+SELECT attempt(format('SELECT idem.%s', call)) FROM unnest(ARRAY[
+  'complete(NULL)', 'fail(NULL, ''{}'')', 'release(NULL)', 'complete('''')', 'complete(''garbage'')',
+  'complete(repeat(''A'', 39))', 'release(repeat(''A'', 39))', 'fail(repeat(''A'', 39), ''{}'')']) call;
+BEGIN;
+SELECT token AS t FROM idem.claim('wrong', 'twice') \gset
+SELECT idem.complete(:'t', '1');
+SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
+SELECT attempt(format('SELECT idem.fail(%L, ''{}'')', :'t'));
+SELECT attempt(format('SELECT idem.release(%L)', :'t'));
+COMMIT;
+SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
+SELECT response FROM idem.claim('wrong', 'twice');
+BEGIN;
+SAVEPOINT s;
+SELECT token AS t FROM idem.claim('wrong', 'stale') \gset
+ROLLBACK TO s;
+SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
+SELECT outcome, token AS t2 FROM idem.try_claim('wrong', 'stale') \gset
+\echo :outcome
+SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
+ROLLBACK;
+
+-- times
+SELECT attempt(format('SELECT idem.claim(%L, %L, %s => %L)', 'wrong', 'k', a, v))
+  FROM (VALUES ('ttl', '0'), ('ttl', '-1 s'), ('ttl', '1100 years'), ('ttl', '1 month -30 days'), ('ttl', '178000000 years'),
+               ('wait', '-1 us'), ('wait', '2000 years'), ('lease', '1 minute')) x(a, v);
+
+-- the scope's rules
+SELECT idem.create_scope('strict', request_required => true, tenant_required => true);
+SELECT attempt($$SELECT idem.claim('strict', 'k')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'k', '{}')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'k', '{}', '')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'k', NULL, 't')$$);
+SELECT attempt($$SELECT idem.lookup('strict', 'k')$$);
+SELECT attempt($$SELECT idem.claim('wrong', 'k', tenant => repeat('t', 256))$$);
+
+-- what is judged first: shape, scope, permission, the scope's rules, conflict, state
+CREATE ROLE idem_regress_stranger;
+DO $$ DECLARE c idem.claim_result; BEGIN
+  c := idem.claim('strict', 'known', '{"a": 1}', 't'); PERFORM idem.complete(c.token, '1');
+  c := idem.claim('strict', 'failed', '{"a": 1}', 't'); PERFORM idem.fail(c.token, '{"sqlstate": "P0001", "message": "stored"}');
+END $$;
+SET ROLE idem_regress_stranger;
+SELECT attempt($$SELECT idem.claim('no such scope', '')$$);
+SELECT attempt($$SELECT idem.claim('no such scope', 'k', ttl => '0')$$);
+SELECT attempt($$SELECT idem.claim('no such scope', 'k')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'k')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'known', '{"a": 1}', 't')$$);
+SELECT attempt($$SELECT idem.try_claim('strict', 'known', '{"a": 1}', 't')$$);
+SELECT attempt($$SELECT idem.lookup('strict', 'known', 't')$$);
+SELECT attempt($$SELECT idem.purge()$$);
+SELECT attempt($$SELECT idem.create_scope('mine')$$);
+SELECT attempt('SELECT * FROM idem.' || t) FROM unnest(ARRAY['record', 'scope', 'secret', 'sweep', 'scopes']) t;
+RESET ROLE;
+SELECT attempt($$SELECT idem.claim('strict', 'failed', '{"a": 2}', 't')$$);
+SELECT attempt($$SELECT idem.claim('strict', 'failed', '{"a": 1}', 't')$$);
+DROP ROLE idem_regress_stranger;
+
+-- transactions that may not write, and places where a claim has no meaning
+BEGIN READ ONLY;
+SELECT attempt('SELECT idem.' || call) FROM unnest(ARRAY[
+  'claim(''wrong'', ''k'')', 'claim(''wrong'', ''twice'')', 'try_claim(''wrong'', ''k'')', 'complete(''t'')', 'fail(''t'', ''{}'')',
+  'release(''t'')', 'create_scope(''s'')', 'purge()', 'lookup(''wrong'', ''k'')']) call;
+COMMIT;
+CREATE TABLE indexed (i int);
+CREATE FUNCTION claims(i int) RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT outcome FROM idem.try_claim('wrong', 'index') $$;
+INSERT INTO indexed VALUES (1);
+SELECT attempt('CREATE INDEX ON indexed (claims(i))');
+DROP TABLE indexed;
+DROP FUNCTION claims;
+
+-- an open claim does not commit: not alone, not in a procedure, not prepared
+SELECT idem.claim('wrong', 'open');
+\echo :LAST_ERROR_SQLSTATE
+CREATE PROCEDURE forgets() LANGUAGE plpgsql AS $$ BEGIN PERFORM idem.claim('wrong', 'open'); COMMIT; END $$;
+CALL forgets();
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT outcome FROM idem.claim('wrong', 'open');
+PREPARE TRANSACTION 'idem_regress';
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT outcome FROM idem.claim('wrong', 'open');
+COMMIT;
+\echo :LAST_ERROR_SQLSTATE
+DROP PROCEDURE forgets;
+
+-- a transaction holds so many key locks, and no more; replays and failures don't count
+SET idem.max_open_claims = 3;
+BEGIN;
+SELECT count(idem.claim('wrong', 'cap' || i)) FROM generate_series(1, 2) i;
+SELECT outcome FROM idem.claim('wrong', 'twice');
+SELECT outcome FROM idem.try_claim('wrong', 'cap3');
+SELECT outcome FROM idem.try_claim('wrong', 'cap4');
+SELECT attempt($$SELECT idem.claim('wrong', 'cap4')$$);
+SELECT outcome FROM idem.claim('wrong', 'twice');
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+ROLLBACK;
+RESET idem.max_open_claims;
+
+-- nothing of all this was stored
+SELECT key, state FROM idem.record ORDER BY key COLLATE "C";
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+DROP FUNCTION attempt;
