@@ -39,14 +39,15 @@ std::string number(bool negative, int weight, std::vector<std::uint16_t> digits)
 
 // A JSON value for the property test: equality of the tree is what the form must mirror.
 struct Tree {
-    char kind;  // n t f s + [ {
-    std::string text;
+    char kind;         // n t f s + [ {
+    std::string text;  // of a string; of a number one digit, at weight 0
     std::vector<Tree> items;
     std::map<std::string, Tree> members;
     friend bool operator==(const Tree&, const Tree&) = default;
 };
 
-void walk(const Tree& tree, Writer& w) {
+// Numbers are written with as many leading and trailing zero digits as padding says.
+void walk(const Tree& tree, Writer& w, int padding) {
     switch (tree.kind) {
         case 'n':
             return w.null();
@@ -55,17 +56,19 @@ void walk(const Tree& tree, Writer& w) {
             return w.boolean(tree.kind == 't');
         case 's':
             return w.string(tree.text);
-        case '+':
-            return w.number({false, static_cast<int>(tree.text.size()), as_bytes(tree.text)});
+        case '+': {
+            const std::string zeros(2 * static_cast<std::size_t>(padding), '\0');
+            return w.number({false, padding, as_bytes(zeros + tree.text + zeros)});
+        }
         case '[':
             w.begin_array();
-            for (const Tree& item : tree.items) walk(item, w);
+            for (const Tree& item : tree.items) walk(item, w, padding);
             return w.end_array();
         default:
             w.begin_object();
             for (const auto& [name, value] : tree.members) {
                 w.member(name);
-                walk(value, w);
+                walk(value, w, padding);
             }
             return w.end_object();
     }
@@ -128,19 +131,19 @@ TEST(Canonical, StringsDoNotRunIntoEachOther) {
     EXPECT_NE(two("", "abc"), two("abc", ""));
 }
 
-TEST(Canonical, EqualBytesMeanEqualTrees) {
+TEST(Canonical, BytesAreEqualExactlyWhenTreesAre) {
     std::mt19937 rng(20261121);
     std::map<std::string, Tree> seen;
     int met_again = 0;
     for (int i = 0; i < 20000; ++i) {
         const Tree tree = random_tree(rng, 3);
-        const auto bytes = form([&](Writer& w) { walk(tree, w); });
+        const auto bytes = form([&](Writer& w) { walk(tree, w, 0); });
+        const auto otherwise = form([&](Writer& w) { walk(tree, w, 1 + i % 3); });
+        ASSERT_EQ(otherwise, bytes) << "one value, written in two ways";
         const auto [at, fresh] = seen.emplace(bytes, tree);
         met_again += !fresh;
         ASSERT_EQ(at->second, tree) << idem::test::hex(as_bytes(bytes));
     }
-    std::map<std::string, int> forms;  // and the other way round: one tree, one form
-    for (const auto& [bytes, tree] : seen) ++forms[form([&](Writer& w) { walk(tree, w); })];
-    EXPECT_EQ(forms.size(), seen.size());
     EXPECT_GT(met_again, 100);
+    EXPECT_GT(seen.size(), 1000U);
 }

@@ -1,0 +1,177 @@
+// Any walk over a request: the bytes are taken as its events. The canonical form can be read back
+// into the same events, whatever strings and digits are in it, which is what makes it unambiguous;
+// the path filter agrees with a plain one that builds whole paths; the fingerprint does not depend
+// on how the buffer was filled.
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/canonical.hpp"
+#include "core/fingerprint.hpp"
+#include "core/path_filter.hpp"
+
+using namespace idem::core;
+
+namespace {
+
+struct Text {
+    std::string bytes;
+    void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
+};
+
+// The input, a bit at a time; zeros after its end.
+class Input {
+  public:
+    explicit Input(std::string_view bytes) : bytes_(bytes) {}
+    bool done() const { return bytes_.empty(); }
+    unsigned byte() { return done() ? 0 : static_cast<unsigned char>(text(1)[0]); }
+    std::string_view text(std::size_t size) {
+        const std::string_view taken = bytes_.substr(0, size);
+        bytes_.remove_prefix(taken.size());
+        return taken;
+    }
+
+  private:
+    std::string_view bytes_;
+};
+
+struct Event {
+    char kind;  // as the canonical form tags it
+    std::string text;
+    int weight;
+    friend bool operator==(const Event&, const Event&) = default;
+};
+
+// Reads a canonical form by its own rules alone.
+std::vector<Event> read_back(std::string_view form) {
+    std::vector<Event> events;
+    Input in(form);
+    while (!in.done()) {
+        Event event{static_cast<char>(in.byte()), {}, 0};
+        const bool number = event.kind == '+' || event.kind == '-';
+        if (number) event.weight = static_cast<int>(from_big_endian(as_bytes(in.text(4))));
+        if (number || event.kind == 's' || event.kind == 'm')
+            event.text = in.text(from_big_endian(as_bytes(in.text(4))));
+        events.push_back(event);
+    }
+    return events;
+}
+
+// What a number is when its leading and trailing zero digits are dropped, one by one.
+Event plain_number(bool negative, int weight, std::string digits) {
+    const auto zero_at = [&](std::size_t i) { return digits[i] == 0 && digits[i + 1] == 0; };
+    for (; !digits.empty() && zero_at(0); --weight) digits.erase(0, 2);
+    while (!digits.empty() && zero_at(digits.size() - 2)) digits.resize(digits.size() - 2);
+    if (digits.empty()) return {'+', {}, 0};
+    return {negative ? '-' : '+', digits, weight};
+}
+
+// The path filter as one would write it with all the memory in the world.
+class PlainFilter {
+  public:
+    explicit PlainFilter(std::span<const std::string_view> paths) : paths_(paths) {}
+    void begin_object() { objects_.push_back(member_); }
+    void end_object() {
+        member_ = objects_.back();
+        objects_.pop_back();
+    }
+    bool excludes(std::string_view name) {
+        member_ = objects_.size() == 1 ? std::string(name) : objects_.back() + "." + std::string(name);
+        return std::find(paths_.begin(), paths_.end(), member_) != paths_.end();
+    }
+
+  private:
+    std::span<const std::string_view> paths_;
+    std::vector<std::string> objects_;  // the path of each object that is open
+    std::string member_;
+};
+
+std::string fingerprint(std::string_view form, std::size_t piece) {
+    FingerprintSink sink;
+    Fingerprint out{};
+    if (!sink.begin(Secret{}, 1)) std::abort();
+    for (std::size_t at = 0; at < form.size(); at += piece)
+        sink.write(as_bytes(form.substr(at, piece)));
+    if (!sink.finish(out)) std::abort();
+    return {reinterpret_cast<const char*>(out.mac.data()), out.mac.size()};
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
+    Input in({data, size});
+    std::vector<std::string_view> paths;
+    for (unsigned i = in.byte() % 4; i > 0; --i) {
+        const std::string_view path = in.text(in.byte());
+        if (!path.empty() && path.size() <= max_path_bytes) paths.push_back(path);
+    }
+    const std::size_t piece = 1 + in.byte() * 4;
+
+    Text text;
+    Canonical<Text> writer(text);
+    PathFilter filter(paths);
+    PlainFilter plain(paths);
+    std::vector<Event> events;
+    std::string open;  // '[' and '{', outermost first
+    const auto in_object = [&] { return !open.empty() && open.back() == '{'; };
+    while (!in.done()) {
+        if (in_object()) {
+            const std::string_view name = in.text(in.byte() % 8);
+            if (filter.excludes(name) != plain.excludes(name)) std::abort();
+            writer.member(name);
+            events.push_back({'m', std::string(name), 0});
+        }
+        const unsigned choice = in.byte();
+        switch (choice % 8) {
+            case 0:
+                writer.null();
+                events.push_back({'n', {}, 0});
+                break;
+            case 1:
+                writer.boolean(choice & 8);
+                events.push_back({choice & 8 ? 't' : 'f', {}, 0});
+                break;
+            case 2: {
+                const std::string_view value = in.text(in.byte());
+                writer.string(value);
+                events.push_back({'s', std::string(value), 0});
+                break;
+            }
+            case 3: {
+                const int weight = static_cast<int>(in.byte()) - 128;
+                const std::string_view taken = in.text(in.byte() % 32);
+                const std::string_view digits = taken.substr(0, taken.size() / 2 * 2);
+                writer.number({(choice & 8) != 0, weight, as_bytes(digits)});
+                events.push_back(plain_number(choice & 8, weight, std::string(digits)));
+                break;
+            }
+            case 4:
+            case 5:
+                writer.begin_array();
+                events.push_back({'[', {}, 0});
+                open.push_back('[');
+                break;
+            default:
+                writer.begin_object();
+                filter.begin_object();
+                plain.begin_object();
+                events.push_back({'{', {}, 0});
+                open.push_back('{');
+        }
+        for (unsigned closing = choice >> 6; closing > 0 && !open.empty(); --closing) {
+            if (in_object()) {
+                writer.end_object();
+                filter.end_object();
+                plain.end_object();
+            } else {
+                writer.end_array();
+            }
+            events.push_back({open.back() == '{' ? '}' : ']', {}, 0});
+            open.pop_back();
+        }
+    }
+    if (read_back(text.bytes) != events) std::abort();
+    if (fingerprint(text.bytes, piece) != fingerprint(text.bytes, text.bytes.size() + 1)) std::abort();
+    return 0;
+}

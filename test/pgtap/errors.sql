@@ -1,0 +1,222 @@
+-- The contract of the errors: wrong use gets the documented SQLSTATE, with a message, a detail and a
+-- hint, and leaves nothing behind.
+
+-- COMMIT and other sessions are out of reach of a test that is one transaction: this scope is
+-- committed, and the sessions that need it are psql's of their own.
+SELECT idem.create_scope('errors');
+\set psql 'psql -X -q -A -t -v VERBOSITY=verbose -d '
+\set open_at_commit `:psql :'DBNAME' -c "BEGIN" -c "SELECT (idem.claim('errors', 'uncommitted')).claimed" -c "COMMIT" 2>&1`
+\set open_at_prepare `:psql :'DBNAME' -c "BEGIN" -c "SELECT (idem.claim('errors', 'unprepared')).claimed" -c "PREPARE TRANSACTION 'open'" 2>&1`
+
+BEGIN;
+SELECT no_plan();
+
+SELECT matches(:'open_at_commit'::text, '^t\n(psql:)?.*ERROR:  ID006: .+\nDETAIL:  .+\nHINT:  .+',
+               'ID006: an open claim at COMMIT, with detail and hint');
+SELECT matches(:'open_at_prepare'::text, '^t\n(psql:)?.*ERROR:  ID006: .+\nDETAIL:  .+\nHINT:  .+',
+               'ID006: an open claim at PREPARE TRANSACTION, with detail and hint');
+SELECT is((idem.lookup('errors', key)).state, 'absent', key || ' was not stored')
+  FROM (VALUES ('uncommitted'), ('unprepared')) AS refused (key);
+SELECT is_empty('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()', 'nothing was prepared');
+
+SELECT ok((idem.claim('errors', 'held')).claimed, 'this session holds a claim');
+\set held `:psql :'DBNAME' -c "SELECT idem.claim('errors', 'held', wait => '0')" 2>&1`
+SELECT matches(:'held'::text, '^(psql:)?.*ERROR:  ID001: .+\nDETAIL:  .+\nHINT:  .+',
+               'ID001: a claim in flight elsewhere, with detail and hint');
+SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'which name the process that holds it');
+
+-- The scopes and keys that the calls below meet -------------------------------------------------
+
+CREATE ROLE test_nobody;
+SELECT idem.create_scope('tenants', tenant_required => true);
+SELECT idem.create_scope('requests', request_required => true);
+SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
+SELECT idem.fail((idem.claim('errors', key)).token, error)
+  FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
+               ('bare', '{}'),
+               ('odd', '{"message": "odd", "sqlstate": "banana"}'),
+               ('lower case', '{"message": "odd", "sqlstate": "p0001"}'),
+               ('success', '{"message": "odd", "sqlstate": "00000"}'),
+               ('warning', '{"message": "odd", "sqlstate": "01000"}'),
+               ('ours', '{"message": "odd", "sqlstate": "ID002"}'),
+               ('number', '{"message": 7, "sqlstate": 12345, "detail": [], "hint": null}'),
+               ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
+       ) AS failure (key, error);
+-- A record whose digest is another key's, as an accident of 2^-128 would leave it.
+SELECT idem.complete((idem.claim('errors', 'collided')).token);
+UPDATE idem.record SET key = 'another key' WHERE key = 'collided';
+-- Text that no input function would let in.
+CREATE CAST (bytea AS text) WITHOUT FUNCTION;
+
+-- Calls, as the role that makes them; explained: idem's own error, with detail and hint. The others
+-- are the server's own.
+CREATE TEMP TABLE wrong (id int GENERATED ALWAYS AS IDENTITY, state text, what text, call text,
+                         explained boolean DEFAULT true, role name DEFAULT current_user);
+INSERT INTO wrong (state, what, call) VALUES
+    ('ID001', 'claimed by this very transaction', $$SELECT idem.claim('errors', 'held')$$),
+    ('ID001', 'one call per column', $$SELECT (idem.claim('errors', 'new')).*$$),
+    ('ID002', 'another request', $$SELECT idem.claim('errors', 'done', '{"amount": 2}')$$),
+    ('ID002', 'no request against a bound one', $$SELECT idem.claim('errors', 'done')$$),
+    ('ID002', 'a request against none: conflict comes before the stored failure', $$SELECT idem.claim('errors', 'failed', '{}')$$),
+    ('ID003', 'stored failure without an SQLSTATE', $$SELECT idem.claim('errors', 'failed')$$),
+    ('ID003', 'stored failure without anything', $$SELECT idem.claim('errors', 'bare')$$),
+    ('ID003', 'stored failure with a malformed SQLSTATE', $$SELECT idem.claim('errors', 'odd')$$),
+    ('ID003', 'stored failure with a SQLSTATE in lower case', $$SELECT idem.claim('errors', 'lower case')$$),
+    ('ID003', 'stored failure of class 00', $$SELECT idem.claim('errors', 'success')$$),
+    ('ID003', 'stored failure of class 01', $$SELECT idem.claim('errors', 'warning')$$),
+    ('ID003', 'stored failure of class ID', $$SELECT idem.claim('errors', 'ours')$$),
+    ('ID003', 'stored failure of the wrong types', $$SELECT idem.claim('errors', 'number')$$),
+    ('P0042', 'stored failure with a SQLSTATE of its own', $$SELECT idem.claim('errors', 'own')$$),
+    ('ID005', 'no token', $$SELECT idem.complete(NULL)$$),
+    ('ID005', 'empty token', $$SELECT idem.complete('')$$),
+    ('ID005', 'garbage for a token', $$SELECT idem.complete('banana')$$),
+    ('ID005', 'a token of nobody', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
+    ('ID005', 'release of no token', $$SELECT idem.release(NULL)$$),
+    ('ID005', 'fail of no token', $$SELECT idem.fail(NULL, '{}')$$),
+    ('ID005', 'complete twice', $$SELECT idem.complete(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
+    ('ID005', 'complete, then fail', $$SELECT idem.complete(token), idem.fail(token, '{}') FROM idem.claim('errors', 'new')$$),
+    ('ID005', 'release, then complete', $$SELECT idem.release(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
+    ('ID005', 'a token of before release and claim anew', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
+                  PERFORM idem.release(stale);
+                  PERFORM idem.claim('errors', 'new');
+                  PERFORM idem.complete(stale);
+              END $do$ $$),
+    ('ID005', 'a token from a savepoint that was rolled back to', $$DO $do$ DECLARE stale text; BEGIN
+                  BEGIN
+                      stale := (idem.claim('errors', 'new')).token;
+                      RAISE division_by_zero;
+                  EXCEPTION WHEN division_by_zero THEN NULL;
+                  END;
+                  PERFORM idem.complete(stale);
+              END $do$ $$),
+    ('ID007', 'no key', $$SELECT idem.claim('errors', NULL)$$),
+    ('ID007', 'empty key', $$SELECT idem.claim('errors', '')$$),
+    ('ID007', 'a key of 256 bytes', $$SELECT idem.claim('errors', repeat('k', 256))$$),
+    ('ID007', 'a key of 256 bytes in 128 characters', $$SELECT idem.claim('errors', repeat('é', 128))$$),
+    ('ID007', 'a tenant of 256 bytes', $$SELECT idem.claim('errors', 'new', tenant => repeat('t', 256))$$),
+    ('ID007', 'the setting idem.tenant of 256 bytes', $$SELECT set_config('idem.tenant', repeat('t', 256), true); SELECT idem.claim('errors', 'new')$$),
+    ('ID007', 'no tenant where the scope wants one', $$SELECT idem.claim('tenants', 'new')$$),
+    ('ID007', 'empty tenant where the scope wants one', $$SELECT set_config('idem.tenant', 'acme', true); SELECT idem.claim('tenants', 'new', tenant => '')$$),
+    ('ID007', 'try_claim without a key', $$SELECT idem.try_claim('errors', NULL)$$),
+    ('ID007', 'lookup without a key', $$SELECT idem.lookup('errors', NULL)$$),
+    ('ID007', 'lookup without a tenant', $$SELECT idem.lookup('tenants', 'new')$$),
+    ('ID007', 'the key''s shape comes before the scope', $$SELECT idem.claim('unknown', '')$$),
+    ('ID008', 'unknown scope', $$SELECT idem.claim('unknown', 'new')$$),
+    ('ID008', 'no scope', $$SELECT idem.claim(NULL, 'new')$$),
+    ('ID008', 'empty scope', $$SELECT idem.claim('', 'new')$$),
+    ('ID008', 'scope names are not folded', $$SELECT idem.claim('Errors', 'new')$$),
+    ('ID008', 'nor cut at 63 bytes', $$SELECT idem.create_scope(repeat('s', 63)); SELECT idem.claim(repeat('s', 64), 'new')$$),
+    ('ID008', 'try_claim of an unknown scope', $$SELECT idem.try_claim('unknown', 'new')$$),
+    ('ID008', 'lookup in an unknown scope', $$SELECT idem.lookup('unknown', 'new')$$),
+    ('ID009', 'too many claims', $$SET LOCAL idem.max_open_claims = 1; SELECT idem.claim('errors', 'new')$$),
+    ('22023', 'ttl 0', $$SELECT idem.claim('errors', 'new', ttl => '0')$$),
+    ('22023', 'negative ttl', $$SELECT idem.claim('errors', 'new', ttl => '-1 s')$$),
+    ('22023', 'ttl beyond 365,000 days', $$SELECT idem.claim('errors', 'new', ttl => '1014 years')$$),
+    ('22023', 'negative wait', $$SELECT idem.claim('errors', 'new', wait => '-1 s')$$),
+    ('22023', 'the arguments'' shape comes before the scope', $$SELECT idem.claim('unknown', 'new', ttl => '0')$$),
+    ('0A000', 'a leased claim', $$SELECT idem.claim('errors', 'new', lease => '1 min')$$),
+    ('22004', 'no request where the scope wants one', $$SELECT idem.claim('requests', 'new')$$),
+    ('22004', 'fail without an error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, NULL)$$),
+    ('22023', 'fail with an array', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '[]')$$),
+    ('22023', 'fail with a string', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '"no"')$$),
+    ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),
+    ('54000', 'lookup of such a digest', $$SELECT idem.lookup('errors', 'collided')$$),
+    ('42710', 'a scope twice', $$SELECT idem.create_scope('errors')$$),
+    ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
+    ('22023', 'a scope with an empty name', $$SELECT idem.create_scope('')$$),
+    ('22023', 'a scope with a name of 64 bytes', $$SELECT idem.create_scope(repeat('s', 64))$$),
+    ('22004', 'a scope without a ttl', $$SELECT idem.create_scope('new', ttl => NULL)$$),
+    ('22023', 'a scope with ttl 0', $$SELECT idem.create_scope('new', ttl => '0')$$),
+    ('22004', 'a scope without a wait', $$SELECT idem.create_scope('new', wait => NULL)$$),
+    ('22023', 'a scope with a negative wait', $$SELECT idem.create_scope('new', wait => '-1 s')$$),
+    ('22004', 'a scope with request_required NULL', $$SELECT idem.create_scope('new', request_required => NULL)$$),
+    ('22004', 'a scope with tenant_required NULL', $$SELECT idem.create_scope('new', tenant_required => NULL)$$),
+    ('22004', 'a scope with request_exclude NULL', $$SELECT idem.create_scope('new', request_exclude => NULL)$$),
+    ('22023', 'a scope with an empty path', $$SELECT idem.create_scope('new', request_exclude => '{a,""}')$$),
+    ('22023', 'a scope with a NULL path', $$SELECT idem.create_scope('new', request_exclude => '{a,NULL}')$$),
+    ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
+    ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
+    ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
+INSERT INTO wrong (state, what, call, role) VALUES
+    ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
+    ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
+    ('42501', 'lookup by a role that is no member', $$SELECT idem.lookup('errors', 'new')$$, 'test_nobody'),
+    ('42501', 'create_scope without CREATE on the schema', $$SELECT idem.create_scope('new')$$, 'test_nobody'),
+    ('42501', 'a claim within a security-restricted operation',
+     $$CREATE MATERIALIZED VIEW restricted AS SELECT idem.claim('errors', 'new')$$, current_user);
+INSERT INTO wrong (state, what, call, explained) VALUES
+    ('22021', 'a key with a NUL byte', $$SELECT idem.claim('errors', '\x6100'::bytea::text)$$, false),
+    ('22021', 'a key that is not UTF-8', $$SELECT idem.claim('errors', '\xff'::bytea::text)$$, false),
+    ('22021', 'a tenant that is not UTF-8', $$SELECT idem.claim('errors', 'new', tenant => '\xc3'::bytea::text)$$, false),
+    ('22021', 'lookup of a key that is not UTF-8', $$SELECT idem.lookup('errors', '\xff'::bytea::text)$$, false),
+    ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
+    ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
+    ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),
+    ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, false),
+    ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, false);
+
+CREATE FUNCTION pg_temp.attempt(call text, as_role name, OUT state text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('SET LOCAL ROLE %I', as_role);
+    EXECUTE call;
+    RAISE EXCEPTION USING ERRCODE = 'ZZ000', MESSAGE = 'nothing was raised';  -- and so undone
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
+                            detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+END $$;
+
+-- What idem knows, and the key locks that this transaction holds.
+CREATE FUNCTION pg_temp.kept(OUT records bigint, OUT scopes bigint, OUT locks bigint) LANGUAGE sql AS $$
+    SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM idem.scope),
+           (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())
+$$;
+CREATE TEMP TABLE before AS SELECT * FROM pg_temp.kept();
+
+CREATE TEMP TABLE got AS
+    SELECT wrong.*, (error).* FROM (SELECT wrong, pg_temp.attempt(call, role) AS error FROM wrong ORDER BY id) AS each
+           (asked, error), LATERAL (SELECT (asked).id, (asked).state AS expected, (asked).what, (asked).explained) AS wrong;
+
+SELECT is(state, expected, expected || ': ' || what) FROM got ORDER BY id;
+SELECT ok(message <> '' AND detail <> '' AND hint <> '', expected || ' has message, detail and hint: ' || what)
+  FROM got WHERE explained ORDER BY id;
+-- The style of the server: message without a capital and a full stop, detail and hint as sentences.
+SELECT ok(message !~ '^[A-Z]|[.]$' AND detail ~ '[.]$' AND hint ~ '[.]$', expected || ' is worded as the server words: ' || what)
+  FROM got WHERE explained AND expected NOT IN ('ID003', 'P0042') ORDER BY id;
+SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
+                  'no record, no scope and no key lock is left of all that');
+
+SELECT results_eq($$SELECT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
+                  $$VALUES ('P0042', 'card declined', 'Stolen.', 'Call 110.')$$,
+                  'a stored failure is raised with its own SQLSTATE, message, detail and hint');
+SELECT is_empty($$SELECT what, message, detail, hint FROM got
+                   WHERE expected = 'ID002' AND concat(message, detail, hint) ~ 'answer|42|amount'$$,
+                'a conflict does not show what is stored');
+
+-- The same as data -------------------------------------------------------------------------------
+
+CREATE TEMP TABLE reported (outcome text, call text);
+INSERT INTO reported VALUES
+    ('in_progress', $$idem.try_claim('errors', 'held')$$),
+    ('conflict', $$idem.try_claim('errors', 'done', '{"amount": 2}')$$),
+    ('completed', $$idem.try_claim('errors', 'done', '{"amount": 1}')$$),
+    ('failed', $$idem.try_claim('errors', 'failed')$$),
+    ('failed', $$idem.try_claim('errors', 'own')$$);
+CREATE FUNCTION pg_temp.result_of(call text) RETURNS idem.claim_result LANGUAGE plpgsql AS $$
+DECLARE result idem.claim_result;
+BEGIN
+    EXECUTE 'SELECT * FROM ' || call INTO result;
+    RETURN result;
+END $$;
+SELECT results_eq(format('SELECT outcome, claimed, token FROM pg_temp.result_of(%L)', call),
+                  format('VALUES (%L::text, false, NULL::text)', outcome), outcome || ': ' || call)
+  FROM reported;
+SET LOCAL idem.max_open_claims = 1;
+SELECT is(outcome, 'limited', 'limited: another claim than the one that is held') FROM idem.try_claim('errors', 'new');
+RESET idem.max_open_claims;
+SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'and these leave nothing either');
+SELECT is((idem.try_claim('errors', 'own')).error,
+          '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}'::jsonb,
+          'try_claim hands out the stored error as it was given to fail');
+
+SELECT * FROM finish();
+ROLLBACK;

@@ -1,0 +1,187 @@
+-- Who may do what: a scope belongs to a role, whoever has that role's privileges may use it, and
+-- nobody touches the tables.
+BEGIN;
+SELECT no_plan();
+
+CREATE ROLE test_owner;
+CREATE ROLE test_member IN ROLE test_owner;
+CREATE ROLE test_indirect IN ROLE test_member;
+CREATE ROLE test_dormant NOINHERIT IN ROLE test_owner;  -- a member without the privileges
+CREATE ROLE test_stranger;
+CREATE ROLE test_super SUPERUSER;
+CREATE ROLE test_gone;
+
+SELECT idem.create_scope('owned', owner => 'test_owner');
+SELECT idem.create_scope('orphan', owner => 'test_gone');
+DROP ROLE test_gone;
+SELECT idem.complete(token, '{"answer": "swordfish"}')
+  FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
+
+-- Runs a call as a role and undoes it: 'ok', or the SQLSTATE with what the error says. $1 in the
+-- call is the token of an open claim of this transaction.
+CREATE FUNCTION pg_temp.attempt(as_role name, call text, OUT state text, OUT words text) LANGUAGE plpgsql AS $$
+DECLARE
+    token text;
+    message text;
+    detail text;
+    hint text;
+BEGIN
+    token := (idem.claim('owned', 'open')).token;
+    EXECUTE format('SET LOCAL ROLE %I', as_role);
+    EXECUTE call USING token;
+    RAISE EXCEPTION USING ERRCODE = 'ZZ000';
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
+                            detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+    IF state = 'ZZ000' THEN state := 'ok'; END IF;
+    words := concat_ws(E'\n', message, detail, hint);
+END $$;
+
+-- The functions of a scope's users ---------------------------------------------------------------
+
+CREATE TEMP TABLE scoped_call (call text);
+INSERT INTO scoped_call VALUES
+    ($$SELECT idem.claim('%s', 'new')$$),
+    ($$SELECT idem.claim('%s', 'finished', '{"card": "hunter2"}')$$),
+    ($$SELECT idem.try_claim('%s', 'new')$$),
+    ($$SELECT idem.try_claim('%s', 'finished', '{"card": "hunter2"}')$$),
+    ($$SELECT idem.lookup('%s', 'finished')$$),
+    ($$SELECT idem.lookup('%s', 'new')$$);
+
+CREATE TEMP TABLE reader (role name, of_owned text, of_orphan text);
+INSERT INTO reader VALUES
+    ('test_owner',    'ok',    '42501'),
+    ('test_member',   'ok',    '42501'),
+    ('test_indirect', 'ok',    '42501'),
+    ('test_dormant',  '42501', '42501'),
+    ('test_stranger', '42501', '42501'),
+    ('test_super',    'ok',    'ok');
+
+SELECT is((pg_temp.attempt(role, format(call, 'owned'))).state, of_owned, format('%s: ' || call, role, 'owned'))
+  FROM reader, scoped_call ORDER BY role, call;
+SELECT is((pg_temp.attempt(role, format(call, 'orphan'))).state, of_orphan,
+          format('%s: ' || call || ', whose owner was dropped', role, 'orphan'))
+  FROM reader, scoped_call ORDER BY role, call;
+SELECT is((pg_temp.attempt(role, $$SELECT idem.claim('unknown', 'new')$$)).state, 'ID008',
+          format('%s: an unknown scope is unknown to everybody', role))
+  FROM reader ORDER BY role;
+
+-- A member by SET ROLE alone has the owner's privileges once he has taken the role.
+SELECT is((pg_temp.attempt('test_dormant', $$SET LOCAL ROLE test_owner; SELECT idem.claim('owned', 'new')$$)).state,
+          'ok', 'test_dormant may claim after SET ROLE test_owner');
+
+-- The token is the right to finish, whatever the current role: a claim's identity is that of the
+-- role that claimed.
+SELECT is((pg_temp.attempt(role, call)).state, 'ok', format('%s, with the token: %s', role, call))
+  FROM reader, (VALUES ('SELECT idem.complete($1)'), ('SELECT idem.release($1)'),
+                       ($$SELECT idem.fail($1, '{"message": "no"}')$$)) AS finish (call)
+ ORDER BY role, call;
+SELECT is((pg_temp.attempt(role, call)).state, 'ID005', format('%s, without one: %s', role, call))
+  FROM reader, (VALUES ('SELECT idem.complete(NULL)'), ('SELECT idem.release($$guess$$)'),
+                       ($$SELECT idem.fail('', '{"message": "no"}')$$)) AS finish (call)
+ ORDER BY role, call;
+
+-- A stranger must not learn whether a key exists, let alone what is stored under it.
+SELECT is(pg_temp.attempt('test_stranger', replace(call, 'finished', 'new')),
+          pg_temp.attempt('test_stranger', call),
+          'a stranger hears the same of a key that exists and of one that does not: ' || call)
+  FROM (SELECT format(call, 'owned') FROM scoped_call) AS scoped (call)
+ WHERE call LIKE '%finished%' ORDER BY call;
+SELECT unalike((pg_temp.attempt(role, format(call, 'owned'))).words, '%' || leak || '%',
+               format('%s does not hear of "%s": ' || call, role, leak, 'owned'))
+  FROM reader, scoped_call, (VALUES ('swordfish'), ('hunter2'), ('finished')) AS stored (leak)
+ WHERE of_owned <> 'ok' ORDER BY role, call, leak;
+SELECT ok(state = 'ID002' AND words !~ 'hunter2|swordfish',
+          'a conflict shows neither the request nor the answer that is stored')
+  FROM pg_temp.attempt('test_member', $$SELECT idem.claim('owned', 'finished', '{"card": "other"}')$$);
+
+-- The view ---------------------------------------------------------------------------------------
+
+SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.scopes WHERE name = ''%s'') = %s; END'$$,
+                                        name, seen::int))).state,
+          'ok', format('%s %s the scope "%s"', role, CASE WHEN seen THEN 'sees' ELSE 'does not see' END, name))
+  FROM (SELECT role, 'owned' AS name, of_owned = 'ok' AS seen FROM reader
+        UNION ALL SELECT role, 'orphan', false FROM reader WHERE role <> 'test_super') AS expected
+ ORDER BY role, name;
+
+SELECT is_empty(
+    $$SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')
+         AND NOT coalesce(reloptions, '{}') @> '{security_barrier=true}'$$,
+    'every view is a security barrier');
+-- A cheap function of the reader's own must not be shown what the view hides.
+CREATE FUNCTION pg_temp.peek(name text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
+BEGIN
+    IF name IN ('owned', 'orphan') THEN RAISE EXCEPTION 'seen: %', name; END IF;
+    RETURN true;
+END $$;
+SELECT is((pg_temp.attempt('test_stranger', 'SELECT FROM idem.scopes WHERE pg_temp.peek(name)')).state, 'ok',
+          'a stranger''s predicate is not evaluated on scopes that he may not see');
+SELECT is((pg_temp.attempt('test_member', 'SELECT FROM idem.scopes WHERE pg_temp.peek(name)')).state, 'P0001',
+          '(and a member''s is, so that test can fail)');
+
+-- Creating scopes --------------------------------------------------------------------------------
+
+CREATE ROLE test_creator IN ROLE test_owner;
+CREATE ROLE test_dormant_creator NOINHERIT IN ROLE test_owner;
+GRANT CREATE ON SCHEMA idem TO test_creator, test_dormant_creator;
+SELECT is((pg_temp.attempt(role, format($$SELECT idem.create_scope('fresh', owner => %L)$$, owner))).state, expected,
+          format('%s creates a scope for %s', role, coalesce(owner, 'himself')))
+  FROM (VALUES
+        ('test_stranger', NULL, '42501'),                -- no CREATE on the schema
+        ('test_owner', 'test_owner', '42501'),
+        ('test_creator', NULL, 'ok'),
+        ('test_creator', 'test_creator', 'ok'),
+        ('test_creator', 'test_owner', 'ok'),            -- may SET ROLE to it
+        ('test_dormant_creator', 'test_owner', 'ok'),
+        ('test_creator', 'test_stranger', '42501'),
+        ('test_creator', 'test_super', '42501'),
+        ('test_super', NULL, 'ok'),
+        ('test_super', 'test_stranger', 'ok')) AS attempt (role, owner, expected);
+SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
+              PERFORM idem.create_scope('fresh', owner => 'test_owner');
+              ASSERT (SELECT owner = 'test_owner'::regrole FROM idem.scopes WHERE name = 'fresh');
+              PERFORM idem.create_scope('mine');
+              ASSERT (SELECT owner = 'test_creator'::regrole FROM idem.scopes WHERE name = 'mine');
+          END $do$ $call$)).state, 'ok', 'a scope belongs to the named owner, by default to its creator');
+
+-- Maintenance ------------------------------------------------------------------------------------
+
+CREATE ROLE test_purger;
+GRANT EXECUTE ON FUNCTION idem.purge(integer) TO test_purger;
+SELECT is((pg_temp.attempt(role, 'SELECT idem.purge()')).state, expected, format('%s calls purge', role))
+  FROM (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
+               ('test_purger', 'ok'), ('test_super', 'ok')) AS attempt (role, expected);
+SELECT set_eq(
+    $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+         AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
+    ARRAY['claim', 'complete', 'create_scope', 'fail', 'lookup', 'release', 'try_claim'],
+    'everybody may call everything else: the scope decides');
+
+-- Tables -----------------------------------------------------------------------------------------
+
+SELECT is_empty(
+    $$SELECT c.oid::regclass, grantee::regrole, privilege_type
+        FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
+       WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
+         AND grantee <> relowner AND NOT (c.oid = 'idem.scopes'::regclass AND privilege_type = 'SELECT')$$,
+    'nobody has rights on a table or sequence, and on the view only SELECT');
+SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
+                   WHERE attacl IS NOT NULL AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)$$,
+                'nor on a single column');
+SELECT is((pg_temp.attempt(role, format(call, relation))).state, '42501', format('%s: ' || call, role, relation))
+  FROM (VALUES ('test_owner'), ('test_stranger'), ('test_creator'), ('test_purger')) AS r (role),
+       (VALUES ('idem.record'), ('idem.scope'), ('idem.secret'), ('idem.sweep')) AS t (relation),
+       (VALUES ('SELECT FROM %s'), ('INSERT INTO %s DEFAULT VALUES'), ('DELETE FROM %s'), ('TRUNCATE %s'),
+               ('LOCK %s IN ACCESS SHARE MODE')) AS c (call)
+ ORDER BY role, relation, call;
+SELECT is((pg_temp.attempt(role, $$SELECT nextval('idem.scope_id')$$)).state, '42501', role || ': the scope ids')
+  FROM (VALUES ('test_owner'), ('test_stranger'), ('test_creator')) AS r (role);
+
+-- idem.max_open_claims protects the whole server; idem.tenant is the caller's own.
+SELECT is((pg_temp.attempt(role, 'SET LOCAL ' || setting)).state, expected, format('%s: SET %s', role, setting))
+  FROM (VALUES ('test_stranger', 'idem.max_open_claims = 100000', '42501'),
+               ('test_stranger', 'idem.tenant = acme', 'ok'),
+               ('test_super', 'idem.max_open_claims = 100000', 'ok')) AS attempt (role, setting, expected);
+
+SELECT * FROM finish();
+ROLLBACK;

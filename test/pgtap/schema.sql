@@ -1,0 +1,129 @@
+-- The contract's shape: every object of the extension with its exact signature and properties. A
+-- change of one of these is a change for somebody's code, and needs an upgrade script.
+BEGIN;
+SELECT no_plan();
+
+-- A fresh installation, whatever other tests have left.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+
+-- Everything the extension owns, whatever schema it is in.
+CREATE TEMP VIEW owned AS
+    SELECT classid, objid FROM pg_depend
+     WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
+       AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem');
+
+SELECT set_eq(
+    $$SELECT DISTINCT relnamespace::regnamespace::text FROM pg_class
+       WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_class'::regclass)
+      UNION SELECT pronamespace::regnamespace::text FROM pg_proc
+       WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_proc'::regclass)$$,
+    ARRAY['idem'], 'everything is in schema idem');
+
+-- Functions -------------------------------------------------------------------------------------
+
+SELECT set_eq(
+    $$SELECT p.proname::text, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
+        FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid$$,
+    $$VALUES
+    ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
+    ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, owner regrole DEFAULT NULL::regrole', 'void'),
+    ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
+    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
+    ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
+    ('release', 'token text', 'void'),
+    ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
+    $$, 'the functions, their arguments, defaults and results');
+
+-- STRICT would turn a NULL key into a silent NULL; a parallel worker would share its leader's lock.
+SELECT is_empty(
+    $$SELECT p.oid::regprocedure, provolatile, proparallel, proisstrict, prosecdef, proleakproof
+        FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
+       WHERE provolatile <> 'v' OR proparallel <> 'u' OR proisstrict OR prosecdef OR proleakproof
+          OR proretset OR prokind <> 'f' OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
+    'every function is C, VOLATILE, PARALLEL UNSAFE, and neither STRICT nor SECURITY DEFINER');
+
+-- Types -----------------------------------------------------------------------------------------
+
+CREATE FUNCTION pg_temp.columns_of(relation regclass) RETURNS SETOF text LANGUAGE sql AS $$
+    SELECT format('%s %s%s', attname, format_type(atttypid, atttypmod), CASE WHEN attnotnull THEN ' not null' ELSE '' END)
+      FROM pg_attribute WHERE attrelid = relation AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+$$;
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
+    'claimed boolean', 'outcome text', 'token text', 'attempt integer', 'response jsonb',
+    'status integer', 'headers jsonb', 'body bytea', 'error jsonb', 'retry_after interval',
+    'recovery_point text', 'recovery_state jsonb', 'created_at timestamp with time zone',
+    'expires_at timestamp with time zone'], 'columns of claim_result');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
+    'state text', 'attempt integer', 'response jsonb', 'status integer', 'headers jsonb',
+    'body bytea', 'error jsonb', 'created_at timestamp with time zone',
+    'expires_at timestamp with time zone', 'lease_end timestamp with time zone',
+    'holder_pid integer', 'since timestamp with time zone'], 'columns of record_info');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
+    'name text', 'owner regrole', 'ttl interval', 'wait interval', 'request_required boolean',
+    'request_exclude text[]', 'tenant_required boolean'], 'columns of the view scopes');
+
+-- Tables ----------------------------------------------------------------------------------------
+
+SELECT set_eq(
+    $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
+        JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
+    $$VALUES ('record', 'r', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('sweep', 'r', 'p')$$,
+    'the relations, none of them unlogged');
+
+-- The one index of the record table is its primary key: as such it is the replica identity too.
+SELECT results_eq(
+    $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.record'::regclass$$,
+    $$VALUES ('CREATE UNIQUE INDEX record_pkey ON idem.record USING btree (digest)', true)$$,
+    'the only index of idem.record is the primary key on the digest');
+SELECT col_type_is('idem', 'record', 'digest', 'uuid', 'a digest has 128 bits');
+
+SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.record'::regclass),
+          (SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idem'),
+          'the tables belong to the owner of the extension');
+SELECT is_empty($$SELECT tgname FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
+                'no triggers: rows are written without the executor');
+
+-- Dump: what a restore needs to answer replays, the sequence included (scope ids are never reused).
+SELECT set_eq(
+    $$SELECT r::regclass::text, c FROM pg_extension, unnest(extconfig, extcondition) AS u(r, c)
+       WHERE extname = 'idem'$$,
+    $$VALUES ('idem.record', ''), ('idem.scope', ''), ('idem.scope_id', ''), ('idem.secret', '')$$,
+    'scopes, their ids, records and secrets are dumped with all their rows');
+SELECT is((SELECT count(*) FROM idem.secret), 0::bigint,
+          'installing makes no secrets: they would collide with those of a dump');
+SELECT results_eq('SELECT hand FROM idem.sweep', ARRAY[0::bigint], 'the sweep begins at the first block');
+SELECT is(pg_get_serial_sequence('idem.scope', 'id'), 'idem.scope_id', 'scope ids come from their sequence');
+
+-- Documentation and the extension itself --------------------------------------------------------
+
+SELECT is_empty(
+    $$SELECT pg_describe_object(classid, objid, 0) FROM owned
+       WHERE obj_description(objid, (SELECT relname FROM pg_class WHERE oid = classid)) IS NULL
+         AND objid <> 'idem.scope_id'::regclass$$,
+    'every function, view, type, table and the schema has a comment');
+
+SELECT results_eq(
+    $$SELECT extrelocatable, extversion = installed_version FROM pg_extension
+        JOIN pg_available_extensions ON name = extname WHERE extname = 'idem'$$,
+    $$VALUES (false, true)$$, 'not relocatable');
+SELECT results_eq(
+    $$SELECT superuser, trusted FROM pg_available_extension_versions WHERE name = 'idem' AND installed$$,
+    $$VALUES (true, false)$$, 'for superusers to install, not trusted');
+
+-- Settings --------------------------------------------------------------------------------------
+
+LOAD 'idem';
+SELECT set_eq(
+    $$SELECT name, boot_val, context, vartype, min_val FROM pg_settings WHERE name LIKE 'idem.%'$$,
+    $$VALUES ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
+             ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
+SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
+
+SELECT * FROM finish();
+ROLLBACK;

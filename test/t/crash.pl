@@ -1,0 +1,104 @@
+# Crashes between effect, complete and COMMIT: whatever dies, a retry finds one effect and one answer.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('crash', conf => 'synchronous_commit = on');
+
+my $request = q('{"amount": 1}');
+my %steps = (
+	'after the effect' => '',
+	'after complete' => q(SELECT idem.complete(:'token', '{"payment": "lost"}');) . "\n",
+);
+
+sub kill_backend
+{
+	my ($session) = @_;
+	my $pid = $session->query('SELECT pg_backend_pid()');
+	kill 'KILL', $pid;
+	return;
+}
+
+
+sub kill_postmaster
+{
+	# Its children notice, one after the other; until then they hold the shared memory.
+	my @children = split /\n/, $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_activity');
+	$node->kill9;
+	for my $pid (@children)
+	{
+		while (kill 0, $pid) { select undef, undef, undef, 0.05; }
+	}
+	$node->start;
+	return;
+}
+
+my $n = 0;
+for my $victim (qw(backend postmaster))
+{
+	for my $step (sort keys %steps)
+	{
+		my $key = 'key' . ++$n;
+		my $session = $node->background_psql('postgres', on_error_stop => 0);
+		$session->query_safe(claim_open($key) . $steps{$step});
+		is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$key')"),
+			'in_progress', "$victim killed $step: in flight before");
+		$victim eq 'backend' ? kill_backend($session) : kill_postmaster();
+		$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
+		eval { $session->{run}->kill_kill };
+
+		is(effects($node, $key), 0, "$victim killed $step: no effect");
+		is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$key')"),
+			'absent', "$victim killed $step: the key is free");
+		my $answer = $node->safe_psql('postgres', "SELECT pay('$key', $request)");
+		is($node->safe_psql('postgres', "SELECT pay('$key', $request)"),
+			$answer, "$victim killed $step: the retry's answer is the answer");
+		is(effects($node, $key), 1, "$victim killed $step: one effect");
+	}
+
+	# Committed, but the client never saw it.
+	my $key = 'key' . ++$n;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+	my $answer = $session->query("SELECT pay('$key', $request)");
+	$victim eq 'backend' ? kill_backend($session) : kill_postmaster();
+	$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
+	eval { $session->{run}->kill_kill };
+	is($node->safe_psql('postgres', "SELECT pay('$key', $request)"),
+		$answer, "$victim killed after COMMIT: the first answer");
+	is(effects($node, $key), 1, "$victim killed after COMMIT: one effect");
+}
+
+# A waiting claim that is cancelled, timed out or terminated leaves nothing behind.
+my $holder = $node->background_psql('postgres');
+$holder->query_safe(claim_open('waited for'));
+for my $how ('pg_cancel_backend', 'pg_terminate_backend')
+{
+	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
+	my $pid = $waiter->query('SELECT pg_backend_pid()');
+	$waiter->query_until(qr/waiting/, "\\echo waiting\nSELECT pay('waited for', $request);\n");
+	$node->poll_query_until('postgres',
+		"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid")
+	  or die 'no wait';
+	$node->safe_psql('postgres', "SELECT $how($pid)");
+	ok( $node->poll_query_until('postgres',
+			"SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory'"),
+		"$how: only the holder's lock is left");
+	eval { $waiter->quit };
+}
+my ($status, undef, $stderr) = $node->psql('postgres',
+	"SET statement_timeout = '100ms'; SELECT pay('waited for', $request)");
+like($stderr, qr/statement timeout/, 'statement_timeout ends a wait');
+is(locks($node), 1, 'and leaves no lock');
+$holder->query_safe('ROLLBACK');
+$holder->quit;
+$node->safe_psql('postgres', "SELECT pay('waited for', $request)");
+is(effects($node, 'waited for'), 1, 'the key is claimable afterwards');
+is(locks($node), 0, 'no lock is left');
+
+log_is_clean($node, killed => 1);
+$node->stop;
+done_testing();

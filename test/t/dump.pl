@@ -1,0 +1,65 @@
+# Dump and restore: replays are still answered, by another server and in another encoding.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $from = idem_node('from', conf => '', init => { extra => [ '-E', 'UTF8', '--locale=C' ] });
+my $to = idem_node('to', conf => '', bare => 1, init => { extra => [ '-E', 'UTF8', '--locale=C' ] });
+
+$from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
+$from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß"}')});
+$from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
+$from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days')});
+my $dump = $from->backup_dir . '/dump.sql';
+mkdir $from->backup_dir;
+$from->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
+
+sub check
+{
+	my ($database, $kind) = @_;
+	my $ask = sub { return $to->safe_psql($database, "SET client_encoding = 'UTF8'; $_[0]") };
+	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}')}),
+		'completed|{"payment": 1}', "$kind: a replay is answered");
+	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'schlüssel', '{"amount": 2, "note": "übergroß"}')}),
+		'completed|{"payment": 2}', "$kind: beyond ASCII too");
+	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')}),
+		'completed', "$kind: so is a time-ordered key");
+	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 11}')}),
+		'conflict', "$kind: another request is still a conflict");
+	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '2|2', "$kind: the secrets are there, once");
+	$ask->(q{SELECT idem.create_scope('third')});
+	is($ask->(q{SELECT id > (SELECT max(id) FROM idem.scope WHERE name <> 'third') FROM idem.scope WHERE name = 'third'}),
+		't', "$kind: a scope's id is not used again");
+	is($ask->(q{SELECT count(*) FROM idem.secret}), '2', "$kind: and brings no new secrets");
+	$ask->(q{SELECT pay('new', '{"amount": 4}')});
+	is($ask->(q{SELECT count(*) FROM payment WHERE key = 'new'}), 1, "$kind: new operations run");
+	return;
+}
+
+$to->safe_psql('postgres', 'CREATE DATABASE same');
+$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'same' ], 'restore');
+check('same', 'restored');
+
+$to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
+$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],
+	'restore into another encoding');
+check('latin', 'restored into LATIN1');
+
+$to->safe_psql('postgres', 'CREATE DATABASE parts');
+my %part = (schema => $from->backup_dir . '/schema.sql', data => $from->backup_dir . '/data.sql');
+$from->command_ok([ 'pg_dump', "--$_-only", '-f', $part{$_}, 'postgres' ], "pg_dump --$_-only") for sort keys %part;
+$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $part{$_}, 'parts' ], "restore of the $_")
+  for ('schema', 'data');
+check('parts', 'restored in two parts');
+
+$to->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE same');
+is($to->safe_psql('copy', q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}')}),
+	'completed', 'a copied database answers replays');
+
+log_is_clean($_) for ($from, $to);
+$_->stop for ($from, $to);
+done_testing();

@@ -1,0 +1,63 @@
+# Index builds under load: every index the table has at the moment is maintained, so no key is ever
+# executed twice, and amcheck finds every row in every index.
+use strict;
+use warnings;
+
+use IdemTest;
+use IPC::Run qw(start);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('reindex', conf => "fsync = off\nsynchronous_commit = off\nlog_statement = none");
+$node->safe_psql('postgres', 'CREATE EXTENSION amcheck');
+
+# Each operation is sent twice, so that a lost index entry becomes a second effect.
+my $script = $node->basedir . '/load.sql';
+append_to_file($script, <<'SQL');
+\set n random(1, 1000000000)
+SELECT pay('key' || :n, '{"amount": 1}');
+SELECT pay('key' || :n, '{"amount": 1}');
+SQL
+my ($out, $err) = ('', '');
+my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script,
+	$node->connstr('postgres') ], '>', \$out, '2>', \$err);
+
+my $progress = sub {
+	my $before = $node->safe_psql('postgres', 'SELECT count(*) FROM payment');
+	$node->poll_query_until('postgres', "SELECT count(*) > $before FROM payment") or die 'the load stands still';
+};
+for my $ddl (
+	'REINDEX INDEX CONCURRENTLY idem.record_pkey',
+	'CREATE INDEX CONCURRENTLY extra_plain ON idem.record (expires)',
+	'REINDEX TABLE CONCURRENTLY idem.record',
+	"CREATE INDEX CONCURRENTLY extra_partial ON idem.record (created) WHERE state = 'c'",
+	"CREATE INDEX CONCURRENTLY extra_expression ON idem.record (lower(key))",
+	'REINDEX INDEX idem.record_pkey',
+	'REINDEX TABLE CONCURRENTLY idem.record',
+	'VACUUM FULL idem.record',
+	'REINDEX INDEX CONCURRENTLY idem.record_pkey')
+{
+	$node->safe_psql('postgres', $ddl);
+	$progress->();
+	pass($ddl);
+}
+$load->signal('INT');
+$load->finish;
+unlike($err, qr/ERROR|aborted/, 'the load saw no error');
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'})
+  or die 'the load goes on';
+
+for my $index (qw(record_pkey extra_plain extra_partial extra_expression))
+{
+	is($node->safe_psql('postgres', "SELECT bt_index_check('idem.$index', true)"), '', "amcheck finds every row in $index");
+}
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'no key was executed twice');
+is($node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM payment) - (SELECT count(*) FROM idem.record)'),
+	0, 'as many records as effects');
+$node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment LIMIT 1000) k});
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key replays');
+
+log_is_clean($node);
+$node->stop;
+done_testing();

@@ -1,0 +1,51 @@
+# A streaming standby: it looks up, it does not claim; promoted, it goes on where the primary was.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $primary = idem_node('primary', conf => '', init => { allows_streaming => 1 });
+$primary->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')});
+$primary->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->start;
+
+$primary->safe_psql('postgres', q{SELECT pay('streamed', '{"amount": 2}')});
+$primary->safe_psql('postgres', q{BEGIN; SELECT pay('prepared', '{"amount": 3}'); PREPARE TRANSACTION 'p'});
+$primary->wait_for_catchup($standby);
+
+for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_claim('payments', 'k')", "complete('t')",
+	"fail('t', '{}')", "release('t')", "create_scope('s')", 'purge()')
+{
+	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
+	like($stderr, qr/25006/, "idem.$call is refused on a standby");
+}
+
+is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
+	'completed|{"payment": 2}', 'lookup answers on a standby');
+my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
+is($stdout, 'absent', 'what is not there is absent');
+like($stderr, qr/NOTICE.*standby/, 'and a notice says that a standby may lag');
+is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
+	'completed', 'in REPEATABLE READ too');
+
+$primary->stop('immediate');
+$standby->promote;
+is($standby->safe_psql('postgres', q{SELECT pay('streamed', '{"amount": 2}')}),
+	'{"payment": 2}', 'promoted: the answer is replayed');
+is(effects($standby, 'streamed'), 1, 'promoted: one effect');
+is($standby->safe_psql('postgres', q{SELECT outcome FROM idem.try_claim('payments', 'prepared', '{"amount": 3}')}),
+	'in_progress', 'promoted: a prepared claim is in flight');
+$standby->safe_psql('postgres', q{COMMIT PREPARED 'p'});
+is($standby->safe_psql('postgres', q{SELECT outcome FROM idem.try_claim('payments', 'prepared', '{"amount": 3}')}),
+	'completed', 'promoted: and is completed by COMMIT PREPARED');
+$standby->safe_psql('postgres', q{SELECT pay('after', '{"amount": 4}')});
+is(effects($standby, 'after'), 1, 'promoted: new operations run');
+
+log_is_clean($_) for ($primary, $standby);
+$standby->stop;
+done_testing();
