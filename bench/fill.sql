@@ -1,0 +1,26 @@
+-- Fills the three tables with :rows rows that are never asked for, with random (UUIDv4) keys. The
+-- primary keys are built afterwards, as a long life would have left them: packed at random.
+\set ON_ERROR_STOP on
+SET client_min_messages = warning;
+SET maintenance_work_mem = '1GB';
+SET synchronous_commit = off;
+TRUNCATE idem.record, bench.finished, bench.recipe, bench.payment;
+ALTER TABLE idem.record DROP CONSTRAINT record_pkey;
+ALTER TABLE bench.finished DROP CONSTRAINT finished_pkey;
+ALTER TABLE bench.recipe DROP CONSTRAINT recipe_pkey;
+DROP INDEX bench.recipe_expires_at_idx;
+INSERT INTO idem.record (digest, created, expires, scope, attempt, state, tenant, key, fingerprint, response)
+  SELECT gen_random_uuid(), now(), now() + interval '1 day', 1, 1, 'c', '', gen_random_uuid()::text,
+         '\x01000000010000000000000000000000000000000000000000000000000000000000000000', jsonb_build_object('payment', i)
+    FROM generate_series(1, :rows) i;
+INSERT INTO bench.finished
+  SELECT '', 'payments', gen_random_uuid()::text, md5(i::text), jsonb_build_object('payment', i), now(), now() + interval '1 day'
+    FROM generate_series(1, :rows) i;
+INSERT INTO bench.recipe
+  SELECT '', 'payments', gen_random_uuid()::text, md5(i::text), 'finished', jsonb_build_object('payment', i), now(), now() + interval '1 day'
+    FROM generate_series(1, :rows) i;
+ALTER TABLE idem.record ADD CONSTRAINT record_pkey PRIMARY KEY (digest);
+ALTER TABLE bench.finished ADD CONSTRAINT finished_pkey PRIMARY KEY (tenant, scope, key);
+ALTER TABLE bench.recipe ADD CONSTRAINT recipe_pkey PRIMARY KEY (tenant, scope, key);
+CREATE INDEX recipe_expires_at_idx ON bench.recipe (expires_at);
+VACUUM ANALYZE;
