@@ -15,9 +15,7 @@ namespace {
 
 struct Text {
     std::string bytes;
-    void write(Bytes in) {
-        bytes.append(reinterpret_cast<const char*>(in.data()), in.size());
-    }
+    void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
 };
 using Writer = Canonical<Text>;
 
@@ -92,11 +90,11 @@ Tree random_tree(std::mt19937& rng, int depth) {
 
 TEST(Canonical, NumbersGoByValue) {
     const auto one = number(false, 0, {1});
-    EXPECT_EQ(number(false, 0, {1, 0, 0}), one);           // 1.00000000
-    EXPECT_EQ(number(false, 2, {0, 0, 1}), one);           // 00000000 1
-    EXPECT_NE(number(true, 0, {1}), one);                  // -1
-    EXPECT_NE(number(false, 1, {1}), one);                 // 10000
-    EXPECT_NE(number(false, -1, {1}), one);                // 0.0001
+    EXPECT_EQ(number(false, 0, {1, 0, 0}), one);  // 1.00000000
+    EXPECT_EQ(number(false, 2, {0, 0, 1}), one);  // 00000000 1
+    EXPECT_NE(number(true, 0, {1}), one);         // -1
+    EXPECT_NE(number(false, 1, {1}), one);        // 10000
+    EXPECT_NE(number(false, -1, {1}), one);       // 0.0001
     EXPECT_NE(number(false, 0, {2}), one);
 }
 
@@ -108,7 +106,8 @@ TEST(Canonical, ThereIsOneZero) {
 }
 
 TEST(Canonical, LongDecimalsAreNeverRounded) {
-    EXPECT_NE(number(false, 4, {9007, 1992, 5474, 992, 1}), number(false, 4, {9007, 1992, 5474, 992, 2}));
+    EXPECT_NE(number(false, 4, {9007, 1992, 5474, 992, 1}),
+              number(false, 4, {9007, 1992, 5474, 992, 2}));
     EXPECT_NE(number(false, -1, {1, 0, 0, 0, 0, 0, 1}), number(false, -1, {1, 0, 0, 0, 0, 0, 2}));
 }
 

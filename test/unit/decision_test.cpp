@@ -66,7 +66,8 @@ TEST(Decision, FollowsTheTable) {
     for (const Row& row : table) {
         // Expiry is a moment: at it the record is over, a microsecond before it is not.
         for (std::int64_t expires : {row.expired ? now : now + 1, row.expired ? 0 : 2 * now}) {
-            const Sighting seen{row.presence, row.in_snapshot, row.same_request, row.state, expires};
+            const Sighting seen{row.presence, row.in_snapshot, row.same_request, row.state,
+                                expires};
             EXPECT_EQ(decide(seen, now), row.verdict)
                 << "presence " << static_cast<int>(row.presence) << " expires " << expires
                 << " in_snapshot " << row.in_snapshot << " same_request " << row.same_request

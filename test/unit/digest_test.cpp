@@ -25,8 +25,7 @@ TEST(Digest, IsSha256OfLengthPrefixedParts) {
 TEST(Digest, KeepsTheTimeOfTimeOrderedKeysInFront) {
     EXPECT_EQ(digest(7, "acme", "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d"),
               "0190b8f38c5e5e2c01564d038b24daa1");
-    EXPECT_EQ(digest(7, "acme", "01J2WF7330Q8XYZABCDEFGHJKM"),
-              "0190b8f38c60d3eb58775e18369a13e3");
+    EXPECT_EQ(digest(7, "acme", "01J2WF7330Q8XYZABCDEFGHJKM"), "0190b8f38c60d3eb58775e18369a13e3");
 }
 
 TEST(Digest, OfLaterKeysIsGreater) {
@@ -37,8 +36,13 @@ TEST(Digest, OfLaterKeysIsGreater) {
 
 TEST(Digest, TellsIdentitiesApart) {
     const std::set<std::string> all = {
-        digest(1, "a", "bc"), digest(1, "ab", "c"), digest(1, "", "abc"), digest(1, "abc", "x"),
-        digest(2, "a", "bc"), digest(-1, "a", "bc"), digest(1, "A", "bc"),
+        digest(1, "a", "bc"),
+        digest(1, "ab", "c"),
+        digest(1, "", "abc"),
+        digest(1, "abc", "x"),
+        digest(2, "a", "bc"),
+        digest(-1, "a", "bc"),
+        digest(1, "A", "bc"),
         digest(1, "", "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d"),
         digest(1, "", "0190B8F3-8C5E-7D2A-9B1C-4F5E6A7B8C9D"),  // byte for byte, not by value
     };

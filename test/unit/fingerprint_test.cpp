@@ -56,9 +56,22 @@ TEST(Fingerprint, DependsOnTheSecretEachTime) {
 TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
     const auto whole = of_pieces(counting<Secret>(), "request", 100);
     FingerprintSink cut;
-    ASSERT_TRUE(cut.begin(counting<Secret>(), 1));
-    cut.write(as_bytes(std::string(2000, 'y')));
-    EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), whole));
+    for (std::size_t left_behind : {0U, 1U, 511U, 512U, 2000U}) {
+        ASSERT_TRUE(cut.begin(counting<Secret>(), 1));
+        cut.write(as_bytes(std::string(left_behind, 'y')));
+        EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), whole)) << left_behind;
+
+        // The same sink again: what it had buffered is gone too.
+        ASSERT_TRUE(cut.begin(counting<Secret>(), 1));
+        cut.write(as_bytes(std::string(left_behind, 'y')));
+        Fingerprint out{};
+        ASSERT_TRUE(cut.begin(counting<Secret>(), 7));
+        cut.write(as_bytes("request"));
+        ASSERT_TRUE(cut.finish(out));
+        EXPECT_TRUE(same_mac(out, whole)) << left_behind;
+        EXPECT_EQ(out.secret_id, 7U);
+        EXPECT_EQ(out.version, fingerprint_version);
+    }
 }
 
 TEST(Fingerprint, IsStoredWithVersionAndSecret) {

@@ -19,7 +19,8 @@ std::string text_of(const Token& token) {
 
 TEST(Token, RoundTrip) {
     Token out{};
-    for (const Token& token : {sample, Token{}, Token{counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
+    for (const Token& token :
+         {sample, Token{}, Token{counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
         const std::string text = text_of(token);
         EXPECT_EQ(text.size(), 39U);
         EXPECT_EQ(text.find_first_of("+/="), std::string::npos);

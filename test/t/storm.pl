@@ -1,0 +1,60 @@
+# A retry storm: 500 clients with one key; 10,000 keys, each sent several times under random kills.
+# One effect and one answer a key; and the same storm on an unprotected procedure, so that we know
+# that it blows.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('storm', bare => 1, conf => <<'CONF');
+max_connections = 600
+fsync = off
+log_statement = none
+log_connections = off
+log_disconnections = off
+CONF
+$node->command_ok([ 'psql', '-Xq', '-f', 'demo/payments.sql', 'postgres' ], 'the demo is set up');
+
+chomp(my ($include, $lib) = (`pg_config --includedir`, `pg_config --libdir`));
+my $storm = $node->basedir . '/storm';
+command_ok([ qw(g++ -std=c++20 -O2 -pthread), '-I', $include, 'demo/storm.cpp', '-L', $lib, '-lpq', '-o', $storm ],
+	'the storm is built');
+
+# What the storm saw, by name. Arguments: procedure, clients, operations, sends, kills a second.
+sub blow
+{
+	local $ENV{PGHOST} = $node->host;
+	local $ENV{PGPORT} = $node->port;
+	local $ENV{PGDATABASE} = 'postgres';
+	my ($stdout, $stderr) = run_command([ $storm, @_ ]);
+	is($stderr, '', "storm @_ runs through");
+	return map { split ' ' } split /\n/, $stdout;
+}
+
+my %one = blow('pay', 500, 1, 500, 0);
+is($one{requests}, 500, 'one key: 500 requests answered');
+is($one{differing}, 0, 'one key: one distinct answer');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM payment'), 1, 'one key: one effect');
+is(locks($node), 0, 'one key: no lock is left');
+$node->safe_psql('postgres', 'TRUNCATE payment, idem.record');
+
+my %many = blow('pay', 32, 10000, 3, 100);
+is($many{requests}, 30000, 'many keys: every request answered');
+cmp_ok($many{lost}, '>', 10, 'many keys: connections were lost in mid-flight');
+cmp_ok($many{overlapping}, '>', 1000, 'many keys: tries overlapped');
+is($many{differing}, 0, 'many keys: one distinct answer a key');
+is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM payment'), '10000|10000', 'many keys: one effect a key');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 10000, 'many keys: one record a key');
+is(locks($node), 0, 'many keys: no lock is left');
+
+my %unprotected = blow('pay_unprotected', 32, 2000, 3, 100);
+cmp_ok($unprotected{differing}, '>', 1000, 'unprotected: answers differ');
+cmp_ok($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM unprotected_payment'), '>', 1000,
+	'unprotected: duplicates by the thousand');
+
+log_is_clean($node);
+$node->stop;
+done_testing();
