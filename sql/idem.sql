@@ -171,8 +171,7 @@ COMMENT ON FUNCTION idem.create_scope(text, interval, interval, boolean, text[],
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT name, owner, ttl, wait, request_required, request_exclude, tenant_required
       FROM idem.scope
-     WHERE EXISTS (SELECT FROM pg_catalog.pg_roles r
-                    WHERE r.oid OPERATOR(pg_catalog.=) owner AND pg_catalog.pg_has_role(r.oid, 'USAGE'));
+     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE');
 COMMENT ON VIEW idem.scopes IS 'the scopes whose owner''s privileges the current role has';
 GRANT SELECT ON idem.scopes TO PUBLIC;
 

@@ -2,8 +2,8 @@
 //
 // A path names members from the top, joined by dots ('sent_at', 'meta.trace_id'); arrays on the way
 // are passed through, so 'items.seen_at' leaves it out of every item. The filter follows a walk and
-// says for each member whether it is on the list. Pure; allocates and throws nothing: a place that
-// lies deeper, or whose path is longer, than any path may be is simply not on the list.
+// says for each member whether it is on the list. Pure; allocates and throws nothing: a place more
+// than 128 objects deep, or whose path is longer than 255 bytes, is simply not on the list.
 #pragma once
 
 #include <algorithm>

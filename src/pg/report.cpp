@@ -24,14 +24,14 @@ char* holder_detail(const Holder& holder) {
     return pstrdup("Another transaction, possibly a prepared one, is at it.");
 }
 
-// A member of a stored error, as a C string; NULL when it is missing or not a string.
+// A member of a stored error, as a C string; NULL when it is missing, empty or not a string.
 char* error_member(Jsonb* error, std::string_view name) {
     JsonbValue value;
     if (error == nullptr || !JB_ROOT_IS_OBJECT(error)) return nullptr;
     if (getKeyJsonValueFromContainer(&error->root, name.data(), static_cast<int>(name.size()),
                                      &value) == nullptr)
         return nullptr;
-    if (value.type != jbvString) return nullptr;
+    if (value.type != jbvString || value.val.string.len == 0) return nullptr;
     return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
 }
 

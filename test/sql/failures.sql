@@ -15,6 +15,7 @@ END $$;
 SELECT fail('whole', '{"sqlstate": "P0001", "message": "card declined", "detail": "no funds, 100%d", "hint": "use %s"}');
 SELECT fail('no state', '{"message": "just so"}');
 SELECT fail('nothing', '{}');
+SELECT fail('empty', '{"sqlstate": "40001", "message": "", "detail": "", "hint": ""}');
 SELECT fail('not text', '{"sqlstate": 23505, "message": ["x"]}');
 SELECT fail('lower', '{"sqlstate": "p0001"}');
 SELECT fail('long', '{"sqlstate": "P00011"}');
@@ -25,7 +26,7 @@ SELECT fail('incomplete', '{"sqlstate": "03000"}');
 SELECT fail('ours', '{"sqlstate": "ID002"}');
 SELECT fail('standard', '{"sqlstate": "23505", "message": "duplicate"}');
 \x on
-SELECT k, r.* FROM unnest(ARRAY['whole', 'no state', 'nothing', 'not text']) k, raised(k) r;
+SELECT k, r.* FROM unnest(ARRAY['whole', 'no state', 'nothing', 'empty', 'not text']) k, raised(k) r;
 \x off
 SELECT k, r.state FROM unnest(ARRAY['lower', 'long', 'success', 'warning', 'no data', 'incomplete', 'ours', 'standard']) k, raised(k) r;
 SELECT c.claimed, c.outcome, c.error, c.status, c.headers, c.body FROM idem.try_claim('failures', 'whole') c;

@@ -105,6 +105,7 @@ SELECT idem.lookup('owned', 'k');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
 SELECT state FROM idem.lookup('owned', 'k');
+SELECT count(*) FROM idem.scopes WHERE name = 'owned';
 DROP ROLE idem_regress_member, idem_regress_noinherit, idem_regress_stranger;
 
 -- a scope is known to a session that was there before it, and forgotten with the extension
