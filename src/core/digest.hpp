@@ -21,7 +21,8 @@ struct Identity {
     std::string_view key;     // UTF-8
 };
 
-// False when OpenSSL refuses to work; out is then undefined.
+// False when OpenSSL refuses to work, or tenant and key together exceed 2 KB; out is then
+// undefined.
 [[nodiscard]] bool key_digest(const Identity& identity, Digest& out) noexcept;
 
 }  // namespace idem::core

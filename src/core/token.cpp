@@ -1,15 +1,23 @@
 #include "core/token.hpp"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 
 namespace idem::core {
 namespace {
 
 using Raw = std::array<std::byte, token_bytes>;
-using Padded = std::array<unsigned char, token_length + 1>;  // base64 proper ends in one '='
-static_assert(Padded{}.size() % 4 == 0);
+
+constexpr std::string_view alphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+constexpr std::uint8_t no_digit = 0xff;
+constexpr auto digit_of = [] {
+    std::array<std::uint8_t, 256> table{};
+    table.fill(no_digit);
+    for (std::size_t i = 0; i < alphabet.size(); ++i)
+        table[static_cast<unsigned char>(alphabet[i])] = static_cast<std::uint8_t>(i);
+    return table;
+}();
 
 Raw pack(const Token& token) noexcept {
     Raw out{};
@@ -22,43 +30,43 @@ Raw pack(const Token& token) noexcept {
     return out;
 }
 
-bool is_alphabet(unsigned char c) noexcept {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '_';
-}
-
 }  // namespace
 
 TokenText encode(const Token& token) noexcept {
-    const Raw raw = pack(token);
-    std::array<unsigned char, Padded{}.size() + 1> base64{};  // EVP_EncodeBlock ends with a NUL
-    EVP_EncodeBlock(base64.data(), reinterpret_cast<const unsigned char*>(raw.data()),
-                    static_cast<int>(raw.size()));
     TokenText out{};
-    std::transform(base64.begin(), base64.begin() + out.size(), out.begin(), [](unsigned char c) {
-        return c == '+' ? '-' : c == '/' ? '_' : static_cast<char>(c);
-    });
+    auto at = out.begin();
+    std::uint32_t bits = 0;
+    int held = 0;
+    for (std::byte b : pack(token)) {
+        bits = bits << 8 | std::to_integer<std::uint32_t>(b);
+        for (held += 8; held >= 6; held -= 6) *at++ = alphabet[bits >> (held - 6) & 0x3f];
+    }
+    *at = alphabet[bits << (6 - held) & 0x3f];  // 29 bytes leave four bits
     return out;
 }
 
 bool decode(std::string_view text, Token& out) noexcept {
-    if (text.size() != token_length || !std::all_of(text.begin(), text.end(), is_alphabet))
-        return false;
-    Padded base64{};
-    std::transform(text.begin(), text.end(), base64.begin(), [](char c) {
-        return static_cast<unsigned char>(c == '-' ? '+' : c == '_' ? '/' : c);
-    });
-    base64.back() = '=';
+    if (text.size() != token_length) return false;
+    Raw raw{};
+    auto at = raw.begin();
+    std::uint32_t bits = 0;
+    int held = 0;
+    for (char c : text) {
+        const std::uint8_t digit = digit_of[static_cast<unsigned char>(c)];
+        if (digit == no_digit) return false;
+        bits = bits << 6 | digit;
+        held += 6;
+        if (held < 8) continue;
+        held -= 8;
+        *at++ = static_cast<std::byte>(bits >> held & 0xff);
+    }
+    if ((bits & ((1U << held) - 1)) != 0) return false;  // the last character has bits to spare
 
-    std::array<unsigned char, Padded{}.size() / 4 * 3> decoded{};
-    if (EVP_DecodeBlock(decoded.data(), base64.data(), static_cast<int>(base64.size())) < 0)
-        return false;
-    if (decoded.back() != 0) return false;  // the last character has two bits to spare
-    const Bytes raw = std::as_bytes(std::span(decoded)).first(token_bytes);
-    if (std::to_integer<std::uint8_t>(raw[0]) != token_version) return false;
-    std::copy_n(raw.begin() + 1, out.digest.size(), out.digest.begin());
-    out.attempt = static_cast<std::uint32_t>(from_big_endian(raw.subspan(17, 4)));
-    out.random = from_big_endian(raw.subspan(21, 8));
+    const Bytes parts(raw);
+    if (std::to_integer<std::uint8_t>(parts[0]) != token_version) return false;
+    std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
+    out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
+    out.random = from_big_endian(parts.subspan(21, 8));
     return true;
 }
 
