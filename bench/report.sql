@@ -13,7 +13,7 @@ CREATE TEMP VIEW median AS
 \echo 'Inside the server: a procedure that commits after each operation'
 SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((m.usec - b.usec)::numeric, 1) AS "adds µs",
        round(((i.usec - b.usec) / NULLIF(m.usec - b.usec, 0))::numeric, 2) AS "idem adds ×",
-       round(m.wal::numeric) AS "WAL bytes/op", round(d.dead::numeric, 2) AS "dead rows/op"
+       round(m.wal::numeric) AS "WAL bytes/op", round(d.dead::numeric, 2) AS "row versions made dead/op"
   FROM median m LEFT JOIN median d ON d.scene = 'dead rows' AND d.contender = m.contender AND m.scene = 'fresh v4' JOIN median b ON b.scene = m.scene AND b.contender = 'bare' JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'fresh%' ORDER BY m.scene, m.usec;
 SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((i.usec / m.usec)::numeric, 2) AS "idem takes ×"
@@ -39,13 +39,13 @@ WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
      t(target, measured, bound, at_most) AS (
        SELECT scene || ': idem adds / one plain INSERT adds', (idem - bare) / NULLIF(ins - bare, 0), 1.1, true FROM v WHERE scene LIKE 'fresh%' AND scene NOT LIKE '%durable%'
        UNION ALL SELECT scene || ': idem adds / the recipe adds', (idem - bare) / NULLIF(recipe - bare, 0), 0.45, true FROM v WHERE scene LIKE 'fresh%' AND scene NOT LIKE '%durable%'
-       UNION ALL SELECT scene || ': replay / SELECT by key', idem / sel, 1.2, true FROM v WHERE scene LIKE 'replay%'
-       UNION ALL SELECT scene || ': throughput / one plain INSERT', ins / idem, 1.0, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
-       UNION ALL SELECT scene || ': throughput / the recipe', recipe / idem, 1.4, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
-       UNION ALL SELECT scene || ': WAL / the recipe''s', wal_idem / wal_recipe, 0.70, true FROM v WHERE scene = 'fresh v4'
-       UNION ALL SELECT 'dead rows per operation', dead_idem, 0, true FROM v WHERE scene = 'dead rows'
+       UNION ALL SELECT scene || ': replay / SELECT by key', idem / NULLIF(sel, 0), 1.2, true FROM v WHERE scene LIKE 'replay%'
+       UNION ALL SELECT scene || ': throughput / one plain INSERT', ins / NULLIF(idem, 0), 1.0, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
+       UNION ALL SELECT scene || ': throughput / the recipe', recipe / NULLIF(idem, 0), 1.4, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
+       UNION ALL SELECT scene || ': WAL / the recipe''s', wal_idem / NULLIF(wal_recipe, 0), 0.70, true FROM v WHERE scene = 'fresh v4'
+       UNION ALL SELECT 'row versions made dead per operation', dead_idem, 0, true FROM v WHERE scene = 'dead rows'
        UNION ALL SELECT 'index WAL of UUIDv7 / of UUIDv4 keys', (SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v7')
-                        / (SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v4'), 0.1, true)
+                        / NULLIF((SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v4'), 0), 0.1, true)
 SELECT target, round(measured::numeric, 2) AS measured, CASE WHEN at_most THEN '<= ' ELSE '>= ' END || bound AS target_value,
        CASE WHEN (measured <= bound) = at_most OR measured = bound THEN 'met' ELSE 'missed' END AS verdict
   FROM t WHERE measured IS NOT NULL ORDER BY target;

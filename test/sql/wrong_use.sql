@@ -104,6 +104,15 @@ SELECT attempt('CREATE INDEX ON indexed (claims(i))');
 DROP TABLE indexed;
 DROP FUNCTION claims;
 
+-- parallel workers share their leader's locks: refused, even behind a wrong label
+CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN RETURN (SELECT outcome FROM idem.try_claim('wrong', 'parallel')); END $$;
+SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_
+SELECT mislabelled();
+\echo :LAST_ERROR_SQLSTATE
+SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'off', false) \gset ignored_
+DROP FUNCTION mislabelled;
+
 -- an open claim does not commit: not alone, not in a procedure, not prepared
 SELECT idem.claim('wrong', 'open');
 \echo :LAST_ERROR_SQLSTATE
