@@ -42,7 +42,7 @@ for my $ddl (
 	$progress->();
 	pass($ddl);
 }
-$load->signal('INT');
+$load->signal('TERM');
 $load->finish;
 unlike($err, qr/ERROR|aborted/, 'the load saw no error');
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'})
