@@ -164,15 +164,16 @@ void settle_duplicate(const Records& records, const pg_uuid_t* digest, ItemPoint
 }
 
 // Puts the row in the place of an expired one. False when that has gone meanwhile.
-bool replace(const Records& records, const KeyName& name, TupleTableSlot* slot) {
-    Found old = probe(records, name);
+bool replace(const Records& records, const KeyName& name, const pg_uuid_t* digest,
+             TupleTableSlot* slot) {
+    const Found old = probe(records, name);
     if (old.presence != core::Presence::committed && old.presence != core::Presence::deleting)
         return false;
     if (old.record.expires > GetCurrentTimestamp())
         report::serialization_failure("The key was completed past the claim that held it.");
+    ItemPointerData tid = old.tid;
     bool new_entries = false;
-    switch (
-        compat::update_row(records.table(), &old.tid, slot, compat::Waiting::yes, new_entries)) {
+    switch (compat::update_row(records.table(), &tid, slot, compat::Waiting::yes, new_entries)) {
         case TM_Ok:
             break;
         case TM_Deleted:
@@ -180,7 +181,8 @@ bool replace(const Records& records, const KeyName& name, TupleTableSlot* slot) 
         default:
             report::serialization_failure("The key's expired record was changed concurrently.");
     }
-    if (new_entries) add_index_entries(records.table(), slot, false);
+    if (new_entries && add_index_entries(records.table(), slot, true))
+        settle_duplicate(records, digest, &slot->tts_tid);
     return true;
 }
 
@@ -222,7 +224,7 @@ void write_record(const Records& records, const KeyName& name, const Record& rec
     const pg_uuid_t digest = uuid_of(name.digest);
     const Row<columns> row = row_of(name, &digest, record);
     TupleTableSlot* slot = new_row(records.table(), row.values(), row.nulls());
-    const bool replaced = over_expired && replace(records, name, slot);
+    const bool replaced = over_expired && replace(records, name, &digest, slot);
     if (!replaced && insert_row(records.table(), slot, true))
         settle_duplicate(records, &digest, &slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);
