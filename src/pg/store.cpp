@@ -39,19 +39,27 @@ class DigestScan {
     DigestScan(const Records& records, const pg_uuid_t* digest) : records_(records) {
         index_ = records.open_index();
         InitDirtySnapshot(dirty_);
-        slot_ = table_slot_create(records.table(), nullptr);
         scan_ = compat::begin_index_scan(records.table(), index_, &dirty_, 1);
         ScanKeyData key;
         ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(digest));
         index_rescan(scan_, &key, 1, nullptr, 0);
     }
-    bool next() { return index_getnext_slot(scan_, ForwardScanDirection, slot_); }
+    // As index_getnext_slot(), but most probes find no entry, and need no slot.
+    bool next() {
+        for (;;) {
+            if (!scan_->xs_heap_continue &&
+                index_getnext_tid(scan_, ForwardScanDirection) == nullptr)
+                return false;
+            if (slot_ == nullptr) slot_ = table_slot_create(records_.table(), nullptr);
+            if (index_fetch_heap(scan_, slot_)) return true;
+        }
+    }
     TupleTableSlot* slot() const { return slot_; }
     TransactionId inserting() const { return dirty_.xmin; }
     TransactionId deleting() const { return dirty_.xmax; }
     void end() {
         index_endscan(scan_);
-        ExecDropSingleTupleTableSlot(slot_);
+        if (slot_ != nullptr) ExecDropSingleTupleTableSlot(slot_);
         records_.close_index(index_);
     }
 
@@ -59,7 +67,7 @@ class DigestScan {
     const Records& records_;
     Relation index_;
     IndexScanDesc scan_;
-    TupleTableSlot* slot_;
+    TupleTableSlot* slot_ = nullptr;
     SnapshotData dirty_;
 };
 static_assert(std::is_trivially_destructible_v<DigestScan>);
