@@ -21,10 +21,17 @@ CREATE TABLE idem.scope (
     name            text        NOT NULL UNIQUE,
     owner           regrole     NOT NULL,
     ttl             interval    NOT NULL,
+    lease           interval    NOT NULL,
     wait            interval    NOT NULL,
     request_required boolean    NOT NULL,
+    request_exclude text[]      NOT NULL,
     tenant_required boolean     NOT NULL,
-    request_exclude text[]      NOT NULL
+    reject_stale_keys boolean   NOT NULL,
+    max_attempts    integer,
+    claims_per_minute integer,
+    weak_keys       text        NOT NULL,
+    store_response  boolean     NOT NULL,
+    response_exclude text[]     NOT NULL
 );
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
 COMMENT ON TABLE idem.scope IS 'the scopes; written by idem.create_scope(), read through idem.scopes';
@@ -160,16 +167,21 @@ COMMENT ON FUNCTION idem.lookup(text, text, text) IS
 -- Scopes
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', wait interval DEFAULT '10 seconds',
-                                  request_required boolean DEFAULT false, request_exclude text[] DEFAULT '{}',
-                                  tenant_required boolean DEFAULT false, owner regrole DEFAULT NULL)
+CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', lease interval DEFAULT '1 minute',
+                                  wait interval DEFAULT '10 seconds', request_required boolean DEFAULT false,
+                                  request_exclude text[] DEFAULT '{}', tenant_required boolean DEFAULT false,
+                                  reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL,
+                                  claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT 'allow',
+                                  store_response boolean DEFAULT true, response_exclude text[] DEFAULT '{}',
+                                  owner regrole DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_create_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
-COMMENT ON FUNCTION idem.create_scope(text, interval, interval, boolean, text[], boolean, regrole) IS
-'Creates a scope, the named family of operations that claims refer to. Needs CREATE on schema idem, and membership of the owner. Raises 42710, 42501, 22023, 22004.';
+COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
+'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. Needs CREATE on schema idem, and membership of the owner. Raises 42710, 42501, 22023, 22004.';
 
 CREATE VIEW idem.scopes WITH (security_barrier) AS
-    SELECT name, owner, ttl, wait, request_required, request_exclude, tenant_required
+    SELECT name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+           reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
       FROM idem.scope
      WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE');
 COMMENT ON VIEW idem.scopes IS 'the scopes whose owner''s privileges the current role has';

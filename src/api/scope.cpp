@@ -4,10 +4,10 @@
 // scope. The first scope of a database brings the secrets with it.
 #include "api/arguments.hpp"
 #include "core/key.hpp"
-#include "core/path_filter.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"
 #include "pg/report.hpp"
+#include "pg/scope_admin.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::api {
@@ -18,56 +18,119 @@ namespace report = pg::report;
 enum Argument {
     arg_name,
     arg_ttl,
+    arg_lease,
     arg_wait,
     arg_request_required,
     arg_request_exclude,
     arg_tenant_required,
-    arg_owner
+    arg_reject_stale_keys,
+    arg_max_attempts,
+    arg_claims_per_minute,
+    arg_weak_keys,
+    arg_store_response,
+    arg_response_exclude,
+    arg_owner,
+    arguments
 };
 
-std::string_view checked_name(std::optional<std::string_view> name) {
-    if (!name) report::missing_argument("name");
-    if (name->empty() || name->size() > core::max_scope_bytes)
-        report::invalid_argument("name", "It must have 1 to 63 bytes.");
-    return *name;
+constexpr std::array<const char*, arguments> argument_names = {"name",
+                                                               "ttl",
+                                                               "lease",
+                                                               "wait",
+                                                               "request_required",
+                                                               "request_exclude",
+                                                               "tenant_required",
+                                                               "reject_stale_keys",
+                                                               "max_attempts",
+                                                               "claims_per_minute",
+                                                               "weak_keys",
+                                                               "store_response",
+                                                               "response_exclude",
+                                                               "owner"};
+
+const char* name_of(int argument) {
+    return argument_names[static_cast<std::size_t>(argument)];
 }
 
-// Whoever creates a scope hands its keys to the owner, so he must be able to become the owner.
-Oid checked_owner(FunctionCallInfo fcinfo) {
-    const Oid owner = PG_ARGISNULL(arg_owner) ? GetUserId() : PG_GETARG_OID(arg_owner);
+// NULL has a meaning for these only: no limit, and the current user.
+constexpr bool may_be_null(int argument) {
+    return argument == arg_max_attempts || argument == arg_claims_per_minute ||
+           argument == arg_owner;
+}
+
+void require_arguments(FunctionCallInfo fcinfo) {
+    for (int argument = 0; argument < arguments; ++argument)
+        if (PG_ARGISNULL(argument) && !may_be_null(argument))
+            report::missing_argument(name_of(argument));
+}
+
+void check_name(std::string_view name) {
+    if (name.empty() || name.size() > core::max_scope_bytes)
+        report::invalid_argument("name", "It must have 1 to 63 bytes.");
+}
+
+const Interval* positive_arg(FunctionCallInfo fcinfo, int n) {
+    const Interval* interval = pg::interval_arg(fcinfo, n);
+    if (interval != nullptr) (void)pg::positive_duration(name_of(n), *interval);
+    return interval;
+}
+
+const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
+    const Interval* interval = pg::interval_arg(fcinfo, n);
+    if (interval != nullptr) (void)pg::nonnegative_duration(name_of(n), *interval);
+    return interval;
+}
+
+ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
+    ArrayType* paths = pg::array_arg(fcinfo, n);
+    if (paths != nullptr) pg::check_paths(name_of(n), paths);
+    return paths;
+}
+
+std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n) {
+    const auto limit = pg::int_arg(fcinfo, n);
+    if (limit && *limit < 1) report::invalid_argument(name_of(n), "It must be at least 1.");
+    return limit;
+}
+
+std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
+    const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
+    if (rule && !pg::weak_keys_of(*rule))
+        report::invalid_argument("weak_keys", "It must be allow, warn or reject.");
+    return rule;
+}
+
+pg::ScopeRules read_rules(FunctionCallInfo fcinfo) {
+    return {
+        .ttl = positive_arg(fcinfo, arg_ttl),
+        .lease = positive_arg(fcinfo, arg_lease),
+        .wait = nonnegative_arg(fcinfo, arg_wait),
+        .request_required = pg::bool_arg(fcinfo, arg_request_required),
+        .request_exclude = paths_arg(fcinfo, arg_request_exclude),
+        .tenant_required = pg::bool_arg(fcinfo, arg_tenant_required),
+        .reject_stale_keys = pg::bool_arg(fcinfo, arg_reject_stale_keys),
+        .max_attempts = limit_arg(fcinfo, arg_max_attempts),
+        .claims_per_minute = limit_arg(fcinfo, arg_claims_per_minute),
+        .weak_keys = weak_keys_arg(fcinfo),
+        .store_response = pg::bool_arg(fcinfo, arg_store_response),
+        .response_exclude = paths_arg(fcinfo, arg_response_exclude),
+        .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
+    };
+}
+
+// Whoever gives a scope to a role hands it the keys, so he must be able to become the role.
+void check_owner(Oid owner) {
+    (void)GetUserNameFromId(owner, false);  // raises when there is no such role
+    pg::compat::check_may_become(GetUserId(), owner);
+}
+
+void check_may_create(FunctionCallInfo fcinfo) {
     const Oid schema = get_func_namespace(fcinfo->flinfo->fn_oid);
     if (!pg::compat::may_create_in(schema, GetUserId()))
         ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                         errmsg("permission denied to create a scope"),
                         errdetail("It needs the privilege CREATE on schema idem."),
                         errhint("Have a superuser run GRANT CREATE ON SCHEMA idem TO your role.")));
-    (void)GetUserNameFromId(owner, false);  // raises when there is no such role
-    pg::compat::check_may_become(GetUserId(), owner);
-    return owner;
-}
-
-bool bool_arg(FunctionCallInfo fcinfo, int n, const char* name) {
-    if (PG_ARGISNULL(n)) report::missing_argument(name);
-    return PG_GETARG_BOOL(n);
-}
-
-ArrayType* checked_exclude(FunctionCallInfo fcinfo) {
-    if (PG_ARGISNULL(arg_request_exclude)) report::missing_argument("request_exclude");
-    ArrayType* paths = PG_GETARG_ARRAYTYPE_P(arg_request_exclude);
-    if (ARR_NDIM(paths) > 1)
-        report::invalid_argument("request_exclude", "It must have one dimension.");
-    Datum* elements;
-    bool* nulls;
-    int count;
-    deconstruct_array(paths, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, &count);
-    for (int i = 0; i < count; ++i) {
-        const std::size_t size = nulls[i] ? 0 : pg::view_of(DatumGetTextPP(elements[i])).size();
-        if (size == 0 || size > core::max_path_bytes)
-            report::invalid_argument("request_exclude",
-                                     "Each path must have 1 to 255 bytes, such as "
-                                     "\"meta.trace_id\".");
-    }
-    return paths;
 }
 
 }  // namespace
@@ -76,23 +139,14 @@ ArrayType* checked_exclude(FunctionCallInfo fcinfo) {
 IDEM_FUNCTION(idem_create_scope) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
-    const std::string_view name = api::checked_name(pg::text_arg(fcinfo, api::arg_name));
-    const Interval* ttl = pg::interval_arg(fcinfo, api::arg_ttl);
-    const Interval* wait = pg::interval_arg(fcinfo, api::arg_wait);
-    if (ttl == nullptr) pg::report::missing_argument("ttl");
-    if (wait == nullptr) pg::report::missing_argument("wait");
-    (void)pg::positive_duration("ttl", *ttl);
-    (void)pg::nonnegative_duration("wait", *wait);
-    const pg::NewScope scope{
-        .name = name,
-        .owner = api::checked_owner(fcinfo),
-        .ttl = ttl,
-        .wait = wait,
-        .request_required = api::bool_arg(fcinfo, api::arg_request_required, "request_required"),
-        .tenant_required = api::bool_arg(fcinfo, api::arg_tenant_required, "tenant_required"),
-        .request_exclude = api::checked_exclude(fcinfo),
-    };
-    pg::insert_scope(scope);
+    api::require_arguments(fcinfo);
+    const std::string_view name = *pg::text_arg(fcinfo, api::arg_name);
+    api::check_name(name);
+    pg::ScopeRules rules = api::read_rules(fcinfo);
+    if (!rules.owner) rules.owner = GetUserId();
+    api::check_may_create(fcinfo);
+    api::check_owner(*rules.owner);
+    pg::insert_scope(name, rules);
     pg::create_secrets();
     PG_RETURN_VOID();
 }

@@ -52,6 +52,15 @@ inline std::optional<std::int32_t> int_arg(FunctionCallInfo fcinfo, int n) {
     return PG_GETARG_INT32(n);
 }
 
+inline std::optional<bool> bool_arg(FunctionCallInfo fcinfo, int n) {
+    if (PG_ARGISNULL(n)) return std::nullopt;
+    return PG_GETARG_BOOL(n);
+}
+
+inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
+    return PG_ARGISNULL(n) ? nullptr : PG_GETARG_ARRAYTYPE_P(n);
+}
+
 // A row under construction: every column NULL until it is set. Columns are numbered from 0.
 template <int Columns>
 class Row {
@@ -69,9 +78,14 @@ class Row {
     void set_int(int column, std::optional<std::int32_t> value) {
         if (value) set(column, Int32GetDatum(*value));
     }
+    void set_bool(int column, std::optional<bool> value) {
+        if (value) set(column, BoolGetDatum(*value));
+    }
     void set_time(int column, std::optional<TimestampTz> value) {
         if (value) set(column, TimestampTzGetDatum(*value));
     }
+
+    void clear(int column) { nulls_[static_cast<std::size_t>(column)] = true; }
 
     std::span<const Datum> values() const { return values_; }
     std::span<const bool> nulls() const { return nulls_; }

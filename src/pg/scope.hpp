@@ -2,48 +2,52 @@
 //
 // The cache is dropped as a whole through relation cache invalidation of idem.scope. What lookup
 // hands out stays valid until the next lookup, so a function looks up once and keeps what outlives
-// it elsewhere.
+// it elsewhere. Who changes scopes is pg/scope_admin.
 #pragma once
 
+#include "pg/path_list.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
+
+// What happens to a new key that is easily used twice (see core/weakness.hpp).
+enum class WeakKeys { allow, warn, reject };
 
 struct Scope {
     char name[NAMEDATALEN];  // the hash key
     std::int32_t id;
     Oid owner;
-    std::int64_t ttl;   // microseconds
-    std::int64_t wait;  // microseconds
+    std::int64_t ttl;    // microseconds, as the other lengths of time
+    std::int64_t lease;  // what a leased claim is renewed for
+    std::int64_t wait;
+    std::optional<std::int32_t> max_attempts;       // none: as many as it takes
+    std::optional<std::int32_t> claims_per_minute;  // none: no limit; of each tenant
+    WeakKeys weak_keys;
     bool request_required;
     bool tenant_required;
-    const std::string_view* exclude;
-    std::size_t exclude_count;
+    bool reject_stale_keys;
+    bool store_response;
+    PathList request_paths;
+    PathList response_paths;
 
-    std::span<const std::string_view> request_exclude() const { return {exclude, exclude_count}; }
+    PathList request_exclude() const { return request_paths; }
+    PathList response_exclude() const { return response_paths; }
 };
+static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
-struct NewScope {
-    std::string_view name;
-    Oid owner;
-    const Interval* ttl;
-    const Interval* wait;
-    bool request_required;
-    bool tenant_required;
-    ArrayType* request_exclude;
-};
+// Nothing unless the text is allow, warn or reject.
+std::optional<WeakKeys> weak_keys_of(std::string_view text);
 
 // NULL when there is no such scope.
 const Scope* find_scope(std::string_view name);
+
+// The same for whoever has only a record, or the token of one. NULL: the scope was dropped.
+const Scope* find_scope_by_id(std::int32_t id);
 
 // Finds the scope and checks that the current user has the privileges of its owner; raises ID008 or
 // 42501. A scope whose owner was dropped is nobody's but the superuser's. function is for the
 // message.
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function);
-
-// Raises 42710 when the name is taken. Serialised by a lock on the table, kept to the transaction's
-// end.
-void insert_scope(const NewScope& scope);
 
 void init_scopes();
 

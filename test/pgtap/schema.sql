@@ -28,7 +28,7 @@ SELECT set_eq(
     $$VALUES
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, owner regrole DEFAULT NULL::regrole', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole', 'void'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
@@ -64,8 +64,10 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
     'holder_pid integer', 'since timestamp with time zone'], 'columns of record_info');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
-    'name text', 'owner regrole', 'ttl interval', 'wait interval', 'request_required boolean',
-    'request_exclude text[]', 'tenant_required boolean'], 'columns of the view scopes');
+    'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
+    'request_required boolean', 'request_exclude text[]', 'tenant_required boolean',
+    'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
+    'weak_keys text', 'store_response boolean', 'response_exclude text[]'], 'columns of the view scopes');
 
 -- Tables ----------------------------------------------------------------------------------------
 

@@ -2,8 +2,11 @@
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain');
-SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true);
+SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, claims_per_minute => 60, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}');
+\x on
 SELECT * FROM idem.scopes ORDER BY name;
+\x off
 
 SELECT idem.create_scope('plain');
 \echo :LAST_ERROR_SQLSTATE
@@ -33,6 +36,26 @@ SELECT idem.create_scope('x', request_exclude => ARRAY['']);
 SELECT idem.create_scope('x', request_exclude => ARRAY[repeat('p', 256)]);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', request_exclude => '{{a},{b}}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', lease => '0');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', lease => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', reject_stale_keys => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', max_attempts => 0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', claims_per_minute => -1);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', weak_keys => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', weak_keys => 'Warn');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', store_response => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', response_exclude => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', response_exclude => ARRAY['a', NULL]);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE

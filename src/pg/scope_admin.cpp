@@ -1,0 +1,68 @@
+#include "pg/scope_admin.hpp"
+
+#include "pg/scope_row.hpp"
+
+namespace idem::pg {
+namespace {
+
+using namespace scope_row;
+using ScopeRow = Row<columns>;
+
+void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
+    if (limit == no_limit) return row.clear(which);
+    row.set_int(which, limit);
+}
+
+void set_rules(ScopeRow& row, const ScopeRules& rules) {
+    row.set_pointer(column_ttl, rules.ttl);
+    row.set_pointer(column_lease, rules.lease);
+    row.set_pointer(column_wait, rules.wait);
+    row.set_bool(column_request_required, rules.request_required);
+    row.set_pointer(column_request_exclude, rules.request_exclude);
+    row.set_bool(column_tenant_required, rules.tenant_required);
+    row.set_bool(column_reject_stale_keys, rules.reject_stale_keys);
+    set_limit(row, column_max_attempts, rules.max_attempts);
+    set_limit(row, column_claims_per_minute, rules.claims_per_minute);
+    if (rules.weak_keys) row.set_text(column_weak_keys, *rules.weak_keys);
+    row.set_bool(column_store_response, rules.store_response);
+    row.set_pointer(column_response_exclude, rules.response_exclude);
+    if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
+}
+
+Relation lock_scopes() {
+    return open_table(Table::scope, ShareRowExclusiveLock);
+}
+
+void announce_change(Relation relation) {
+    CacheInvalidateRelcache(relation);
+    table_close(relation, NoLock);
+    CommandCounterIncrement();
+}
+
+// Ids come from a sequence, under the table's lock: they are never used twice.
+std::int32_t next_id(Relation relation) {
+    const Oid sequence = get_relname_relid("scope_id", RelationGetNamespace(relation));
+    return static_cast<std::int32_t>(nextval_internal(sequence, false));
+}
+
+}  // namespace
+
+void insert_scope(std::string_view name, const ScopeRules& rules) {
+    Relation relation = lock_scopes();
+    if (scan_for(Named{name}, [](TupleTableSlot*) {}))
+        ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
+                        errmsg("scope \"%.*s\" already exists", static_cast<int>(name.size()),
+                               name.data()),
+                        errdetail("Scope names are unique in a database."),
+                        errhint("Choose another name, or use the scope that exists.")));
+    ScopeRow row;
+    row.set_int(column_id, next_id(relation));
+    row.set_text(column_name, name);
+    set_rules(row, rules);
+    TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
+    insert_row(relation, slot, false);
+    ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+}  // namespace idem::pg
