@@ -36,12 +36,15 @@ CREATE TABLE idem.scope (
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
 COMMENT ON TABLE idem.scope IS 'the scopes; written by idem.create_scope(), read through idem.scopes';
 
--- One row a finished operation. The primary key is the only index: the digest finds the row, the
--- full identity in it decides. Fixed-width columns first, so that a row carries no padding.
+-- One row an operation: written when an atomic claim finishes, or when a leased one begins. The
+-- primary key is the only index: the digest finds the row, the full identity in it decides.
+-- Fixed-width columns first, so that a row carries no padding.
 CREATE TABLE idem.record (
     digest          uuid        NOT NULL PRIMARY KEY,
     created         timestamptz NOT NULL,
     expires         timestamptz NOT NULL,
+    lease_end       timestamptz,
+    nonce           bigint,
     scope           integer     NOT NULL,
     attempt         integer     NOT NULL,
     status          integer,
@@ -49,12 +52,14 @@ CREATE TABLE idem.record (
     tenant          text        NOT NULL,
     key             text        NOT NULL,
     fingerprint     bytea,
+    recovery_point  text,
+    recovery_state  jsonb,
     headers         jsonb,
     response        jsonb,
     body            bytea,
     error           jsonb
 );
-COMMENT ON TABLE idem.record IS 'the key records; written by idem.complete() and idem.fail(), read through idem.claim() and idem.lookup()';
+COMMENT ON TABLE idem.record IS 'the key records; written by idem.complete() and idem.fail(), read through idem.claim() and idem.lookup(). lease_end and nonce (the token''s random bits) belong to leased claims';
 
 -- The permanent seed (lock ids) and the fingerprint secrets. Made with the first scope, and dumped
 -- with the data: without them a restored record would conflict with its own retries.
@@ -119,6 +124,14 @@ CREATE TYPE idem.record_info AS (
 );
 COMMENT ON TYPE idem.record_info IS 'what idem.lookup() says of a key: absent, in_progress, completed or failed';
 
+CREATE TYPE idem.execution AS (
+    outcome         text,
+    replayed        boolean,
+    response        jsonb,
+    error           jsonb
+);
+COMMENT ON TYPE idem.execution IS 'what idem.execute() says: completed with the response, or failed with the error; replayed when it is the stored one';
+
 -- ---------------------------------------------------------------------------------------------
 -- Claims
 -- ---------------------------------------------------------------------------------------------
@@ -128,7 +141,7 @@ CREATE FUNCTION idem.claim(scope text, key text, request jsonb DEFAULT NULL, ten
 RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
-'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 42501.';
+'Claims (scope, tenant, key) for this transaction, or with lease for that long beyond it, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. A leased claim whose lease is over is taken over: attempt + 1, with its recovery point. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 42501.';
 
 CREATE FUNCTION idem.try_claim(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL,
                                ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
@@ -142,20 +155,39 @@ CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status in
 RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_complete' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
-'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as stored. It becomes visible when this transaction commits. Raises ID005 not_claimed.';
+'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed.';
 
 CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
                           headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_fail' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
-'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID005 not_claimed, 22004, 22023.';
+'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023.';
 
 CREATE FUNCTION idem.release(token text)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_release' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.release(text) IS
-'Gives a claim up without an answer: nothing is stored, and the key is free for others when this transaction ends. Raises ID005 not_claimed.';
+'Gives a claim up without an answer: the key is free for others when this transaction ends. A leased claim keeps its attempts and recovery point for the next. Raises ID004 lease_lost, ID005 not_claimed.';
+
+CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_renew' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.renew(text, interval) IS
+'Heartbeat of a leased claim: the lease ends that long from now (NULL: the scope''s lease). Returns the new end. Raises ID004 lease_lost, ID005 not_claimed, 22023.';
+
+CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_checkpoint' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.checkpoint(text, text, jsonb) IS
+'Stores a recovery point of a leased claim: its name (1 to 255 bytes) and state come back as recovery_point and recovery_state of the claim that takes over. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023.';
+
+CREATE FUNCTION idem.execute(scope text, key text, operation regprocedure, request jsonb DEFAULT NULL,
+                             tenant text DEFAULT NULL, ttl interval DEFAULT NULL, wait interval DEFAULT NULL)
+RETURNS idem.execution
+AS 'MODULE_PATHNAME', 'idem_execute' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
+'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, 42501, 22023.';
 
 CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
 RETURNS idem.record_info

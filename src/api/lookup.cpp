@@ -44,18 +44,27 @@ Result absent() {
     return result;
 }
 
-Result in_progress(std::optional<int> pid, std::optional<TimestampTz> since) {
+Result in_progress(std::int32_t attempt, std::optional<int> pid, std::optional<TimestampTz> since) {
     Result result;
     result.set_text(column_state, "in_progress");
-    result.set_int(column_attempt, first_attempt);
+    result.set_int(column_attempt, attempt);
     result.set_int(column_holder_pid, pid);
     result.set_time(column_since, since);
     return result;
 }
 
+// A leased claim; its holder is whoever is at its row right now, if anybody.
+Result leased(const pg::Record& record, std::optional<int> pid) {
+    Result result = in_progress(record.attempt, pid, record.created);
+    result.set_time(column_created_at, record.created);
+    result.set_time(column_expires_at, record.expires);
+    result.set_time(column_lease_end, record.lease_end);
+    return result;
+}
+
 Result finished(const pg::Record& record) {
     Result result;
-    result.set_text(column_state, record.state == core::State::failed ? "failed" : "completed");
+    result.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
     result.set_int(column_attempt, record.attempt);
     result.set_int(column_status, record.status);
     result.set_pointer(column_headers, record.headers);
@@ -68,7 +77,7 @@ Result finished(const pg::Record& record) {
     return result;
 }
 
-// A finished record that binds the key now: committed or this transaction's, and not expired.
+// A record that binds the key now: committed or this transaction's, and not expired.
 bool binds(const pg::Found& found) {
     switch (found.presence) {
         case Presence::own:
@@ -81,20 +90,37 @@ bool binds(const pg::Found& found) {
     }
 }
 
-Result run(const pg::KeyName& name) {
+// In progress, unless no attempt may follow the one whose lease is over.
+bool goes_on(const pg::Record& record, const pg::Scope& scope) {
+    return record.state == core::State::in_progress &&
+           !core::exhausted(record.attempt, scope.max_attempts, record.lease_end.value_or(0),
+                            GetCurrentTimestamp());
+}
+
+std::optional<report::Holder> holder_of(const pg::KeyName& name) {
+    if (RecoveryInProgress()) return std::nullopt;
+    return pg::KeyLock(name.digest).holder();
+}
+
+Result run(const pg::KeyName& name, const pg::Scope& scope) {
     const pg::Claim* mine = pg::find_claim(name.digest);
-    if (mine != nullptr && mine->phase == pg::Phase::open)
-        return in_progress(MyProcPid, mine->created);
+    const bool open_here = mine != nullptr && mine->phase == pg::Phase::open;
+    if (open_here && mine->token.kind == core::TokenKind::atomic)
+        return in_progress(static_cast<std::int32_t>(mine->token.attempt), MyProcPid,
+                           mine->created);
 
     const pg::Records records = pg::Records::to_read();
     const pg::Found found = pg::probe(records, name);
     records.close();
-    if (binds(found)) return finished(found.record);
-    if (RecoveryInProgress()) return absent();
+    const bool bound = binds(found);
+    if (bound && !goes_on(found.record, scope)) return finished(found.record);
 
-    const auto holder = pg::KeyLock(name.digest).holder();
-    if (holder) return in_progress(holder->pid, holder->since);
-    if (found.presence == Presence::inserting) return in_progress(std::nullopt, std::nullopt);
+    const auto holder = holder_of(name);
+    const auto pid = open_here ? std::optional(MyProcPid) : holder ? holder->pid : std::nullopt;
+    if (bound) return leased(found.record, pid);
+    if (holder) return in_progress(first_attempt, pid, holder->since);
+    if (found.presence == Presence::inserting && !RecoveryInProgress())
+        return in_progress(first_attempt, std::nullopt, std::nullopt);
     return absent();
 }
 
@@ -107,6 +133,6 @@ IDEM_FUNCTION(idem_lookup) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");
-    auto result = api::run(api::key_name(scope, tenant, key));
+    auto result = api::run(api::key_name(scope, tenant, key), scope);
     return result.as_result_of(fcinfo);
 }

@@ -6,10 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace idem::core {
 
-enum class State : char { completed = 'c', failed = 'f' };
+enum class State : char { in_progress = 'p', completed = 'c', failed = 'f' };
 
 // What the index probe met under this key.
 enum class Presence {
@@ -26,16 +27,28 @@ struct Sighting {
     bool same_request;  // fingerprints agree (both absent counts as agreement)
     State state;
     std::int64_t expires;
+    std::int64_t lease_end;  // of a row in progress
+    std::int32_t attempt;
+    std::optional<std::int32_t> max_attempts;
 };
 
 enum class Verdict {
     claim,                  // nothing binds this key: the caller may own it
+    take_over,              // its lease is over: the caller may own the next attempt
     in_flight,              // another transaction is at it: wait, then look again
+    leased,                 // somebody holds it under a running lease: wait, then look again
     serialization_failure,  // the answer exists, but this transaction must not know it yet
     conflict,               // the key belongs to a different request
     replay,                 // completed: hand out the stored answer
     failed,                 // failed for good: hand out the stored failure
+    exhausted,              // the last attempt's lease is over: failed for good, unwritten
 };
+
+// Attempts are exhausted by the end of the last one's lease; that is derived, never written.
+constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
+                         std::int64_t lease_end, std::int64_t now) noexcept {
+    return max_attempts && attempt >= *max_attempts && lease_end <= now;
+}
 
 // Expiry comes before everything that speaks of the row's content, and conflict before state. A row
 // of this transaction never expires within it. An expired row that somebody is just deleting binds
@@ -48,7 +61,11 @@ constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     if (seen.presence == Presence::deleting) return Verdict::in_flight;
     if (!own && !seen.in_snapshot) return Verdict::serialization_failure;
     if (!seen.same_request) return Verdict::conflict;
-    return seen.state == State::failed ? Verdict::failed : Verdict::replay;
+    if (seen.state == State::completed) return Verdict::replay;
+    if (seen.state == State::failed) return Verdict::failed;
+    if (seen.lease_end > now) return Verdict::leased;
+    if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return Verdict::exhausted;
+    return Verdict::take_over;
 }
 
 }  // namespace idem::core

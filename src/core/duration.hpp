@@ -36,4 +36,11 @@ constexpr std::int64_t retry_after(std::int64_t age) noexcept {
     return age < least ? least : age > most ? most : age;
 }
 
+// The same for a leased operation, which may be taken over once its lease is over.
+constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) noexcept {
+    const std::int64_t guess = retry_after(age);
+    if (lease_left >= guess) return guess;
+    return lease_left > 0 ? lease_left : 0;
+}
+
 }  // namespace idem::core

@@ -1,16 +1,16 @@
 // The 64 bits under which a key is locked.
 //
 // pg_locks shows them to everybody, so they are derived from the digest with a secret seed: one
-// AES-128 block, a keyed permutation of exactly a digest's width. Two keys that meet in 64 bits
-// only wait for each other; which record is meant is never decided by the lock.
-// OpenSSL's cipher is fetched once per process; not thread-safe; nothing is thrown.
+// AES-128 block. Two keys that meet in 64 bits only wait for each other; which record is meant is
+// never decided by the lock. Not thread-safe; nothing is thrown.
 #pragma once
 
+#include "core/aes_block.hpp"
 #include "core/digest.hpp"
 
 namespace idem::core {
 
-using LockSeed = std::array<std::byte, 16>;
+using LockSeed = AesKey;
 
 // False when OpenSSL refuses to work; out is then undefined.
 [[nodiscard]] bool lock_id(const LockSeed& seed, const Digest& digest, std::uint64_t& out) noexcept;

@@ -23,7 +23,7 @@ Raw pack(const Token& token) noexcept {
     Raw out{};
     auto at = out.begin();
     const auto put = [&at](const auto& piece) { at = std::copy(piece.begin(), piece.end(), at); };
-    put(big_endian<1>(token_version));
+    put(big_endian<1>(static_cast<std::uint64_t>(token.kind)));
     put(token.digest);
     put(big_endian<4>(token.attempt));
     put(big_endian<8>(token.random));
@@ -63,7 +63,8 @@ bool decode(std::string_view text, Token& out) noexcept {
     if ((bits & ((1U << held) - 1)) != 0) return false;  // the last character has bits to spare
 
     const Bytes parts(raw);
-    if (std::to_integer<std::uint8_t>(parts[0]) != token_version) return false;
+    out.kind = static_cast<TokenKind>(parts[0]);
+    if (out.kind != TokenKind::atomic && out.kind != TokenKind::leased) return false;
     std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
     out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
     out.random = from_big_endian(parts.subspan(21, 8));

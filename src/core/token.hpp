@@ -1,8 +1,10 @@
 // The token: opaque text that names one attempt of one key.
 //
-// base64url, without padding, of version, key digest, attempt and 64 random bits. It is text
-// because every driver can pass text back. The random bits are what makes it a token: digest and
-// attempt can be computed by anybody who knows the key.
+// base64url, without padding, of kind, key digest, attempt and 64 random bits. It is text because
+// every driver can pass text back. The random bits are what makes it a token: digest and attempt
+// can be computed by anybody who knows the key. The kind says where those bits are kept: an atomic
+// claim's with its transaction, a leased one's in the record. In a leased token's text the digest
+// is sealed (see seal.hpp); encode() and decode() take it as it comes.
 // Pure functions; no allocation, nothing thrown.
 #pragma once
 
@@ -10,9 +12,11 @@
 
 namespace idem::core {
 
-inline constexpr std::uint8_t token_version = 1;
+// Also the version of the layout: a new layout gets new kinds.
+enum class TokenKind : std::uint8_t { atomic = 1, leased = 2 };
 
 struct Token {
+    TokenKind kind;
     Digest digest;
     std::uint32_t attempt;
     std::uint64_t random;

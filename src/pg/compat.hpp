@@ -92,6 +92,14 @@ inline bool may_create_in(Oid schema, Oid role) {
 #endif
 }
 
+inline bool may_execute(Oid function, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    return object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#else
+    return pg_proc_aclcheck(function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#endif
+}
+
 // Raises 42501 unless the member may SET ROLE to the role.
 inline void check_may_become(Oid member, Oid role) {
 #if PG_VERSION_NUM >= 160000

@@ -1,6 +1,7 @@
 #include "pg/duration.hpp"
 
 #include "core/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
 
@@ -24,6 +25,19 @@ std::int64_t nonnegative_duration(const char* name, const Interval& interval) {
     const std::int64_t usecs = duration(name, interval);
     if (usecs < 0) report::invalid_argument(name, "It must not be negative.");
     return usecs;
+}
+
+std::optional<std::int64_t> positive_duration_arg(FunctionCallInfo fcinfo, int n,
+                                                  const char* name) {
+    const Interval* interval = interval_arg(fcinfo, n);
+    return interval == nullptr ? std::nullopt : std::optional(positive_duration(name, *interval));
+}
+
+std::optional<std::int64_t> nonnegative_duration_arg(FunctionCallInfo fcinfo, int n,
+                                                     const char* name) {
+    const Interval* interval = interval_arg(fcinfo, n);
+    return interval == nullptr ? std::nullopt
+                               : std::optional(nonnegative_duration(name, *interval));
 }
 
 Interval* interval_of(std::int64_t usecs) {

@@ -11,6 +11,11 @@ std::int64_t duration(const char* name, const Interval& interval);
 std::int64_t positive_duration(const char* name, const Interval& interval);
 std::int64_t nonnegative_duration(const char* name, const Interval& interval);
 
+// The same for an argument that may be NULL.
+std::optional<std::int64_t> positive_duration_arg(FunctionCallInfo fcinfo, int n, const char* name);
+std::optional<std::int64_t> nonnegative_duration_arg(FunctionCallInfo fcinfo, int n,
+                                                     const char* name);
+
 // Microseconds as an interval of nothing but time.
 Interval* interval_of(std::int64_t usecs);
 

@@ -1,9 +1,9 @@
 #include "pg/key_lock.hpp"
 
 #include "core/lock_id.hpp"
-#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/secret.hpp"
+#include "pg/subtransaction.hpp"
 
 namespace idem::pg {
 namespace {
@@ -38,21 +38,13 @@ int milliseconds_until(TimestampTz deadline) {
 }
 
 // Runs a wait under a lock_timeout of our own, in a subtransaction, because LockAcquire can only
-// give up by raising an error. What it locks passes to the surrounding transaction.
+// give up by raising an error.
 template <class Wait>
 bool bounded(TimestampTz deadline, Wait wait) {
-    trivial<Wait>();
     if (GetCurrentTimestamp() >= deadline) return false;
     const int ours = milliseconds_until(deadline);
     const bool deadline_is_first = LockTimeout == 0 || ours < LockTimeout;
-    MemoryContext context = CurrentMemoryContext;
-    ResourceOwner owner = CurrentResourceOwner;
-    volatile bool done = false;
-
-    BeginInternalSubTransaction(nullptr);
-    MemoryContextSwitchTo(context);
-    PG_TRY();
-    {
+    ErrorData* error = in_subtransaction([=] {
         if (deadline_is_first) {
             char value[16];
             snprintf(value, sizeof value, "%d", ours);
@@ -60,25 +52,11 @@ bool bounded(TimestampTz deadline, Wait wait) {
                                     GUC_ACTION_SAVE, true, 0, false);
         }
         wait();
-        ReleaseCurrentSubTransaction();
-        done = true;
-    }
-    PG_CATCH();
-    {
-        MemoryContextSwitchTo(context);
-        ErrorData* error = CopyErrorData();
-        FlushErrorState();
-        RollbackAndReleaseCurrentSubTransaction();
-        MemoryContextSwitchTo(context);
-        CurrentResourceOwner = owner;
-        if (!deadline_is_first || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-            ReThrowError(error);
-        FreeErrorData(error);
-    }
-    PG_END_TRY();
-    MemoryContextSwitchTo(context);
-    CurrentResourceOwner = owner;
-    return done;
+    });
+    if (error == nullptr) return true;
+    if (!deadline_is_first || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
+    FreeErrorData(error);
+    return false;
 }
 
 // When a backend's transaction began. The status snapshot that it is read from is kept for the rest
@@ -124,7 +102,7 @@ std::optional<report::Holder> KeyLock::holder() const {
     if (count == 0) return std::nullopt;
     const PGPROC* process = compat::process_running(holders[0]);
     if (process == nullptr) return report::Holder{};
-    return report::Holder{process->pid, transaction_start(process->pid)};
+    return report::Holder{process->pid, transaction_start(process->pid), std::nullopt};
 }
 
 bool wait_for_transaction(TransactionId xid, TimestampTz deadline) {

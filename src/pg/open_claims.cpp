@@ -10,6 +10,7 @@ namespace {
 struct Claims {
     Claim* newest;
     int count;
+    bool durable;
     std::array<Claim*, 64> buckets;
 };
 
@@ -49,8 +50,20 @@ void hand_over(SubTransactionId sub, SubTransactionId parent) {
 
 void refuse_open_claims(bool preparing) {
     for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
-        if (claim->phase == Phase::open)
+        if (claim->phase == Phase::open && claim->token.kind == core::TokenKind::atomic)
             report::claim_incomplete(claim->scope_name, claim->key, preparing);
+}
+
+// ForceSyncCommit() would do for this server's disk, but would not wait for a standby.
+void raise_durability() {
+    if (!claims->durable || synchronous_commit >= SYNCHRONOUS_COMMIT_REMOTE_FLUSH) return;
+    (void)set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
+                            GUC_ACTION_LOCAL, true, 0, false);
+}
+
+void before_end(bool preparing) {
+    refuse_open_claims(preparing);
+    raise_durability();
 }
 
 extern "C" {
@@ -66,9 +79,9 @@ static void at_transaction_end(XactEvent event, void*) {
     if (claims == nullptr) return;
     switch (event) {
         case XACT_EVENT_PRE_COMMIT:
-            return refuse_open_claims(false);
+            return before_end(false);
         case XACT_EVENT_PRE_PREPARE:
-            return refuse_open_claims(true);
+            return before_end(true);
         case XACT_EVENT_COMMIT:
         case XACT_EVENT_ABORT:
         case XACT_EVENT_PREPARE:
@@ -78,6 +91,11 @@ static void at_transaction_end(XactEvent event, void*) {
             return;
     }
 }
+}
+
+void make_map() {
+    if (claims != nullptr) return;
+    claims = static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
 }
 
 std::string_view keep(std::string_view view) {
@@ -107,11 +125,7 @@ Claim* find_claim(const core::Digest& digest) {
     return claim;
 }
 
-Claim& open_claim(std::optional<std::string_view> text) {
-    core::Token token;
-    if (!text) report::not_claimed("The token is null.");
-    if (!core::decode(*text, token))
-        report::not_claimed("The text is not a token of idem.claim().");
+Claim& open_claim(const core::Token& token) {
     Claim* claim = find_claim(token.digest);
     if (claim == nullptr || claim->token != token)
         report::not_claimed(
@@ -120,10 +134,14 @@ Claim& open_claim(std::optional<std::string_view> text) {
     return *claim;
 }
 
+const Claim* newest_open_claim() {
+    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
+    while (claim != nullptr && claim->phase != Phase::open) claim = claim->older;
+    return claim;
+}
+
 Claim& remember_claim(const Claim& from) {
-    if (claims == nullptr)
-        claims =
-            static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
+    make_map();
     void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim));
     auto* claim = new (memory) Claim(from);
     claim->scope_name = keep(from.scope_name);
@@ -146,6 +164,11 @@ Claim& remember_claim(const Claim& from) {
 void close_claim(Claim& claim, Phase phase) {
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
+}
+
+void commit_durably() {
+    make_map();
+    claims->durable = true;
 }
 
 int claims_held() {

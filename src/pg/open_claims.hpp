@@ -1,16 +1,19 @@
-// What this transaction has claimed.
+// What this transaction has claimed, or has taken up by the token of a leased claim.
 //
 // The map, not the lock, says what is open: it follows savepoints exactly. A claim made in a rolled
 // back subtransaction is dropped, one finished there is open again; a subtransaction that commits
 // hands its claims to its parent. Everything lives in TopTransactionContext and is forgotten with
-// the transaction. A claim still open when the transaction is about to commit or to be prepared
-// raises ID006.
+// the transaction. An atomic claim still open when the transaction is about to commit or to be
+// prepared raises ID006; a leased one lives on in its row. A transaction that claimed, renewed or
+// checkpointed under a lease commits durably, whatever synchronous_commit says: what follows it
+// outside the database must not be forgotten.
 //
 // Backend-local; no locking.
 #pragma once
 
 #include "core/token.hpp"
 #include "pg/server.hpp"
+#include "pg/store.hpp"
 
 namespace idem::pg {
 
@@ -21,7 +24,7 @@ struct Claim {
     Phase phase;
     SubTransactionId claimed_in;
     SubTransactionId closed_in;  // where it was finished or released
-    bool replaces_expired;       // an expired row stood under this key when it was claimed
+    Over over;                   // of an atomic claim: what stood under the key
     std::int32_t scope_id;
     std::string_view scope_name;
     std::string_view tenant;
@@ -37,8 +40,11 @@ struct Claim {
 // The newest claim of this key in this transaction, whatever its phase; NULL if there is none.
 Claim* find_claim(const core::Digest& digest);
 
-// The claim that the token text names. Raises ID005 when it is no token, or names no open claim.
-Claim& open_claim(std::optional<std::string_view> token);
+// The atomic claim that the token names. Raises ID005 when it names no open claim.
+Claim& open_claim(const core::Token& token);
+
+// The open claim made last; NULL if there is none.
+const Claim* newest_open_claim();
 
 // Keeps a copy of everything the claim points to.
 Claim& remember_claim(const Claim& claim);
@@ -47,6 +53,9 @@ void close_claim(Claim& claim, Phase phase);
 
 // How many key locks the transaction's claims hold.
 int claims_held();
+
+// Makes this transaction's commit wait for its WAL as synchronous_commit = on does.
+void commit_durably();
 
 void init_claims();
 

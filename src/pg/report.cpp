@@ -1,11 +1,14 @@
 #include "pg/report.hpp"
 
+#include "pg/error_object.hpp"
+
 namespace idem::pg::report {
 namespace {
 
 constexpr int errcode_in_progress = MAKE_SQLSTATE('I', 'D', '0', '0', '1');
 constexpr int errcode_key_conflict = MAKE_SQLSTATE('I', 'D', '0', '0', '2');
 constexpr int errcode_key_failed = MAKE_SQLSTATE('I', 'D', '0', '0', '3');
+constexpr int errcode_lease_lost = MAKE_SQLSTATE('I', 'D', '0', '0', '4');
 constexpr int errcode_not_claimed = MAKE_SQLSTATE('I', 'D', '0', '0', '5');
 constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
 constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
@@ -17,22 +20,16 @@ char* c_string(std::string_view view) {
 }
 
 char* holder_detail(const Holder& holder) {
+    if (holder.lease_end && holder.since) {
+        char* since = pstrdup(timestamptz_to_str(*holder.since));
+        return psprintf("It was claimed at %s, under a lease that ends at %s.", since,
+                        timestamptz_to_str(*holder.lease_end));
+    }
     if (holder.pid && holder.since)
         return psprintf("Process %d has been at it in a transaction since %s.", *holder.pid,
                         timestamptz_to_str(*holder.since));
     if (holder.pid) return psprintf("Process %d is at it in a transaction.", *holder.pid);
     return pstrdup("Another transaction, possibly a prepared one, is at it.");
-}
-
-// A member of a stored error, as a C string; NULL when it is missing, empty or not a string.
-char* error_member(Jsonb* error, std::string_view name) {
-    JsonbValue value;
-    if (error == nullptr || !JB_ROOT_IS_OBJECT(error)) return nullptr;
-    if (getKeyJsonValueFromContainer(&error->root, name.data(), static_cast<int>(name.size()),
-                                     &value) == nullptr)
-        return nullptr;
-    if (value.type != jbvString || value.val.string.len == 0) return nullptr;
-    return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
 }
 
 bool is_sqlstate(std::string_view state) {
@@ -98,6 +95,36 @@ void stored_failure(std::string_view key, Jsonb* error) {
     ereport(ERROR, (errcode(sqlstate), errmsg_internal("%s", message),
                     detail != nullptr ? errdetail_internal("%s", detail) : 0,
                     hint != nullptr ? errhint("%s", hint) : 0));
+    pg_unreachable();
+}
+
+void attempts_exhausted(std::string_view key, std::int32_t attempts) {
+    ereport(
+        ERROR,
+        (errcode(errcode_key_failed), errmsg("operation \"%s\" has failed for good", c_string(key)),
+         errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and its "
+                   "lease is over.",
+                   attempts),
+         errhint("Find out why the attempts did not finish, then raise the scope's "
+                 "\"max_attempts\" or use a new key.")));
+    pg_unreachable();
+}
+
+void lease_lost() {
+    ereport(ERROR,
+            (errcode(errcode_lease_lost), errmsg("lease of this attempt is lost"),
+             errdetail("The token is not that of the key's current attempt: the operation was "
+                       "taken over, given up or forgotten."),
+             errhint("Stop working on the operation, or claim its key again.")));
+    pg_unreachable();
+}
+
+void not_leased(const char* function) {
+    ereport(ERROR,
+            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+             errmsg("idem.%s() needs a leased claim", function),
+             errdetail("The token is of an atomic claim, which lasts as long as its transaction."),
+             errhint("Claim with the argument \"lease\".")));
     pg_unreachable();
 }
 

@@ -11,6 +11,7 @@ namespace idem::pg::report {
 struct Holder {
     std::optional<int> pid;
     std::optional<TimestampTz> since;
+    std::optional<TimestampTz> lease_end;  // of a leased claim
 };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
@@ -18,6 +19,11 @@ struct Holder {
 [[noreturn]] void key_conflict(std::string_view key);
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
+// The last attempt's lease is over.
+[[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
+// Fenced off. Says the same whether the key was overtaken, has no record, or is somebody else's.
+[[noreturn]] void lease_lost();
+[[noreturn]] void not_leased(const char* function);
 [[noreturn]] void not_claimed(const char* detail);
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);

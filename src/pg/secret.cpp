@@ -49,7 +49,9 @@ bool load() {
     scan_secrets([&](std::int32_t id, const core::Secret& secret) {
         if (id == seed_id) {
             have_seed = true;
-            std::copy_n(secret.begin(), found.lock_seed.size(), found.lock_seed.begin());
+            const auto half = secret.begin() + core::LockSeed{}.size();
+            std::copy(secret.begin(), half, found.lock_seed.begin());
+            std::copy(half, secret.end(), found.seal_key.begin());
         } else if (static_cast<std::uint32_t>(id) > found.fingerprint_id) {
             found.fingerprint_id = static_cast<std::uint32_t>(id);
             found.fingerprint = secret;

@@ -7,12 +7,14 @@
 
 #include "core/fingerprint.hpp"
 #include "core/lock_id.hpp"
+#include "core/seal.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
 
 struct Secrets {
-    core::LockSeed lock_seed;
+    core::LockSeed lock_seed;      // one half of the permanent seed
+    core::SealKey seal_key;        // the other
     std::uint32_t fingerprint_id;  // of the secret that new fingerprints are made with
     core::Secret fingerprint;
 };

@@ -11,6 +11,8 @@ enum Column {
     column_digest,
     column_created,
     column_expires,
+    column_lease_end,
+    column_nonce,
     column_scope,
     column_attempt,
     column_status,
@@ -18,6 +20,8 @@ enum Column {
     column_tenant,
     column_key,
     column_fingerprint,
+    column_recovery_point,
+    column_recovery_state,
     column_headers,
     column_response,
     column_body,
@@ -89,20 +93,38 @@ std::optional<std::int32_t> int_column(TupleTableSlot* slot, Column which) {
     return null ? std::nullopt : std::optional(DatumGetInt32(value));
 }
 
+std::optional<std::int64_t> bigint_column(TupleTableSlot* slot, Column which) {
+    bool null;
+    const Datum value = column(slot, which, null);
+    return null ? std::nullopt : std::optional(DatumGetInt64(value));
+}
+
 Record read_record(TupleTableSlot* slot) {
     bool null;
     return {
         .created = DatumGetTimestampTz(column(slot, column_created, null)),
         .expires = DatumGetTimestampTz(column(slot, column_expires, null)),
+        .lease_end = bigint_column(slot, column_lease_end),
+        .nonce = bigint_column(slot, column_nonce),
         .attempt = DatumGetInt32(column(slot, column_attempt, null)),
         .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
         .fingerprint = varlena_column<bytea>(slot, column_fingerprint),
+        .recovery_point = varlena_column<text>(slot, column_recovery_point),
+        .recovery_state = varlena_column<Jsonb>(slot, column_recovery_state),
         .status = int_column(slot, column_status),
         .headers = varlena_column<Jsonb>(slot, column_headers),
         .response = varlena_column<Jsonb>(slot, column_response),
         .body = varlena_column<bytea>(slot, column_body),
         .error = varlena_column<Jsonb>(slot, column_error),
     };
+}
+
+// The identity that the row carries.
+KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
+    bool null;
+    return {DatumGetInt32(column(slot, column_scope, null)),
+            view_of(varlena_column<text>(slot, column_tenant)),
+            view_of(varlena_column<text>(slot, column_key)), digest};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
@@ -135,6 +157,8 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     row.set(column_digest, UUIDPGetDatum(digest));
     row.set_time(column_created, record.created);
     row.set_time(column_expires, record.expires);
+    row.set_time(column_lease_end, record.lease_end);
+    if (record.nonce) row.set(column_nonce, Int64GetDatum(*record.nonce));
     row.set_int(column_scope, name.scope_id);
     row.set_int(column_attempt, record.attempt);
     row.set_int(column_status, record.status);
@@ -142,6 +166,8 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     row.set_text(column_tenant, name.tenant);
     row.set_text(column_key, name.key);
     row.set_pointer(column_fingerprint, record.fingerprint);
+    row.set_pointer(column_recovery_point, record.recovery_point);
+    row.set_pointer(column_recovery_state, record.recovery_state);
     row.set_pointer(column_headers, record.headers);
     row.set_pointer(column_response, record.response);
     row.set_pointer(column_body, record.body);
@@ -171,13 +197,19 @@ void settle_duplicate(const Records& records, const pg_uuid_t* digest, ItemPoint
     }
 }
 
-// Puts the row in the place of an expired one. False when that has gone meanwhile.
+// Whether this record may take the place of that one.
+bool outlived(const Record& old, const Record& record) {
+    if (old.expires <= GetCurrentTimestamp()) return true;
+    return old.state == core::State::in_progress && old.attempt <= record.attempt;
+}
+
+// Puts the row in the place of an outlived one. False when that has gone meanwhile.
 bool replace(const Records& records, const KeyName& name, const pg_uuid_t* digest,
-             TupleTableSlot* slot) {
+             const Record& record, TupleTableSlot* slot) {
     const Found old = probe(records, name);
-    if (old.presence != core::Presence::committed && old.presence != core::Presence::deleting)
+    if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
         return false;
-    if (old.record.expires > GetCurrentTimestamp())
+    if (!outlived(old.record, record))
         report::serialization_failure("The key was completed past the claim that held it.");
     ItemPointerData tid = old.tid;
     bool new_entries = false;
@@ -187,7 +219,7 @@ bool replace(const Records& records, const KeyName& name, const pg_uuid_t* diges
         case TM_Deleted:
             return false;  // by the purger, most likely
         default:
-            report::serialization_failure("The key's expired record was changed concurrently.");
+            report::serialization_failure("The key's record was changed concurrently.");
     }
     if (new_entries && add_index_entries(records.table(), slot, true))
         settle_duplicate(records, digest, &slot->tts_tid);
@@ -208,13 +240,17 @@ TimestampTz record_expires(TupleTableSlot* slot) {
     return DatumGetTimestampTz(column(slot, column_expires, null));
 }
 
-Found probe(const Records& records, const KeyName& name) {
+namespace {
+
+// Looks for the digest's row and hands its slot to identify() before it is taken apart.
+template <class Identify>
+Found find_row(const Records& records, const core::Digest& digest, Identify identify) {
     Found found;
-    const pg_uuid_t digest = uuid_of(name.digest);
-    DigestScan scan(records, &digest);
+    const pg_uuid_t uuid = uuid_of(digest);
+    DigestScan scan(records, &uuid);
     if (scan.next()) {
         TupleTableSlot* slot = scan.slot();
-        if (!is_record_of(slot, name)) report::digest_collision();
+        identify(slot);
         found.presence = presence(scan);
         found.working = TransactionIdIsValid(scan.inserting()) ? scan.inserting() : scan.deleting();
         found.tid = slot->tts_tid;
@@ -227,12 +263,26 @@ Found probe(const Records& records, const KeyName& name) {
     return found;
 }
 
-void write_record(const Records& records, const KeyName& name, const Record& record,
-                  bool over_expired) {
+}  // namespace
+
+Found probe(const Records& records, const KeyName& name) {
+    return find_row(records, name.digest, [&](TupleTableSlot* slot) {
+        if (!is_record_of(slot, name)) report::digest_collision();
+    });
+}
+
+Named probe_digest(const Records& records, const core::Digest& digest) {
+    Named named{};
+    named.found = find_row(records, digest,
+                           [&](TupleTableSlot* slot) { named.name = read_name(slot, digest); });
+    return named;
+}
+
+void write_record(const Records& records, const KeyName& name, const Record& record, Over over) {
     const pg_uuid_t digest = uuid_of(name.digest);
     const Row<columns> row = row_of(name, &digest, record);
     TupleTableSlot* slot = new_row(records.table(), row.values(), row.nulls());
-    const bool replaced = over_expired && replace(records, name, &digest, slot);
+    const bool replaced = over == Over::outlived && replace(records, name, &digest, record, slot);
     if (!replaced && insert_row(records.table(), slot, true))
         settle_duplicate(records, &digest, &slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);

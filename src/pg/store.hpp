@@ -6,6 +6,9 @@
 // granted, so that it sees the winner; the lock is only the fast path, and a row that slipped past
 // it (owner's DML, COPY, logical replication) is caught by the unique index when we write.
 //
+// A row is written once by an atomic claim. A leased one writes it when it begins and updates it as
+// it goes on; no indexed column ever changes, so that these updates stay in the heap.
+//
 // Whoever holds the key lock locks table and index RowExclusive until the transaction ends, so that
 // index builds wait for him. Whoever has yet to wait for it reads under AccessShare and keeps
 // nothing: otherwise a waiter, the holder and an ALTER TABLE could wait for each other.
@@ -29,9 +32,13 @@ struct KeyName {
 struct Record {
     TimestampTz created;
     TimestampTz expires;
+    std::optional<TimestampTz> lease_end;  // of a leased claim
+    std::optional<std::int64_t> nonce;     // its token's random bits
     std::int32_t attempt;
     core::State state;
     bytea* fingerprint;
+    text* recovery_point;
+    Jsonb* recovery_state;
     std::optional<std::int32_t> status;
     Jsonb* headers;
     Jsonb* response;
@@ -72,9 +79,20 @@ TimestampTz record_expires(TupleTableSlot* slot);
 // Raises 54000 when the digest is taken by a record of another identity.
 Found probe(const Records& records, const KeyName& name);
 
-// Writes the one row of a finished operation. over_expired: an expired row may stand in its place.
-// Raises 40001 when a live row that is not ours turns out to hold the key.
-void write_record(const Records& records, const KeyName& name, const Record& record,
-                  bool over_expired);
+// As probe(), by the digest alone, for whoever has only a token; name is what the row says.
+struct Named {
+    Found found;
+    KeyName name;  // valid unless absent or inserting; palloc'd
+};
+Named probe_digest(const Records& records, const core::Digest& digest);
+
+// What may stand under the key that is being written.
+enum class Over : bool {
+    nothing,   // a row that turns up belongs to somebody else
+    outlived,  // an expired row, or this or an earlier attempt, unfinished: it is replaced
+};
+
+// Writes the row. Raises 40001 when a live row that is not ours turns out to hold the key.
+void write_record(const Records& records, const KeyName& name, const Record& record, Over over);
 
 }  // namespace idem::pg

@@ -58,7 +58,7 @@ ROLLBACK;
 -- times
 SELECT attempt(format('SELECT idem.claim(%L, %L, %s => %L)', 'wrong', 'k', a, v))
   FROM (VALUES ('ttl', '0'), ('ttl', '-1 s'), ('ttl', '1100 years'), ('ttl', '1 month -30 days'), ('ttl', '178000000 years'),
-               ('wait', '-1 us'), ('wait', '2000 years'), ('lease', '1 minute')) x(a, v);
+               ('wait', '-1 us'), ('wait', '2000 years'), ('lease', '0'), ('lease', '-1 us')) x(a, v);
 
 -- the scope's rules
 SELECT idem.create_scope('strict', request_required => true, tenant_required => true);

@@ -66,8 +66,14 @@ TEST(Decision, FollowsTheTable) {
     for (const Row& row : table) {
         // Expiry is a moment: at it the record is over, a microsecond before it is not.
         for (std::int64_t expires : {row.expired ? now : now + 1, row.expired ? 0 : 2 * now}) {
-            const Sighting seen{row.presence, row.in_snapshot, row.same_request, row.state,
-                                expires};
+            const Sighting seen{.presence = row.presence,
+                                .in_snapshot = row.in_snapshot,
+                                .same_request = row.same_request,
+                                .state = row.state,
+                                .expires = expires,
+                                .lease_end = 0,
+                                .attempt = 1,
+                                .max_attempts = std::nullopt};
             EXPECT_EQ(decide(seen, now), row.verdict)
                 << "presence " << static_cast<int>(row.presence) << " expires " << expires
                 << " in_snapshot " << row.in_snapshot << " same_request " << row.same_request
@@ -81,10 +87,17 @@ TEST(Decision, Invariants) {
     for (auto presence : {P::absent, P::inserting, P::deleting, P::committed, P::own})
         for (bool in_snapshot : {false, true})
             for (bool same_request : {false, true})
-                for (auto state : {done, bad})
+                for (auto state : {done, bad, State::in_progress})
                     for (std::int64_t expires : {now - 1, now, now + 1}) {
-                        const Verdict v =
-                            decide({presence, in_snapshot, same_request, state, expires}, now);
+                        const Verdict v = decide({.presence = presence,
+                                                  .in_snapshot = in_snapshot,
+                                                  .same_request = same_request,
+                                                  .state = state,
+                                                  .expires = expires,
+                                                  .lease_end = now,
+                                                  .attempt = 1,
+                                                  .max_attempts = std::nullopt},
+                                                 now);
                         const bool answered = v == V::replay || v == V::failed;
                         EXPECT_FALSE(answered && !same_request);
                         EXPECT_FALSE(answered && !in_snapshot && presence != P::own);
@@ -93,5 +106,69 @@ TEST(Decision, Invariants) {
                         EXPECT_FALSE(v == V::failed && state != bad);
                         EXPECT_FALSE(v == V::claim && presence != P::absent && expires > now);
                         EXPECT_FALSE(v == V::claim && presence == P::own);
+                        EXPECT_FALSE(v == V::take_over && state != State::in_progress);
                     }
+}
+
+namespace {
+
+struct Leased {
+    Presence presence;
+    bool same_request;
+    std::int64_t lease_end;
+    std::int32_t attempt;
+    std::optional<std::int32_t> max_attempts;
+    Verdict verdict;
+};
+
+constexpr auto none = std::nullopt;
+
+// A row in progress, which expires long after its lease. At the very end of the lease it is over.
+constexpr Leased leased_table[] = {
+    {P::committed, true, now + 1, 1, none, V::leased},
+    {P::committed, true, now, 1, none, V::take_over},
+    {P::committed, true, now - 1, 1, none, V::take_over},
+    {P::committed, true, now + 1, 3, 3, V::leased},
+    {P::committed, true, now, 2, 3, V::take_over},
+    {P::committed, true, now, 3, 3, V::exhausted},
+    {P::committed, true, now, 4, 3, V::exhausted},  // the limit was lowered meanwhile
+    {P::committed, false, now + 1, 1, none, V::conflict},
+    {P::committed, false, now, 1, none, V::conflict},
+    {P::committed, false, now, 3, 3, V::conflict},
+    {P::deleting, true, now, 1, none, V::in_flight},
+    {P::inserting, true, now, 1, none, V::in_flight},
+    {P::own, true, now + 1, 1, none, V::leased},
+    {P::own, true, now, 1, none, V::take_over},  // claimed and released here
+    {P::own, true, now, 3, 3, V::exhausted},
+};
+
+}  // namespace
+
+TEST(Decision, FollowsTheTableOfLeases) {
+    for (const Leased& row : leased_table) {
+        const Sighting seen{.presence = row.presence,
+                            .in_snapshot = true,
+                            .same_request = row.same_request,
+                            .state = State::in_progress,
+                            .expires = now + 1000,
+                            .lease_end = row.lease_end,
+                            .attempt = row.attempt,
+                            .max_attempts = row.max_attempts};
+        EXPECT_EQ(decide(seen, now), row.verdict)
+            << "presence " << static_cast<int>(row.presence) << " lease_end " << row.lease_end - now
+            << " attempt " << row.attempt;
+    }
+}
+
+TEST(Decision, AnExpiredRowInProgressBindsNothing) {
+    EXPECT_EQ(decide({.presence = P::committed,
+                      .in_snapshot = true,
+                      .same_request = false,
+                      .state = State::in_progress,
+                      .expires = now,
+                      .lease_end = now - 10,
+                      .attempt = 3,
+                      .max_attempts = 3},
+                     now),
+              V::claim);
 }

@@ -43,3 +43,9 @@ TEST(RetryAfter, IsAboutAsLongAsItHasTakenSoFar) {
     EXPECT_EQ(retry_after(2'000'000), 2'000'000);
     EXPECT_EQ(retry_after(max_duration), 10'000'000);
 }
+
+TEST(RetryAfter, GoesNoFurtherThanTheLease) {
+    EXPECT_EQ(retry_after(2'000'000, 60'000'000), 2'000'000);
+    EXPECT_EQ(retry_after(2'000'000, 500'000), 500'000);
+    EXPECT_EQ(retry_after(2'000'000, -7), 0);
+}

@@ -8,7 +8,7 @@ using idem::test::counting;
 
 namespace {
 
-const Token sample{counting<Digest>(0xf0), 0x01020304, 0xfedcba9876543210};
+const Token sample{TokenKind::atomic, counting<Digest>(0xf0), 0x01020304, 0xfedcba9876543210};
 
 std::string text_of(const Token& token) {
     const TokenText text = encode(token);
@@ -20,7 +20,8 @@ std::string text_of(const Token& token) {
 TEST(Token, RoundTrip) {
     Token out{};
     for (const Token& token :
-         {sample, Token{}, Token{counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
+         {sample, Token{TokenKind::atomic, {}, 0, 0},
+          Token{TokenKind::leased, counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
         const std::string text = text_of(token);
         EXPECT_EQ(text.size(), 39U);
         EXPECT_EQ(text.find_first_of("+/="), std::string::npos);
@@ -32,6 +33,12 @@ TEST(Token, RoundTrip) {
 TEST(Token, IsBase64UrlOfItsParts) {
     // printf '01f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff01020304fedcba9876543210' | xxd -r -p | base64
     EXPECT_EQ(text_of(sample), "AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA");
+}
+
+TEST(Token, KindsDiffer) {
+    Token leased = sample;
+    leased.kind = TokenKind::leased;
+    EXPECT_NE(text_of(leased), text_of(sample));
 }
 
 TEST(Token, EveryOtherTextIsRefusedOrAnotherToken) {
@@ -53,6 +60,6 @@ TEST(Token, WrongShapesAreRefused) {
     const std::string good = text_of(sample);
     for (const std::string& text :
          {std::string(), good.substr(1), good + "A", good + "=", std::string(39, '\0'),
-          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* version */})
+          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* another kind */})
         EXPECT_FALSE(decode(text, out)) << text;
 }

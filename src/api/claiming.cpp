@@ -1,0 +1,218 @@
+#include "api/claiming.hpp"
+
+#include "api/arguments.hpp"
+#include "core/duration.hpp"
+#include "pg/entropy.hpp"
+#include "pg/guc.hpp"
+#include "pg/key_lock.hpp"
+#include "pg/request.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+using core::Verdict;
+
+constexpr std::int32_t first_attempt = 1;
+// A wait for a lease wakes at least this often: whoever finishes early signals nobody.
+constexpr long longest_nap_ms = 100;
+
+struct Look {
+    Verdict verdict;
+    pg::Found found;
+    TimestampTz now;
+};
+
+Verdict judge(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
+    const bool comparable =
+        found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
+    return core::decide(
+        {
+            .presence = found.presence,
+            .in_snapshot = found.in_snapshot,
+            .same_request =
+                comparable && pg::same_request(call.request, found.record.fingerprint, *call.scope),
+            .state = found.record.state,
+            .expires = found.record.expires,
+            .lease_end = found.record.lease_end.value_or(0),
+            .attempt = found.record.attempt,
+            .max_attempts = call.scope->max_attempts,
+        },
+        now);
+}
+
+// Read the clock after the probe, the probe after the lock: so no decision is older than the lock.
+Look look(const ClaimCall& call, bool locked) {
+    const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
+    const pg::Found found = pg::probe(records, call.name);
+    records.close();
+    const TimestampTz now = GetCurrentTimestamp();
+    return {judge(call, found, now), found, now};
+}
+
+// The row of a leased claim: the effect may lie outside the database, so it must be there before.
+void write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old) {
+    const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
+    const pg::Record record{
+        .created = claim.created,
+        .expires = lease_end + claim.ttl,
+        .lease_end = lease_end,
+        .nonce = static_cast<std::int64_t>(claim.token.random),
+        .attempt = static_cast<std::int32_t>(claim.token.attempt),
+        .state = core::State::in_progress,
+        .fingerprint = claim.fingerprint,
+        .recovery_point = old.recovery_point,
+        .recovery_state = old.recovery_state,
+        .status = std::nullopt,
+        .headers = nullptr,
+        .response = nullptr,
+        .body = nullptr,
+        .error = nullptr,
+    };
+    const pg::Records records = pg::Records::to_write();
+    pg::write_record(records, call.name, record, claim.over);
+    records.close();
+    pg::commit_durably();
+}
+
+Claiming granted(const ClaimCall& call, const Look& seen) {
+    const bool taken_over = seen.verdict == Verdict::take_over;
+    const pg::Record old = taken_over ? seen.found.record : pg::Record{};
+    pg::Claim claim{};
+    claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
+                   static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : first_attempt),
+                   pg::random_bits()};
+    claim.over =
+        seen.found.presence == core::Presence::absent ? pg::Over::nothing : pg::Over::outlived;
+    claim.scope_id = call.scope->id;
+    claim.scope_name = call.scope->name;
+    claim.tenant = call.name.tenant;
+    claim.key = call.name.key;
+    claim.fingerprint =
+        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, *call.scope);
+    claim.created = taken_over ? old.created : seen.now;
+    claim.ttl = call.ttl;
+    if (call.lease) write_lease(call, claim, old);
+    return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
+}
+
+Claiming in_progress(const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const std::int64_t age = now - holder.since.value_or(now);
+    return {.outcome = Outcome::in_progress,
+            .holder = holder,
+            .retry_after = holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
+                                            : core::retry_after(age)};
+}
+
+Claiming leased(const pg::Record& record) {
+    return in_progress({std::nullopt, record.created, record.lease_end});
+}
+
+Claiming answered(const Look& seen) {
+    switch (seen.verdict) {
+        case Verdict::replay:
+            return {.outcome = Outcome::completed, .record = seen.found.record};
+        case Verdict::failed:
+            return {.outcome = Outcome::failed, .record = seen.found.record};
+        case Verdict::exhausted:
+            return {.outcome = Outcome::exhausted, .record = seen.found.record};
+        case Verdict::conflict:
+            return {.outcome = Outcome::conflict};
+        default:
+            report::serialization_failure(
+                "The key was completed by a transaction that this one's snapshot cannot see.");
+    }
+}
+
+// Sleeps until the lease may have changed; false when the deadline has passed.
+bool nap(TimestampTz lease_end, TimestampTz deadline) {
+    const TimestampTz now = GetCurrentTimestamp();
+    if (now >= deadline) return false;
+    const auto left = static_cast<long>((std::min(lease_end, deadline) - now + 999) / 1000);
+    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+                    std::clamp(left, 1L, longest_nap_ms), PG_WAIT_EXTENSION);
+    ResetLatch(MyLatch);
+    CHECK_FOR_INTERRUPTS();
+    return true;
+}
+
+bool grants(Verdict verdict) {
+    return verdict == Verdict::claim || verdict == Verdict::take_over;
+}
+
+}  // namespace
+
+ClaimCall claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
+                     Jsonb* request, std::optional<std::int64_t> ttl,
+                     std::optional<std::int64_t> wait) {
+    const pg::KeyName name = key_name(scope, tenant, key);
+    if (scope.request_required && request == nullptr) report::missing_argument("request");
+    return {.scope = &scope,
+            .name = name,
+            .request = request,
+            .ttl = ttl.value_or(scope.ttl),
+            .wait = wait.value_or(scope.wait),
+            .lease = std::nullopt};
+}
+
+Claiming claim_key(const ClaimCall& call) {
+    const pg::Claim* mine = pg::find_claim(call.name.digest);
+    if (mine != nullptr && mine->phase == pg::Phase::open) return {.outcome = Outcome::open_here};
+
+    const TimestampTz deadline = GetCurrentTimestamp() + call.wait;
+    pg::KeyLock lock(call.name.digest);
+    bool locked = lock.try_acquire();
+    for (;;) {
+        const Look seen = look(call, locked);
+        if (locked && grants(seen.verdict)) {
+            if (pg::claims_held() < pg::guc::max_open_claims) return granted(call, seen);
+            lock.release();
+            return {.outcome = Outcome::too_many};
+        }
+        if (seen.verdict == Verdict::leased) {
+            if (locked) lock.release();
+            locked = false;
+            if (!nap(*seen.found.record.lease_end, deadline)) return leased(seen.found.record);
+            continue;
+        }
+        if (!grants(seen.verdict) && seen.verdict != Verdict::in_flight) {
+            if (locked) lock.release();
+            return answered(seen);
+        }
+        // Without the lock its holder is at the key; with it, a writer that went past the lock.
+        const bool waited = locked ? pg::wait_for_transaction(seen.found.working, deadline)
+                                   : lock.try_acquire() || lock.acquire_by(deadline);
+        if (!waited) {
+            const auto holder = lock.holder();
+            if (locked) lock.release();
+            return in_progress(holder.value_or(report::Holder{}));
+        }
+        locked = true;
+    }
+}
+
+void refuse(const ClaimCall& call, const Claiming& result) {
+    const std::string_view key = call.name.key;
+    switch (result.outcome) {
+        case Outcome::failed:
+            report::stored_failure(key, result.record.error);
+        case Outcome::exhausted:
+            report::attempts_exhausted(key, result.record.attempt);
+        case Outcome::in_progress:
+            report::in_progress(key, result.holder, result.retry_after);
+        case Outcome::open_here:
+            report::claimed_by_this_transaction(key);
+        case Outcome::conflict:
+            report::key_conflict(key);
+        case Outcome::too_many:
+            report::too_many_open_claims(pg::guc::max_open_claims);
+        case Outcome::claimed:
+        case Outcome::completed:
+            break;
+    }
+    elog(ERROR, "outcome %d is no refusal", static_cast<int>(result.outcome));
+    pg_unreachable();
+}
+
+}  // namespace idem::api

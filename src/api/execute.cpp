@@ -1,0 +1,131 @@
+// idem.execute(): claim, run an operation, and complete it or remember its failure, in one call.
+//
+// The operation runs in a subtransaction, with the caller's rights. When it fails for good its
+// effect is rolled back while the verdict commits with the surrounding transaction. A transient
+// error is raised again: nothing is stored, and the retry runs. Locking: as claim and complete.
+#include "api/arguments.hpp"
+#include "api/claiming.hpp"
+#include "api/finishing.hpp"
+#include "core/classify.hpp"
+#include "pg/compat.hpp"
+#include "pg/duration.hpp"
+#include "pg/error_object.hpp"
+#include "pg/subtransaction.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+
+enum Argument { arg_scope, arg_key, arg_operation, arg_request, arg_tenant, arg_ttl, arg_wait };
+
+enum Column { column_outcome, column_replayed, column_response, column_error, columns };
+using Result = pg::Row<columns>;
+
+// What an operation is called by: its quoted name.
+const char* checked_operation(FunctionCallInfo fcinfo) {
+    if (PG_ARGISNULL(arg_operation)) report::missing_argument("operation");
+    const Oid operation = PG_GETARG_OID(arg_operation);
+    Oid* types = nullptr;
+    int count = 0;
+    const char* name = get_func_name(operation);
+    const bool fits = name != nullptr &&
+                      get_func_signature(operation, &types, &count) == JSONBOID && count == 1 &&
+                      types[0] == JSONBOID && !get_func_retset(operation) &&
+                      get_func_prokind(operation) == PROKIND_FUNCTION;
+    if (!fits)
+        report::invalid_argument("operation",
+                                 "It must be a function of one jsonb that returns jsonb.");
+    // Before the claim: a missing privilege is no verdict on the operation.
+    if (!pg::compat::may_execute(operation, GetUserId()))
+        aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
+    return quote_qualified_identifier(get_namespace_name(get_func_namespace(operation)), name);
+}
+
+ClaimCall read_call(FunctionCallInfo fcinfo) {
+    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
+    const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
+    const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "execute");
+    return claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
+}
+
+// Runs the operation; the result in the given memory context, NULL for a SQL NULL.
+Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext context) {
+    Oid type = JSONBOID;
+    Datum value = request == nullptr ? 0 : JsonbPGetDatum(request);
+    const char* nulls = request == nullptr ? "n" : " ";
+    if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
+    const int code = SPI_execute_with_args(psprintf("SELECT %s($1)", operation), 1, &type, &value,
+                                           nulls, false, 1);
+    if (code != SPI_OK_SELECT || SPI_processed != 1)
+        elog(ERROR, "the operation's query returned code %d", code);
+    bool null = false;
+    const Datum result = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &null);
+    Jsonb* copy = nullptr;
+    if (!null) {
+        const MemoryContext before = MemoryContextSwitchTo(context);
+        copy = reinterpret_cast<Jsonb*>(PG_DETOAST_DATUM_COPY(result));
+        MemoryContextSwitchTo(before);
+    }
+    SPI_finish();
+    return copy;
+}
+
+Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error) {
+    Result result;
+    result.set_text(column_outcome, state == core::State::completed ? "completed" : "failed");
+    result.set(column_replayed, BoolGetDatum(replayed));
+    result.set_pointer(column_response, response);
+    result.set_pointer(column_error, error);
+    return result;
+}
+
+// The first time: by the operation itself.
+Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
+    struct Work {
+        const char* operation;
+        Jsonb* request;
+        MemoryContext context;
+        Jsonb* response;
+    } work{operation, request, CurrentMemoryContext, nullptr};
+    Work* at = &work;
+    ErrorData* error = pg::in_subtransaction(
+        [at] { at->response = run_operation(at->operation, at->request, at->context); });
+    if (error == nullptr) {
+        finish_atomic(claim, {.state = core::State::completed, .response = work.response});
+        return execution(core::State::completed, false, work.response, nullptr);
+    }
+    if (core::is_transient(unpack_sql_state(error->sqlerrcode))) ReThrowError(error);
+    Jsonb* stored = pg::error_object(*error);
+    finish_atomic(claim, {.state = core::State::failed, .error = stored});
+    return execution(core::State::failed, false, nullptr, stored);
+}
+
+// A retry: what is stored. Outcomes that are neither are raised, as claim raises them.
+Result replay(const ClaimCall& call, const Claiming& claiming) {
+    switch (claiming.outcome) {
+        case Outcome::completed:
+            return execution(core::State::completed, true, claiming.record.response, nullptr);
+        case Outcome::failed:
+            return execution(core::State::failed, true, nullptr, claiming.record.error);
+        default:
+            refuse(call, claiming);
+    }
+}
+
+}  // namespace
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_execute) {
+    using namespace idem;
+    api::require_writable("idem.execute()");
+    const char* operation = api::checked_operation(fcinfo);
+    const api::ClaimCall call = api::read_call(fcinfo);
+    const api::Claiming claiming = api::claim_key(call);
+    auto result = claiming.outcome == api::Outcome::claimed
+                      ? api::run(*claiming.claim, operation, call.request)
+                      : api::replay(call, claiming);
+    return result.as_result_of(fcinfo);
+}

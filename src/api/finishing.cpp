@@ -1,0 +1,79 @@
+#include "api/finishing.hpp"
+
+#include "api/holding.hpp"
+#include "pg/token_text.hpp"
+
+namespace idem::api {
+namespace {
+
+using core::TokenKind;
+
+// Recovery point and lease have served their purpose; the token's bits stay, so that a second
+// complete() is told that the claim is finished.
+pg::Record finished(const Ending& ending, TimestampTz created, std::int64_t ttl,
+                    std::int32_t attempt, bytea* fingerprint, std::optional<std::int64_t> nonce) {
+    return {
+        .created = created,
+        .expires = GetCurrentTimestamp() + ttl,
+        .lease_end = std::nullopt,
+        .nonce = nonce,
+        .attempt = attempt,
+        .state = ending.state,
+        .fingerprint = fingerprint,
+        .recovery_point = nullptr,
+        .recovery_state = nullptr,
+        .status = ending.status,
+        .headers = ending.headers,
+        .response = ending.response,
+        .body = ending.body,
+        .error = ending.error,
+    };
+}
+
+void finish_leased(const Holding& holding, const Ending& ending) {
+    const pg::Record& old = holding.record;
+    update(holding,
+           finished(ending, old.created, ttl_of(old), old.attempt, old.fingerprint, old.nonce));
+    pg::close_claim(*holding.claim, pg::Phase::finished);
+}
+
+// The row and its attempt stay, so that the token is fenced off; the next claim gets the key at
+// once, when this transaction has committed.
+void release_leased(const Holding& holding) {
+    pg::Record record = holding.record;
+    record.lease_end = GetCurrentTimestamp();
+    record.expires = expires_after(holding.record, *record.lease_end);
+    record.nonce = std::nullopt;
+    update(holding, record);
+    pg::close_claim(*holding.claim, pg::Phase::released);
+}
+
+}  // namespace
+
+void finish_atomic(pg::Claim& claim, const Ending& ending) {
+    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
+    const pg::Records records = pg::Records::to_write();
+    pg::write_record(
+        records, name,
+        finished(ending, claim.created, claim.ttl, static_cast<std::int32_t>(claim.token.attempt),
+                 claim.fingerprint, std::nullopt),
+        claim.over);
+    records.close();
+    pg::close_claim(claim, pg::Phase::finished);
+}
+
+void finish(std::optional<std::string_view> text, const Ending& ending) {
+    const core::Token token = pg::read_token(text);
+    if (token.kind == TokenKind::atomic) return finish_atomic(pg::open_claim(token), ending);
+    finish_leased(hold(token), ending);
+}
+
+// An atomic claim's lock stays until the transaction ends: what it did before may still commit.
+void release(std::optional<std::string_view> text) {
+    const core::Token token = pg::read_token(text);
+    if (token.kind == TokenKind::atomic)
+        return pg::close_claim(pg::open_claim(token), pg::Phase::released);
+    release_leased(hold(token));
+}
+
+}  // namespace idem::api

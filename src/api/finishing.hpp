@@ -1,0 +1,28 @@
+// How a claim ends: what complete, fail, release, execute and once share.
+//
+// An atomic claim's row is inserted here, so that effect and record commit together; a leased one's
+// is updated. The key lock is held, and kept: others see either the lock or the committed row.
+#pragma once
+
+#include "pg/open_claims.hpp"
+#include "pg/server.hpp"
+
+namespace idem::api {
+
+struct Ending {
+    core::State state;  // completed or failed
+    std::optional<std::int32_t> status = std::nullopt;
+    Jsonb* headers = nullptr;
+    Jsonb* response = nullptr;
+    bytea* body = nullptr;
+    Jsonb* error = nullptr;
+};
+
+// Writes the record of an atomic claim.
+void finish_atomic(pg::Claim& claim, const Ending& ending);
+
+// Of either kind. Raises ID004, ID005 and what hold() raises.
+void finish(std::optional<std::string_view> token, const Ending& ending);
+void release(std::optional<std::string_view> token);
+
+}  // namespace idem::api

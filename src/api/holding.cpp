@@ -1,0 +1,131 @@
+#include "api/holding.hpp"
+
+#include "core/duration.hpp"
+#include "core/lease.hpp"
+#include "pg/guc.hpp"
+#include "pg/key_lock.hpp"
+#include "pg/report.hpp"
+#include "pg/token_text.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+using core::Presence;
+
+// Whose key the token names. Nobody learns from it: whoever may not use the scope is told the same
+// as for a key that is not there.
+struct Named {
+    const pg::Scope* scope;
+    pg::KeyName name;
+};
+
+Named named_by(const core::Token& token) {
+    const pg::Records records = pg::Records::to_read();
+    const pg::Named seen = pg::probe_digest(records, token.digest);
+    records.close();
+    const bool there =
+        seen.found.presence != Presence::absent && seen.found.presence != Presence::inserting;
+    const pg::Scope* scope = there ? pg::find_scope_by_id(seen.name.scope_id) : nullptr;
+    if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
+    return {scope, seen.name};
+}
+
+[[noreturn]] void refuse_in_flight(const pg::KeyLock& lock, std::string_view key) {
+    const report::Holder holder = lock.holder().value_or(report::Holder{});
+    const TimestampTz now = GetCurrentTimestamp();
+    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
+}
+
+// The row under the key lock, once nobody is at work on it past the lock either.
+pg::Found settled(const Named& named) {
+    const TimestampTz deadline = GetCurrentTimestamp() + named.scope->wait;
+    pg::KeyLock lock(named.name.digest);
+    if (!lock.try_acquire() && !lock.acquire_by(deadline)) refuse_in_flight(lock, named.name.key);
+    for (;;) {
+        const pg::Records records = pg::Records::to_write();
+        const pg::Found found = pg::probe(records, named.name);
+        records.close();
+        if (!TransactionIdIsValid(found.working)) return found;
+        if (!pg::wait_for_transaction(found.working, deadline))
+            refuse_in_flight(lock, named.name.key);
+    }
+}
+
+core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::Scope& scope,
+                    TimestampTz now) {
+    const pg::Record& record = found.record;
+    const bool own = found.presence == Presence::own;
+    return {
+        .binds = found.presence != Presence::absent && (own || record.expires > now),
+        .same_attempt = record.nonce == static_cast<std::int64_t>(token.random) &&
+                        record.attempt == static_cast<std::int32_t>(token.attempt),
+        .state = record.state,
+        .attempt = record.attempt,
+        .lease_end = record.lease_end.value_or(0),
+        .max_attempts = scope.max_attempts,
+    };
+}
+
+// The transaction's note of the claim: made here when another transaction claimed it.
+pg::Claim& note(const core::Token& token, const Named& named, const pg::Record& record) {
+    pg::Claim* known = pg::find_claim(token.digest);
+    if (known != nullptr && known->token == token) return *known;
+    if (pg::claims_held() >= pg::guc::max_open_claims)
+        report::too_many_open_claims(pg::guc::max_open_claims);
+    pg::Claim claim{};
+    claim.token = token;
+    claim.scope_id = named.name.scope_id;
+    claim.scope_name = named.scope->name;
+    claim.tenant = named.name.tenant;
+    claim.key = named.name.key;
+    claim.fingerprint = record.fingerprint;
+    claim.created = record.created;
+    claim.ttl = ttl_of(record);
+    return pg::remember_claim(claim);
+}
+
+}  // namespace
+
+Holding hold(const core::Token& token) {
+    const pg::Claim* known = pg::find_claim(token.digest);
+    if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
+        report::not_claimed("The claim is already finished.");
+    const Named named = named_by(token);
+    const pg::Found found = settled(named);
+    if (found.presence == Presence::committed && !found.in_snapshot)
+        report::serialization_failure(
+            "The key was changed by a transaction that this one's snapshot cannot see.");
+    const TimestampTz now = GetCurrentTimestamp();
+    switch (core::standing(tenure(token, found, *named.scope, now), now)) {
+        case core::Standing::lost:
+            report::lease_lost();
+        case core::Standing::finished:
+            report::not_claimed("The claim is already finished.");
+        case core::Standing::holds:
+            break;
+    }
+    return {named.scope, named.name, found.record, &note(token, named, found.record)};
+}
+
+Holding hold_leased(std::optional<std::string_view> text, const char* function) {
+    const core::Token token = pg::read_token(text);
+    if (token.kind != core::TokenKind::leased) report::not_leased(function);
+    return hold(token);
+}
+
+void update(const Holding& holding, const pg::Record& record) {
+    const pg::Records records = pg::Records::to_write();
+    pg::write_record(records, holding.name, record, pg::Over::outlived);
+    records.close();
+}
+
+std::int64_t ttl_of(const pg::Record& record) {
+    return record.expires - record.lease_end.value_or(record.created);
+}
+
+TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end) {
+    return lease_end + ttl_of(record);
+}
+
+}  // namespace idem::api

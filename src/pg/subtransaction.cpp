@@ -1,0 +1,30 @@
+#include "pg/subtransaction.hpp"
+
+namespace idem::pg {
+
+ErrorData* run_in_subtransaction(void (*work)(void*), void* argument) {
+    MemoryContext context = CurrentMemoryContext;
+    ResourceOwner owner = CurrentResourceOwner;
+    ErrorData* volatile error = nullptr;
+
+    BeginInternalSubTransaction(nullptr);
+    MemoryContextSwitchTo(context);
+    PG_TRY();
+    {
+        work(argument);
+        ReleaseCurrentSubTransaction();
+    }
+    PG_CATCH();
+    {
+        MemoryContextSwitchTo(context);
+        error = CopyErrorData();
+        FlushErrorState();
+        RollbackAndReleaseCurrentSubTransaction();
+    }
+    PG_END_TRY();
+    MemoryContextSwitchTo(context);
+    CurrentResourceOwner = owner;
+    return error;
+}
+
+}  // namespace idem::pg

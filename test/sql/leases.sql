@@ -1,0 +1,180 @@
+-- Leased claims: across transactions, by token.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+CREATE SCHEMA leases;
+SET search_path = leases;
+SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3);
+-- The clock cannot be turned: the row can. Ends a lease, or a record, a second ago.
+CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
+  $$ UPDATE idem.record SET lease_end = now() - interval '1 s', expires = expires WHERE key = k $$;
+CREATE PROCEDURE expire(k text) LANGUAGE sql AS
+  $$ UPDATE idem.record SET lease_end = now() - interval '1 day 1 s', expires = now() - interval '1 s' WHERE key = k $$;
+CREATE VIEW seen AS SELECT key, state, attempt, lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
+  recovery_point, recovery_state, response, error FROM idem.record ORDER BY key;
+
+-- claim, and go on in other transactions
+SELECT token AS t, claimed, outcome, attempt, recovery_point, expires_at FROM idem.claim('jobs', 'a', '{"n": 1}', lease => '1 minute') \gset
+\echo :claimed :outcome :attempt
+SELECT state, attempt, holder_pid, lease_end > now() + interval '50 s' AS minute, expires_at - lease_end AS ttl FROM idem.lookup('jobs', 'a');
+SELECT outcome, claimed, retry_after <= interval '10 s' AS soon FROM idem.try_claim('jobs', 'a', '{"n": 1}');
+SELECT outcome FROM idem.try_claim('jobs', 'a', '{"n": 2}');  -- conflict comes before the state
+\set VERBOSITY sqlstate
+SELECT idem.claim('jobs', 'a', '{"n": 1}');
+\set VERBOSITY default
+SELECT idem.renew(:'t') - now() > interval '59 min' AS scope_lease, idem.renew(:'t', '2 hours') - now() > interval '119 min' AS own_lease;
+SELECT idem.checkpoint(:'t', 'charged', '{"charge": 7}');
+SELECT * FROM seen;
+SELECT idem.complete(:'t', '{"done": true}', 201, '{"H": 1}', '\x00ff');
+SELECT * FROM seen;
+SELECT outcome, response, status, headers, body, attempt, expires_at - now() BETWEEN interval '23 h' AND interval '1 day' AS ttl
+  FROM idem.claim('jobs', 'a', '{"n": 1}');
+
+-- finished is finished: by this attempt ID005
+\set VERBOSITY sqlstate
+SELECT idem.complete(:'t');
+SELECT idem.fail(:'t', '{}');
+SELECT idem.release(:'t');
+SELECT idem.renew(:'t');
+SELECT idem.checkpoint(:'t', 'x');
+
+-- takeover: attempt + 1, the recovery point goes along, the older token is fenced off
+SELECT token AS t1 FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
+SELECT idem.checkpoint(:'t1', 'charged', '{"charge": 7}');
+CALL lapse('b');
+SELECT state, lease_end < now() AS over FROM idem.lookup('jobs', 'b');
+SELECT idem.renew(:'t1') > now() AS late_but_not_overtaken;
+CALL lapse('b');
+SELECT token AS t2, attempt, recovery_point, recovery_state FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
+\echo :attempt :recovery_point :recovery_state
+SELECT idem.renew(:'t1');
+SELECT idem.checkpoint(:'t1', 'x');
+SELECT idem.complete(:'t1');
+SELECT idem.fail(:'t1', '{}');
+SELECT idem.release(:'t1');
+SELECT * FROM seen WHERE key = 'b';
+CALL lapse('b');
+SELECT idem.complete(:'t2', '"late, but not overtaken"');
+SELECT idem.complete(:'t1');
+SELECT attempt, response FROM idem.claim('jobs', 'b');
+
+-- max_attempts: the last attempt's lease is over; derived, not written
+SELECT token AS t1 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
+CALL lapse('c');
+SELECT token AS t2 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
+CALL lapse('c');
+SELECT token AS t3, attempt FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
+\echo :attempt
+SELECT outcome FROM idem.try_claim('jobs', 'c');
+CALL lapse('c');
+SELECT outcome, claimed, error FROM idem.try_claim('jobs', 'c');
+\set VERBOSITY default
+SELECT idem.claim('jobs', 'c');
+\set VERBOSITY sqlstate
+SELECT state, attempt FROM idem.lookup('jobs', 'c');
+SELECT idem.complete(:'t3');
+SELECT idem.renew(:'t3');
+SELECT * FROM seen WHERE key = 'c';
+
+-- release: the next claim gets it at once, with the recovery point; the old token stays fenced
+SELECT token AS t1 FROM idem.claim('jobs', 'd', lease => '1 minute') \gset
+SELECT idem.checkpoint(:'t1', 'half');
+SELECT idem.release(:'t1');
+SELECT idem.renew(:'t1');
+SELECT token AS t2, attempt, recovery_point FROM idem.claim('jobs', 'd', lease => '1 minute') \gset
+\echo :attempt :recovery_point
+SELECT idem.renew(:'t1');
+SELECT idem.fail(:'t2', '{"message": "no", "sqlstate": "P0042"}', 402);
+SELECT idem.claim('jobs', 'd');
+SELECT outcome, status, error FROM idem.try_claim('jobs', 'd');
+SELECT idem.complete(:'t2');
+
+-- all in one transaction
+BEGIN;
+SELECT token AS t FROM idem.claim('jobs', 'e', lease => '1 minute') \gset
+SAVEPOINT s;
+SELECT idem.claim('jobs', 'e');  -- by this transaction
+ROLLBACK TO s;
+SELECT idem.checkpoint(:'t', 'one');
+SAVEPOINT s;
+SELECT idem.complete(:'t', '1');
+ROLLBACK TO s;
+SELECT state, holder_pid = pg_backend_pid() AS me FROM idem.lookup('jobs', 'e');
+SELECT idem.release(:'t');
+SAVEPOINT s;
+SELECT idem.complete(:'t');
+ROLLBACK TO s;
+SELECT token AS t, attempt, recovery_point FROM idem.claim('jobs', 'e', lease => '1 minute') \gset
+\echo :attempt :recovery_point
+SELECT idem.complete(:'t', '2');
+SELECT response FROM idem.claim('jobs', 'e');
+COMMIT;
+SELECT attempt, response FROM idem.claim('jobs', 'e');
+
+-- one statement: claim and complete of one row
+SELECT idem.complete((idem.claim('jobs', 'f', lease => '1 minute')).token, '1');
+-- rolled back: as if it had never been
+BEGIN;
+SELECT token AS t FROM idem.claim('jobs', 'g', lease => '1 minute') \gset
+ROLLBACK;
+SELECT state FROM idem.lookup('jobs', 'g');
+SELECT idem.renew(:'t');
+-- rolled back to a savepoint, and gone on after another's claim was renewed there
+BEGIN;
+SAVEPOINT s;
+SELECT token AS t FROM idem.claim('jobs', 'g', lease => '1 minute') \gset
+ROLLBACK TO s;
+SELECT idem.complete((idem.claim('jobs', 'g')).token, '"atomic"');
+COMMIT;
+SELECT * FROM seen WHERE key = 'g';
+
+-- an atomic claim takes over; when it aborts, the old attempt is as it was
+SELECT token AS t1 FROM idem.claim('jobs', 'h', lease => '1 minute') \gset
+CALL lapse('h');
+BEGIN;
+SELECT token AS t2, attempt FROM idem.claim('jobs', 'h') \gset
+\echo :attempt
+SELECT state, attempt FROM idem.lookup('jobs', 'h');
+ROLLBACK;
+SELECT idem.renew(:'t1') > now() AS goes_on;
+CALL lapse('h');
+SELECT idem.complete(token, '"atomic"'), attempt FROM idem.claim('jobs', 'h');
+SELECT idem.complete(:'t1');
+SELECT * FROM seen WHERE key = 'h';
+
+-- expired: free at once, and the token is worth nothing, purged or not
+SELECT token AS t1 FROM idem.claim('jobs', 'i', '1', lease => '1 minute') \gset
+CALL expire('i');
+SELECT state FROM idem.lookup('jobs', 'i');
+SELECT idem.complete(:'t1');
+SELECT token AS t2, attempt, recovery_point FROM idem.claim('jobs', 'i', '2', lease => '1 minute') \gset
+\echo :attempt
+SELECT idem.complete(:'t1');
+CALL expire('i');
+SELECT idem.purge();
+SELECT idem.complete(:'t2');
+
+-- a tampered token leads nowhere
+SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
+SELECT idem.renew(left(:'t', 38) || CASE right(:'t', 1) WHEN 'A' THEN 'Q' ELSE 'A' END);
+SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELSE 'A' END || substr(:'t', 7));
+
+-- updates of a leased row stay in the heap
+SELECT pg_stat_force_next_flush();
+SELECT n_tup_upd > 20 AS many, n_tup_upd = n_tup_hot_upd AS all_hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+
+-- a claim holds its transaction's locks only: many leased claims, many transactions
+SET idem.max_open_claims = 2;
+BEGIN;
+SELECT count(idem.renew(token)) FROM (SELECT (idem.claim('jobs', 'm' || i, lease => '1 minute')).token FROM generate_series(1, 2) i) x;
+SAVEPOINT s;
+SELECT idem.renew(:'t');
+ROLLBACK TO s;
+SELECT outcome FROM idem.try_claim('jobs', 'm3', lease => '1 minute');
+COMMIT;
+SELECT idem.renew(:'t') > now() AS renewed;
+RESET idem.max_open_claims;
+
+\set VERBOSITY default
+SET client_min_messages = warning;
+DROP SCHEMA leases CASCADE;
