@@ -196,6 +196,16 @@ COMMENT ON FUNCTION idem.lookup(text, text, text) IS
 'What is known of a key now: state absent, in_progress (with the holder''s process id and since when), completed or failed, with the stored answer. Never claims, never waits; works on a standby. Raises ID007, ID008, 42501.';
 
 -- ---------------------------------------------------------------------------------------------
+-- Keys
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.new_key()
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_new_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.new_key() IS
+'A new idempotency key: a UUIDv7 in lower case with hyphens. Those of one session are in ascending order, whatever the clock does.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------
 

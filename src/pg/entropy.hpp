@@ -1,4 +1,4 @@
-// Random bits for tokens.
+// Random bits for tokens and keys.
 //
 // Asking OpenSSL costs system calls, whatever the size: bits are drawn a page at a time. They are
 // used once and wiped from the stock. Backend-local.

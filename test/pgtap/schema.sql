@@ -33,6 +33,7 @@ SELECT set_eq(
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
+    ('new_key', '', 'text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
