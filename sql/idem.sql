@@ -205,6 +205,12 @@ AS 'MODULE_PATHNAME', 'idem_new_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.new_key() IS
 'A new idempotency key: a UUIDv7 in lower case with hyphens. Those of one session are in ascending order, whatever the clock does.';
 
+CREATE FUNCTION idem.derive_key(VARIADIC parts text[])
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_derive_key' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.derive_key(text[]) IS
+'The idempotency key that these parts stand for: the SHA-256, in hexadecimal, of every part''s length and UTF-8, the same in every database. (''a'', ''bc'') differs from (''ab'', ''c''). Raises 22004 for a part that is null, 22023 for no parts, 22021.';
+
 -- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------

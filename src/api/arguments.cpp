@@ -9,18 +9,6 @@ namespace {
 
 namespace report = pg::report;
 
-// Digests do not depend on the database's encoding.
-std::string_view utf8(std::string_view text) {
-    const int length = static_cast<int>(text.size());
-    const char* converted = pg_server_to_any(text.data(), length, PG_UTF8);
-    return converted == text.data() ? text : std::string_view(converted);
-}
-
-// Text is valid by the time SQL hands it over, unless an extension or a cast let it slip through.
-void check_encoding(std::string_view text) {
-    (void)pg_verify_mbstr(GetDatabaseEncoding(), text.data(), static_cast<int>(text.size()), false);
-}
-
 }  // namespace
 
 void require_writable(const char* call) {
@@ -33,6 +21,16 @@ void require_writable(const char* call) {
                  errmsg("cannot execute %s within security-restricted operation", call),
                  errdetail("Index expressions, materialized views and the like are evaluated so."),
                  errhint("Call it from an ordinary statement.")));
+}
+
+void check_encoding(std::string_view text) {
+    (void)pg_verify_mbstr(GetDatabaseEncoding(), text.data(), static_cast<int>(text.size()), false);
+}
+
+std::string_view utf8(std::string_view text) {
+    const int length = static_cast<int>(text.size());
+    const char* converted = pg_server_to_any(text.data(), length, PG_UTF8);
+    return converted == text.data() ? text : std::string_view(converted);
 }
 
 std::string_view checked_key(std::optional<std::string_view> key) {

@@ -10,6 +10,13 @@ namespace idem::api {
 // a parallel worker, 42501 in a security-restricted operation. call is "idem.claim()" and so on.
 void require_writable(const char* call);
 
+// Raises 22021 for bytes that are no text in the database's encoding. Text is valid by the time SQL
+// hands it over, unless an extension or a cast let it slip through.
+void check_encoding(std::string_view text);
+
+// The checked text in UTF-8: digests do not depend on the database's encoding.
+std::string_view utf8(std::string_view text);
+
 // A key by its shape (ID007) and its bytes (22021).
 std::string_view checked_key(std::optional<std::string_view> key);
 

@@ -1,18 +1,52 @@
-// idem.new_key(): keys for callers that have none of their own.
+// idem.new_key() and idem.derive_key(): keys for callers that have none of their own.
 //
-// Nothing is read or written: it works on a standby. The last tick given out is backend-local.
+// Nothing is read or written: they work on a standby. The last tick given out is backend-local.
+#include "api/arguments.hpp"
+#include "core/derive.hpp"
 #include "core/duration.hpp"
 #include "core/uuid.hpp"
 #include "pg/boundary.hpp"
 #include "pg/entropy.hpp"
+#include "pg/report.hpp"
 
 namespace idem::api {
 namespace {
+
+namespace report = pg::report;
 
 constexpr std::int64_t postgres_epoch =
     (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * core::usecs_per_day;
 
 constinit std::uint64_t last_tick = 0;
+
+[[noreturn]] void refuse_null_part(int number) {
+    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                    errmsg("part %d of a key must not be null", number),
+                    errdetail("A null says nothing about what the operation is."),
+                    errhint("Leave the part out, or pass '' where that is what it means.")));
+    pg_unreachable();
+}
+
+// Every part checked and in UTF-8. A matrix is refused: its rows would run into one another.
+std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
+    if (PG_ARGISNULL(0)) report::missing_argument("parts");
+    ArrayType* array = PG_GETARG_ARRAYTYPE_P(0);
+    if (ARR_NDIM(array) != 1)
+        report::invalid_argument("parts", "It must have one dimension, and at least one part.");
+    Datum* elements;
+    bool* nulls;
+    int count;
+    deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements, &nulls, &count);
+    auto* parts =
+        static_cast<std::string_view*>(palloc(sizeof(std::string_view) * static_cast<Size>(count)));
+    for (int i = 0; i < count; ++i) {
+        if (nulls[i]) refuse_null_part(i + 1);
+        const std::string_view part = pg::view_of(DatumGetTextPP(elements[i]));
+        check_encoding(part);
+        parts[i] = utf8(part);
+    }
+    return {parts, static_cast<std::size_t>(count)};
+}
 
 }  // namespace
 }  // namespace idem::api
@@ -23,5 +57,12 @@ IDEM_FUNCTION(idem_new_key) {
     const std::int64_t now = GetCurrentTimestamp() + api::postgres_epoch;
     api::last_tick = core::next_uuid_tick(api::last_tick, now);
     const core::UuidText key = core::uuid_v7(api::last_tick, pg::random_bits());
+    PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
+}
+
+IDEM_FUNCTION(idem_derive_key) {
+    using namespace idem;
+    core::KeyText key;
+    if (!core::derive_key(api::checked_parts(fcinfo), key)) pg::report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }

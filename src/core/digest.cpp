@@ -1,25 +1,14 @@
 #include "core/digest.hpp"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 
 #include "core/key.hpp"
+#include "core/sha256.hpp"
 
 namespace idem::core {
 namespace {
 
 constexpr std::size_t time_bytes = 6;
-
-// Both live as long as the process: a backend digests for as long as it claims.
-constinit EVP_MD* sha256 = nullptr;
-constinit EVP_MD_CTX* context = nullptr;
-
-bool ready() noexcept {
-    if (sha256 == nullptr) sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-    if (context == nullptr) context = EVP_MD_CTX_new();
-    return sha256 != nullptr && context != nullptr;
-}
 
 // The identity as bytes, put together first: one call into OpenSSL costs less than five.
 class Message {
@@ -51,23 +40,21 @@ class Message {
 }  // namespace
 
 bool key_digest(const Identity& identity, Digest& out) noexcept {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> full{};
     Message message;
     message.add_number<8>(static_cast<std::uint64_t>(identity.scope_id));
     message.add_text(identity.tenant);
     message.add_text(identity.key);
-    const bool digested =
-        ready() && message.fits() && EVP_DigestInit_ex2(context, sha256, nullptr) == 1 &&
-        EVP_DigestUpdate(context, message.bytes().data(), message.bytes().size()) == 1 &&
-        EVP_DigestFinal_ex(context, full.data(), nullptr) == 1;
-    if (!digested) return false;
+    if (!message.fits()) return false;
+    Sha256 sha256;
+    sha256.write(message.bytes());
+    Hash full;
+    if (!sha256.finish(full)) return false;
 
     const auto time = embedded_time(identity.key);
     const auto prefix = big_endian<time_bytes>(time.value_or(0));
     auto rest = out.begin();
     if (time) rest = std::copy(prefix.begin(), prefix.end(), out.begin());
-    std::transform(full.begin(), full.begin() + (out.end() - rest), rest,
-                   [](unsigned char c) { return static_cast<std::byte>(c); });
+    std::copy_n(full.begin(), out.end() - rest, rest);
     return true;
 }
 

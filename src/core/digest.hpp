@@ -6,7 +6,7 @@
 // that time, which keeps new entries at the right edge of the index.
 //
 // A digest only finds the record; the full identity in the row decides.
-// OpenSSL's algorithm is fetched once per process; not thread-safe; nothing is thrown.
+// Not thread-safe (see sha256.hpp); nothing is thrown.
 #pragma once
 
 #include "core/bytes.hpp"

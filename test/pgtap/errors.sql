@@ -149,6 +149,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a NULL path', $$SELECT idem.create_scope('new', request_exclude => '{a,NULL}')$$),
     ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
     ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
+    ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
+    ('22004', 'a key from a null part', $$SELECT idem.derive_key('a', NULL)$$),
+    ('22023', 'a key from no parts', $$SELECT idem.derive_key(VARIADIC '{}')$$),
+    ('22023', 'a key from a matrix', $$SELECT idem.derive_key(VARIADIC '{{a},{b}}')$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
@@ -162,6 +166,7 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a key that is not UTF-8', $$SELECT idem.claim('errors', '\xff'::bytea::text)$$, false),
     ('22021', 'a tenant that is not UTF-8', $$SELECT idem.claim('errors', 'new', tenant => '\xc3'::bytea::text)$$, false),
     ('22021', 'lookup of a key that is not UTF-8', $$SELECT idem.lookup('errors', '\xff'::bytea::text)$$, false),
+    ('22021', 'a key from a part that is not UTF-8', $$SELECT idem.derive_key('\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),

@@ -30,6 +30,7 @@ SELECT set_eq(
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
     ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole', 'void'),
+    ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
@@ -42,11 +43,18 @@ SELECT set_eq(
 
 -- STRICT would turn a NULL key into a silent NULL; a parallel worker would share its leader's lock.
 SELECT is_empty(
-    $$SELECT p.oid::regprocedure, provolatile, proparallel, proisstrict, prosecdef, proleakproof
+    $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE provolatile <> 'v' OR proparallel <> 'u' OR proisstrict OR prosecdef OR proleakproof
-          OR proretset OR prokind <> 'f' OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
-    'every function is C, VOLATILE, PARALLEL UNSAFE, and neither STRICT nor SECURITY DEFINER');
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset OR prokind <> 'f'
+          OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
+    'every function is C, and neither STRICT nor SECURITY DEFINER');
+SELECT set_eq(
+    $$SELECT p.proname::text, provolatile::text, proparallel::text
+        FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
+       WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
+    $$VALUES
+    ('derive_key', 'i', 's')
+    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');
 
 -- Types -----------------------------------------------------------------------------------------
 

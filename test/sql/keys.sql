@@ -11,3 +11,32 @@ SELECT ('x0000' || translate(left(idem.new_key(), 13), '-', ''))::bit(64)::bigin
 BEGIN READ ONLY;
 SELECT length(idem.new_key());
 COMMIT;
+
+-- derive_key: SHA-256 of length-prefixed parts, unambiguous
+SELECT idem.derive_key('order', '42ü') = encode(sha256('\x000000056f7264657200000004' || convert_to('42ü', 'UTF8')), 'hex') AS as_documented;
+SELECT idem.derive_key('') = encode(sha256('\x00000000'), 'hex') AS as_documented;
+SELECT count(DISTINCT idem.derive_key(VARIADIC parts)), count(*)
+  FROM (VALUES ('{a,bc}'::text[]), ('{ab,c}'), ('{abc}'), ('{abc,""}'), ('{"",abc}'), ('{""}'), ('{"",""}'), ('{"a,bc"}'), ('{bc,a}')) x(parts);
+SELECT idem.derive_key('a', 'bc') = idem.derive_key(VARIADIC '[7:8]={a,bc}') AS bounds_do_not_count;
+SELECT length(idem.derive_key(repeat('x', 1000000), 'y'));
+SELECT idem.derive_key();
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.derive_key(VARIADIC '{}');
+SELECT idem.derive_key(VARIADIC '{{a,b},{c,d}}');
+SELECT idem.derive_key('a', NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.derive_key(VARIADIC NULL);
+\echo :LAST_ERROR_SQLSTATE
+-- usable where only an immutable function is
+CREATE TABLE event (source text NOT NULL, number text NOT NULL, key text GENERATED ALWAYS AS (idem.derive_key(source, number)) STORED UNIQUE);
+INSERT INTO event VALUES ('bank', '7') RETURNING key = idem.derive_key('bank', '7') AS same;
+DROP TABLE event;
+
+-- the same in every database, whatever its encoding
+SELECT idem.derive_key('M' || chr(252) || 'ller', chr(223)) AS utf8_key, current_database() AS here \gset
+CREATE DATABASE idem_regress_latin1 ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0;
+\c idem_regress_latin1
+CREATE EXTENSION idem;
+SELECT octet_length('M' || chr(252) || 'ller') AS bytes, idem.derive_key('M' || chr(252) || 'ller', chr(223)) = :'utf8_key' AS same;
+\c :here
+DROP DATABASE idem_regress_latin1;
