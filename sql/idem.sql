@@ -61,7 +61,7 @@ CREATE TABLE idem.record (
 );
 COMMENT ON TABLE idem.record IS 'the key records; written by idem.complete() and idem.fail(), read through idem.claim() and idem.lookup(). lease_end and nonce (the token''s random bits) belong to leased claims';
 
--- The permanent seed (lock ids) and the fingerprint secrets. Made with the first scope, and dumped
+-- The permanent seed (lock ids, child keys) and the fingerprint secrets. Made with the first scope, and dumped
 -- with the data: without them a restored record would conflict with its own retries.
 CREATE TABLE idem.secret (
     id              integer     NOT NULL PRIMARY KEY,
@@ -210,6 +210,12 @@ RETURNS text
 AS 'MODULE_PATHNAME', 'idem_derive_key' LANGUAGE C IMMUTABLE PARALLEL SAFE;
 COMMENT ON FUNCTION idem.derive_key(text[]) IS
 'The idempotency key that these parts stand for: the SHA-256, in hexadecimal, of every part''s length and UTF-8, the same in every database. (''a'', ''bc'') differs from (''ab'', ''c''). Raises 22004 for a part that is null, 22023 for no parts, 22021.';
+
+CREATE FUNCTION idem.child_key(token text, step text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_child_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.child_key(text, text) IS
+'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of any claim, open or not. Raises ID005 for what is no token, 22004, 22023, 22021.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes

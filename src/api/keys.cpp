@@ -1,6 +1,8 @@
-// idem.new_key() and idem.derive_key(): keys for callers that have none of their own.
+// idem.new_key(), idem.derive_key() and idem.child_key(): keys for callers that have none of their
+// own, and for the services that an operation calls.
 //
-// Nothing is read or written: they work on a standby. The last tick given out is backend-local.
+// Nothing is written, and nothing but the secrets is read: they work on a standby. The last tick
+// given out is backend-local.
 #include "api/arguments.hpp"
 #include "core/derive.hpp"
 #include "core/duration.hpp"
@@ -8,6 +10,8 @@
 #include "pg/boundary.hpp"
 #include "pg/entropy.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
+#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {
@@ -16,6 +20,10 @@ namespace report = pg::report;
 
 constexpr std::int64_t postgres_epoch =
     (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * core::usecs_per_day;
+
+constexpr std::size_t max_step_bytes = 255;
+
+enum ChildKeyArgument { arg_token, arg_step };
 
 constinit std::uint64_t last_tick = 0;
 
@@ -48,6 +56,14 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     return {parts, static_cast<std::size_t>(count)};
 }
 
+std::string_view checked_step(std::optional<std::string_view> step) {
+    if (!step) report::missing_argument("step");
+    if (step->empty() || step->size() > max_step_bytes)
+        report::invalid_argument("step", "It must have 1 to 255 bytes.");
+    check_encoding(*step);
+    return utf8(*step);
+}
+
 }  // namespace
 }  // namespace idem::api
 
@@ -64,5 +80,14 @@ IDEM_FUNCTION(idem_derive_key) {
     using namespace idem;
     core::KeyText key;
     if (!core::derive_key(api::checked_parts(fcinfo), key)) pg::report::crypto_failure();
+    PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
+}
+
+IDEM_FUNCTION(idem_child_key) {
+    using namespace idem;
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
+    const std::string_view step = api::checked_step(pg::text_arg(fcinfo, api::arg_step));
+    core::KeyText key;
+    if (!core::child_key(pg::secrets().seed, token.digest, step, key)) pg::report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }

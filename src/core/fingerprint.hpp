@@ -7,18 +7,16 @@
 // nothing behind. Not thread-safe; allocates and throws nothing.
 #pragma once
 
-#include "core/bytes.hpp"
+#include "core/hmac.hpp"
 
 namespace idem::core {
-
-using Secret = std::array<std::byte, 32>;
 
 inline constexpr std::uint8_t fingerprint_version = 1;
 
 struct Fingerprint {
     std::uint8_t version;
     std::uint32_t secret_id;
-    std::array<std::byte, 32> mac;
+    Hash mac;
 };
 
 // As stored: version, secret id, mac.
@@ -43,7 +41,6 @@ class FingerprintSink {
     std::array<std::byte, 512> buffer_;
     std::size_t used_ = 0;
     std::uint32_t secret_id_ = 0;
-    bool good_ = false;
 };
 
 }  // namespace idem::core

@@ -49,6 +49,7 @@ bool load() {
     scan_secrets([&](std::int32_t id, const core::Secret& secret) {
         if (id == seed_id) {
             have_seed = true;
+            found.seed = secret;
             const auto half = secret.begin() + core::LockSeed{}.size();
             std::copy(secret.begin(), half, found.lock_seed.begin());
             std::copy(half, secret.end(), found.seal_key.begin());

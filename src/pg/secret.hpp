@@ -13,7 +13,8 @@
 namespace idem::pg {
 
 struct Secrets {
-    core::LockSeed lock_seed;      // one half of the permanent seed
+    core::Secret seed;             // permanent; child keys are made with all of it
+    core::LockSeed lock_seed;      // one half of it
     core::SealKey seal_key;        // the other
     std::uint32_t fingerprint_id;  // of the secret that new fingerprints are made with
     core::Secret fingerprint;

@@ -153,6 +153,11 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a key from a null part', $$SELECT idem.derive_key('a', NULL)$$),
     ('22023', 'a key from no parts', $$SELECT idem.derive_key(VARIADIC '{}')$$),
     ('22023', 'a key from a matrix', $$SELECT idem.derive_key(VARIADIC '{{a},{b}}')$$),
+    ('ID005', 'a child key of no token', $$SELECT idem.child_key(NULL, 'charge')$$),
+    ('ID005', 'a child key of garbage', $$SELECT idem.child_key('banana', 'charge')$$),
+    ('22004', 'a child key without a step', $$SELECT idem.child_key(token, NULL) FROM idem.claim('errors', 'new')$$),
+    ('22023', 'a child key with an empty step', $$SELECT idem.child_key(token, '') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'a child key with a step of 256 bytes', $$SELECT idem.child_key(token, repeat('s', 256)) FROM idem.claim('errors', 'new')$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
@@ -167,6 +172,7 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a tenant that is not UTF-8', $$SELECT idem.claim('errors', 'new', tenant => '\xc3'::bytea::text)$$, false),
     ('22021', 'lookup of a key that is not UTF-8', $$SELECT idem.lookup('errors', '\xff'::bytea::text)$$, false),
     ('22021', 'a key from a part that is not UTF-8', $$SELECT idem.derive_key('\xff'::bytea::text)$$, false),
+    ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),

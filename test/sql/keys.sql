@@ -40,3 +40,34 @@ CREATE EXTENSION idem;
 SELECT octet_length('M' || chr(252) || 'ller') AS bytes, idem.derive_key('M' || chr(252) || 'ller', chr(223)) = :'utf8_key' AS same;
 \c :here
 DROP DATABASE idem_regress_latin1;
+
+-- child_key: the same for the same step of the same operation, whatever the attempt
+SELECT idem.create_scope('orders');
+SELECT idem.create_scope('other');
+BEGIN;
+SAVEPOINT first_attempt;
+SELECT idem.child_key(token, 'charge') AS charge, token AS first_token FROM idem.claim('orders', 'k', tenant => 't') \gset
+ROLLBACK TO first_attempt;
+SELECT idem.child_key(token, 'charge') = :'charge' AS same, token <> :'first_token' AS another_attempt, token AS second_token
+  FROM idem.claim('orders', 'k', tenant => 't') \gset retry_
+SELECT :'retry_same' AS same, :'retry_another_attempt' AS another_attempt;
+SELECT idem.child_key(:'first_token', 'charge') = :'charge' AS of_an_old_token_too;
+SELECT :'charge' ~ '^[0-9a-f]{64}$' AS shape;
+SELECT count(DISTINCT key), count(*) FROM (
+  SELECT idem.child_key(:'retry_second_token', step) FROM unnest(ARRAY['charge', 'charge ', 'Charge', 'refund', repeat('x', 255)]) step
+  UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'k2', tenant => 't')
+  UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'k', tenant => 't2')
+  UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('other', 'k', tenant => 't')) x(key);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem.child_key(:'first_token', 'charge') = :'charge' AS also_later_and_read_only;
+COMMIT;
+SELECT idem.child_key(NULL, 'charge');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.child_key('banana', 'charge');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.child_key(:'first_token', NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.child_key(:'first_token', '');
+SELECT idem.child_key(:'first_token', repeat('x', 256));
+\echo :LAST_ERROR_SQLSTATE

@@ -7,6 +7,7 @@
 #include "support.hpp"
 
 using namespace idem::core;
+using idem::test::counting;
 
 namespace {
 
@@ -49,4 +50,38 @@ TEST(DeriveKey, TellsPartsApart) {
 TEST(DeriveKey, TakesPartsOfAnyLength) {
     const std::string large(3'000'000, 'x');
     EXPECT_NE(derived({large}), derived({std::string_view(large).substr(1)}));
+}
+
+namespace {
+
+std::string child(const Secret& seed, const Digest& digest, std::string_view step) {
+    KeyText out{};
+    EXPECT_TRUE(child_key(seed, digest, step, out));
+    return {out.data(), out.size()};
+}
+
+}  // namespace
+
+TEST(ChildKey, IsHmacSha256) {
+    // Computed with the hmac and hashlib modules of Python.
+    EXPECT_EQ(child(counting<Secret>(), counting<Digest>(0xa0), "charge"),
+              "de00cf7e2dcfe2dbbc862545b749334a139cd61a396e9cd8186fdd9172a0f30e");
+}
+
+TEST(ChildKey, TellsSeedKeyAndStepApart) {
+    const std::set<std::string> all = {
+        child(counting<Secret>(), counting<Digest>(), "charge"),
+        child(counting<Secret>(1), counting<Digest>(), "charge"),
+        child(counting<Secret>(), counting<Digest>(1), "charge"),
+        child(counting<Secret>(), counting<Digest>(), "refund"),
+        child(counting<Secret>(), counting<Digest>(), "charge "),
+        child(counting<Secret>(), counting<Digest>(), "CHARGE"),
+    };
+    EXPECT_EQ(all.size(), 6U);
+}
+
+TEST(ChildKey, IsTheSameEveryTime) {
+    const std::string first = child(counting<Secret>(), counting<Digest>(), "charge");
+    EXPECT_NE(child(counting<Secret>(9), counting<Digest>(), "charge"), first);
+    EXPECT_EQ(child(counting<Secret>(), counting<Digest>(), "charge"), first);
 }

@@ -1,0 +1,54 @@
+// HMAC-SHA-256: known codes, in one piece and in many, and keys that change.
+#include "core/hmac.hpp"
+
+#include "support.hpp"
+
+using namespace idem::core;
+using idem::test::counting;
+using idem::test::hex;
+
+namespace {
+
+std::string code(Hmac& hmac, const Secret& secret, std::string_view text, std::size_t piece) {
+    EXPECT_TRUE(hmac.start(secret));
+    for (; !text.empty(); text.remove_prefix(std::min(piece, text.size())))
+        hmac.write(as_bytes(text.substr(0, piece)));
+    Hash out{};
+    EXPECT_TRUE(hmac.finish(out));
+    return hex(out);
+}
+
+constexpr std::string_view of_abc =
+    "f0133729c4163dede81e21cd47839256da58171238c8a0d874397c73b14e1e47";
+constexpr std::string_view of_abc_other_key =
+    "a21b1f5d4cf4f73a4dd939750f7a066a7f98cc131cb16a6692759021cfab8181";
+
+}  // namespace
+
+// Both computed with the hmac module of Python.
+TEST(Hmac, IsHmacSha256) {
+    static constinit Hmac hmac;
+    for (std::size_t piece : {1U, 2U, 3U})
+        EXPECT_EQ(code(hmac, counting<Secret>(), "abc", piece), of_abc);
+}
+
+TEST(Hmac, FollowsTheKey) {
+    static constinit Hmac hmac;
+    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
+    EXPECT_EQ(code(hmac, counting<Secret>(1), "abc", 3), of_abc_other_key);
+    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
+}
+
+TEST(Hmac, StartsOverWhateverWasBegun) {
+    static constinit Hmac hmac;
+    ASSERT_TRUE(hmac.start(counting<Secret>()));
+    hmac.write(as_bytes("half a message"));
+    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
+}
+
+TEST(Hmac, IsNoneBeforeItIsKeyed) {
+    static constinit Hmac hmac;
+    hmac.write(as_bytes("abc"));
+    Hash out{};
+    EXPECT_FALSE(hmac.finish(out));
+}
