@@ -14,6 +14,8 @@ $from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
 $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß"}')});
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days')});
+my $child_key = q{SELECT idem.child_key(token, 'überweisen') FROM idem.claim('payments', 'schlüssel 2')};
+my $child = $from->safe_psql('postgres', "BEGIN; $child_key; ROLLBACK");
 my $dump = $from->backup_dir . '/dump.sql';
 mkdir $from->backup_dir;
 $from->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
@@ -31,6 +33,7 @@ sub check
 	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 11}')}),
 		'conflict', "$kind: another request is still a conflict");
 	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '2|2', "$kind: the secrets are there, once");
+	is($ask->("BEGIN; $child_key; ROLLBACK"), $child, "$kind: child keys are the same");
 	$ask->(q{SELECT idem.create_scope('third')});
 	is($ask->(q{SELECT id > (SELECT max(id) FROM idem.scope WHERE name <> 'third') FROM idem.scope WHERE name = 'third'}),
 		't', "$kind: a scope's id is not used again");
