@@ -217,6 +217,12 @@ AS 'MODULE_PATHNAME', 'idem_child_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.child_key(text, text) IS
 'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of any claim, open or not. Raises ID005 for what is no token, 22004, 22023, 22021.';
 
+CREATE FUNCTION idem.current_key()
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_current_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.current_key() IS
+'The key of the claim that this transaction made last and has not finished; NULL if there is none. Usable as the DEFAULT of a column.';
+
 -- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// idem.new_key(), idem.derive_key() and idem.child_key(): keys for callers that have none of their
-// own, and for the services that an operation calls.
+// idem.new_key(), idem.derive_key(), idem.child_key() and idem.current_key(): keys for callers that
+// have none of their own, for the services that an operation calls, and for the rows it writes.
 //
 // Nothing is written, and nothing but the secrets is read: they work on a standby. The last tick
 // given out is backend-local.
@@ -9,6 +9,7 @@
 #include "core/uuid.hpp"
 #include "pg/boundary.hpp"
 #include "pg/entropy.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 #include "pg/token_text.hpp"
@@ -90,4 +91,14 @@ IDEM_FUNCTION(idem_child_key) {
     core::KeyText key;
     if (!core::child_key(pg::secrets().seed, token.digest, step, key)) pg::report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
+}
+
+// A parallel worker has no claims of its own: it must not answer for its leader.
+IDEM_FUNCTION(idem_current_key) {
+    using namespace idem;
+    (void)fcinfo;
+    PreventCommandIfParallelMode("idem.current_key()");
+    const pg::Claim* claim = pg::newest_open_claim();
+    if (claim == nullptr) PG_RETURN_NULL();
+    PG_RETURN_TEXT_P(pg::text_of(claim->key));
 }

@@ -71,3 +71,40 @@ SELECT idem.child_key(:'first_token', NULL);
 SELECT idem.child_key(:'first_token', '');
 SELECT idem.child_key(:'first_token', repeat('x', 256));
 \echo :LAST_ERROR_SQLSTATE
+
+-- current_key: of the newest claim that is open, through savepoints
+CREATE TABLE effect (id int, key text DEFAULT idem.current_key());
+INSERT INTO effect VALUES (0) RETURNING key;
+BEGIN;
+SELECT token AS outer FROM idem.claim('orders', 'outer', tenant => 't') \gset
+INSERT INTO effect VALUES (1);
+SELECT token AS inner FROM idem.claim('other', 'inner') \gset
+INSERT INTO effect VALUES (2);
+SAVEPOINT s;
+SELECT outcome FROM idem.claim('orders', 'undone');
+SELECT idem.current_key();
+ROLLBACK TO s;
+SELECT idem.current_key();
+SAVEPOINT s;
+SELECT idem.complete(:'inner');
+SELECT idem.current_key();
+ROLLBACK TO s;
+SELECT idem.current_key();
+SELECT idem.release(:'inner');
+INSERT INTO effect VALUES (3);
+SELECT idem.complete(:'outer');
+INSERT INTO effect VALUES (4);
+-- a replay is no claim
+SELECT outcome FROM idem.claim('orders', 'outer', tenant => 't');
+SELECT idem.current_key();
+COMMIT;
+SELECT idem.current_key();
+SELECT * FROM effect ORDER BY id;
+DROP TABLE effect;
+-- a parallel worker does not answer for its leader, even behind a wrong label
+CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN idem.current_key(); END $$;
+SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_
+SELECT mislabelled();
+\echo :LAST_ERROR_SQLSTATE
+SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'off', false) \gset ignored_
+DROP FUNCTION mislabelled;
