@@ -224,6 +224,16 @@ COMMENT ON FUNCTION idem.current_key() IS
 'The key of the claim that this transaction made last and has not finished; NULL if there is none. Usable as the DEFAULT of a column.';
 
 -- ---------------------------------------------------------------------------------------------
+-- Guard
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.require_claim()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_require_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.require_claim() IS
+'Trigger that refuses to write unless this transaction has claimed a key in one of the scopes that are its arguments, and has not released it: BEFORE INSERT OR UPDATE OR DELETE, FOR EACH STATEMENT or ROW. Raises ID011 claim_required, ID008 unknown_scope, 22023 without arguments, 39P01.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------
 

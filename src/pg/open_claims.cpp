@@ -171,6 +171,13 @@ void commit_durably() {
     claims->durable = true;
 }
 
+bool has_claimed_in(std::string_view scope) {
+    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
+    while (claim != nullptr && (claim->phase == Phase::released || claim->scope_name != scope))
+        claim = claim->older;
+    return claim != nullptr;
+}
+
 int claims_held() {
     return claims == nullptr ? 0 : claims->count;
 }

@@ -51,6 +51,10 @@ Claim& remember_claim(const Claim& claim);
 
 void close_claim(Claim& claim, Phase phase);
 
+// Whether this transaction has claimed a key in the scope and not let go of it: the claim is open,
+// or completed or failed.
+bool has_claimed_in(std::string_view scope);
+
 // How many key locks the transaction's claims hold.
 int claims_held();
 

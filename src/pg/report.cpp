@@ -14,6 +14,7 @@ constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
 constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
 constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
 constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
+constexpr int errcode_claim_required = MAKE_SQLSTATE('I', 'D', '0', '1', '1');
 
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
@@ -30,6 +31,15 @@ char* holder_detail(const Holder& holder) {
                         timestamptz_to_str(*holder.since));
     if (holder.pid) return psprintf("Process %d is at it in a transaction.", *holder.pid);
     return pstrdup("Another transaction, possibly a prepared one, is at it.");
+}
+
+// "a", "b"
+char* quoted_list(std::span<char* const> names) {
+    StringInfoData list;
+    initStringInfo(&list);
+    for (const char* name : names)
+        appendStringInfo(&list, "%s\"%s\"", list.len == 0 ? "" : ", ", name);
+    return list.data;
 }
 
 bool is_sqlstate(std::string_view state) {
@@ -181,6 +191,20 @@ void too_many_open_claims(int limit) {
                               limit),
                     errhint("Commit in smaller batches: the lock table is shared by the whole "
                             "server.")));
+    pg_unreachable();
+}
+
+void claim_required(Relation relation, std::span<char* const> scopes) {
+    ereport(
+        ERROR,
+        (errcode(errcode_claim_required),
+         errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
+         errdetail_plural("This transaction has no claim in scope %s.",
+                          "This transaction has no claim in any of the scopes %s.", scopes.size(),
+                          quoted_list(scopes)),
+         errhint("Claim the operation's key with idem.claim() first, in the transaction and "
+                 "savepoint that writes."),
+         errtable(relation)));
     pg_unreachable();
 }
 

@@ -30,6 +30,8 @@ struct Holder {
 [[noreturn]] void unknown_scope(std::optional<std::string_view> name);
 [[noreturn]] void not_scope_member(std::string_view scope, const char* function);
 [[noreturn]] void too_many_open_claims(int limit);
+// scopes: the names of those that would do.
+[[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
 [[noreturn]] void digest_collision();
 [[noreturn]] void serialization_failure(const char* detail);
 [[noreturn]] void missing_argument(const char* name);

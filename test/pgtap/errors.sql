@@ -158,6 +158,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a child key without a step', $$SELECT idem.child_key(token, NULL) FROM idem.claim('errors', 'new')$$),
     ('22023', 'a child key with an empty step', $$SELECT idem.child_key(token, '') FROM idem.claim('errors', 'new')$$),
     ('22023', 'a child key with a step of 256 bytes', $$SELECT idem.child_key(token, repeat('s', 256)) FROM idem.claim('errors', 'new')$$),
+    ('ID011', 'a write to a guarded table', $$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim('tenants');
+                  INSERT INTO guarded DEFAULT VALUES$$),
+    ('ID008', 'a guard that names an unknown scope', $$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim('unknown');
+                  INSERT INTO guarded DEFAULT VALUES$$),
+    ('22023', 'a guard that names no scope', $$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim();
+                  INSERT INTO guarded DEFAULT VALUES$$),
+    ('39P01', 'a guard called by hand', $$SELECT idem.require_claim()$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),

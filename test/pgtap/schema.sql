@@ -40,6 +40,7 @@ SELECT set_eq(
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
+    ('require_claim', '', 'trigger'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 

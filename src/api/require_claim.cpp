@@ -1,0 +1,58 @@
+// idem.require_claim(): the trigger that lets nobody write to a table outside an operation.
+//
+// It asks only what this transaction has claimed; no lock, no table. Just before it raises it looks
+// whether the scopes that the trigger names exist at all.
+#include "api/arguments.hpp"
+#include "pg/open_claims.hpp"
+#include "pg/report.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+
+using Names = std::span<char* const>;
+
+const TriggerData& called_as_trigger(FunctionCallInfo fcinfo) {
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                        errmsg("idem.require_claim() was not called as a trigger"),
+                        errdetail("It is no function to be called in a statement."),
+                        errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
+    return *reinterpret_cast<const TriggerData*>(fcinfo->context);
+}
+
+Names scopes_of(const TriggerData& data) {
+    const Trigger& trigger = *data.tg_trigger;
+    if (trigger.tgnargs == 0)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                        errmsg("trigger \"%s\" names no scope", trigger.tgname),
+                        errdetail("idem.require_claim() takes the names of one or more scopes."),
+                        errhint("Create the trigger with the scopes as its arguments, such as "
+                                "EXECUTE FUNCTION idem.require_claim('payments').")));
+    return {trigger.tgargs, static_cast<std::size_t>(trigger.tgnargs)};
+}
+
+[[noreturn]] void refuse(Relation relation, Names scopes) {
+    for (const char* name : scopes)
+        if (pg::find_scope(name) == nullptr) report::unknown_scope(name);
+    report::claim_required(relation, scopes);
+}
+
+// What a row trigger returns is the row to be written; of a statement trigger nothing is expected.
+Datum go_on(const TriggerData& data) {
+    if (!TRIGGER_FIRED_FOR_ROW(data.tg_event)) return PointerGetDatum(nullptr);
+    const bool update = TRIGGER_FIRED_BY_UPDATE(data.tg_event);
+    return PointerGetDatum(update ? data.tg_newtuple : data.tg_trigtuple);
+}
+
+}  // namespace
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_require_claim) {
+    using namespace idem;
+    const TriggerData& data = api::called_as_trigger(fcinfo);
+    const api::Names scopes = api::scopes_of(data);
+    if (!std::ranges::any_of(scopes, pg::has_claimed_in)) api::refuse(data.tg_relation, scopes);
+    return api::go_on(data);
+}
