@@ -234,6 +234,22 @@ COMMENT ON FUNCTION idem.require_claim() IS
 'Trigger that refuses to write unless this transaction has claimed a key in one of the scopes that are its arguments, and has not released it: BEFORE INSERT OR UPDATE OR DELETE, FOR EACH STATEMENT or ROW. Raises ID011 claim_required, ID008 unknown_scope, 22023 without arguments, 39P01.';
 
 -- ---------------------------------------------------------------------------------------------
+-- HTTP
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.http_status(sqlstate text)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_http_status' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.http_status(text) IS
+'The HTTP status that fits a SQLSTATE: 4xx for what the client must change, 503 for what a retry may cure, 500 otherwise. Raises 22004, 22023.';
+
+CREATE FUNCTION idem.problem(sqlstate text, detail text DEFAULT NULL)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_problem' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.problem(text, text) IS
+'An error as an application/problem+json document (RFC 9457): type, title, status, sqlstate and, if given, detail. Raises 22004, 22023, 22021.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------
 

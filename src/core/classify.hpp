@@ -8,9 +8,10 @@
 #include <array>
 #include <string_view>
 
+#include "core/sqlstate.hpp"
+
 namespace idem::core {
 
-// sqlstate has five characters.
 constexpr bool is_transient(std::string_view sqlstate) noexcept {
     // connections, transaction state, rollbacks, resources, locks, operators, I/O, bugs
     constexpr std::array<std::string_view, 8> classes = {"08", "25", "40", "53",
@@ -20,7 +21,7 @@ constexpr bool is_transient(std::string_view sqlstate) noexcept {
     const auto has = [](const auto& list, std::string_view what) {
         return std::find(list.begin(), list.end(), what) != list.end();
     };
-    return has(classes, sqlstate.substr(0, 2)) || has(ours, sqlstate);
+    return has(classes, class_of(sqlstate)) || has(ours, sqlstate);
 }
 
 }  // namespace idem::core

@@ -1,5 +1,6 @@
 #include "pg/report.hpp"
 
+#include "core/sqlstate.hpp"
 #include "pg/error_object.hpp"
 
 namespace idem::pg::report {
@@ -42,15 +43,10 @@ char* quoted_list(std::span<char* const> names) {
     return list.data;
 }
 
-bool is_sqlstate(std::string_view state) {
-    const auto fits = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z'); };
-    return state.size() == 5 && std::all_of(state.begin(), state.end(), fits);
-}
-
 // Success, warnings, no-data and our own class are no failures of an operation.
 bool names_a_failure(std::string_view state) {
-    if (!is_sqlstate(state)) return false;
-    const std::string_view of_class = state.substr(0, 2);
+    if (!core::is_sqlstate(state)) return false;
+    const std::string_view of_class = core::class_of(state);
     return of_class != "00" && of_class != "01" && of_class != "02" && of_class != "03" &&
            of_class != "ID";
 }

@@ -165,6 +165,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a guard that names no scope', $$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim();
                   INSERT INTO guarded DEFAULT VALUES$$),
     ('39P01', 'a guard called by hand', $$SELECT idem.require_claim()$$),
+    ('22004', 'the HTTP status of nothing', $$SELECT idem.http_status(NULL)$$),
+    ('22023', 'the HTTP status of no SQLSTATE', $$SELECT idem.http_status('id001')$$),
+    ('22004', 'a problem of nothing', $$SELECT idem.problem(NULL)$$),
+    ('22023', 'a problem of no SQLSTATE', $$SELECT idem.problem('409')$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
@@ -180,6 +184,7 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'lookup of a key that is not UTF-8', $$SELECT idem.lookup('errors', '\xff'::bytea::text)$$, false),
     ('22021', 'a key from a part that is not UTF-8', $$SELECT idem.derive_key('\xff'::bytea::text)$$, false),
     ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
+    ('22021', 'a problem with a detail that is not UTF-8', $$SELECT idem.problem('ID001', '\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),

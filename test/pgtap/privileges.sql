@@ -155,8 +155,8 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['checkpoint', 'child_key', 'claim', 'complete', 'create_scope', 'current_key',
-          'derive_key', 'execute', 'fail', 'lookup', 'new_key', 'release', 'renew', 'require_claim',
-          'try_claim'],
+          'derive_key', 'execute', 'fail', 'http_status', 'lookup', 'new_key', 'problem', 'release',
+          'renew', 'require_claim', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ SELECT set_eq(
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
+    ('http_status', 'sqlstate text', 'integer'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
+    ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
@@ -56,7 +58,9 @@ SELECT set_eq(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
-    ('derive_key', 'i', 's')
+    ('derive_key', 'i', 's'),
+    ('http_status', 'i', 's'),
+    ('problem', 'i', 's')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');
 
 -- Types -----------------------------------------------------------------------------------------
