@@ -283,3 +283,27 @@ AS 'MODULE_PATHNAME', 'idem_purge' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
 COMMENT ON FUNCTION idem.purge(integer) IS
 'Deletes expired records, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Sizing
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.retention_window(caller_deadline interval, retry_horizon interval,
+                                      network_delay interval, clock_skew interval)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_retention_window' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.retention_window(interval, interval, interval, interval) IS
+'How long keys must be remembered for every retry to find its answer: the sum of the caller''s deadline for one try, the time over which it retries, what the network may delay and the clocks may differ. Raises 22004, 22023.';
+
+CREATE FUNCTION idem.records_needed(claims_per_second double precision, ttl interval,
+                                    margin double precision DEFAULT 0.2)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_records_needed' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.records_needed(double precision, interval, double precision) IS
+'How many records are alive at a time: rate times TTL times (1 + margin), rounded up. Raises 22004, 22023, 22003.';
+
+CREATE FUNCTION idem.collision_probability(records bigint, entropy_bits integer)
+RETURNS double precision
+AS 'MODULE_PATHNAME', 'idem_collision_probability' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.collision_probability(bigint, integer) IS
+'The chance that any two of so many random keys of so many bits are the same, n(n-1)/(2*2^bits), at most 1. Raises 22004, 22023.';

@@ -169,6 +169,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'the HTTP status of no SQLSTATE', $$SELECT idem.http_status('id001')$$),
     ('22004', 'a problem of nothing', $$SELECT idem.problem(NULL)$$),
     ('22023', 'a problem of no SQLSTATE', $$SELECT idem.problem('409')$$),
+    ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
+    ('22023', 'a window with a negative delay', $$SELECT idem.retention_window('0', '0', '-1 s', '0')$$),
+    ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
+    ('22023', 'sizing with a rate that is no number', $$SELECT idem.records_needed('NaN', '1 day')$$),
+    ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),
+    ('22004', 'collisions of nothing', $$SELECT idem.collision_probability(NULL, 128)$$),
+    ('22023', 'collisions of less than no bits', $$SELECT idem.collision_probability(1, -1)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),

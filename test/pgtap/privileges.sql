@@ -154,9 +154,10 @@ SELECT is((pg_temp.attempt(role, 'SELECT idem.purge()')).state, expected, format
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['checkpoint', 'child_key', 'claim', 'complete', 'create_scope', 'current_key',
-          'derive_key', 'execute', 'fail', 'http_status', 'lookup', 'new_key', 'problem', 'release',
-          'renew', 'require_claim', 'try_claim'],
+    ARRAY['checkpoint', 'child_key', 'claim', 'collision_probability', 'complete', 'create_scope',
+          'current_key', 'derive_key', 'execute', 'fail', 'http_status', 'lookup', 'new_key',
+          'problem', 'records_needed', 'release', 'renew', 'require_claim', 'retention_window',
+          'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

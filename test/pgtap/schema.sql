@@ -29,6 +29,7 @@ SELECT set_eq(
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
+    ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
     ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole', 'void'),
     ('current_key', '', 'text'),
@@ -40,9 +41,11 @@ SELECT set_eq(
     ('new_key', '', 'text'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
+    ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('require_claim', '', 'trigger'),
+    ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 
@@ -58,9 +61,12 @@ SELECT set_eq(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
+    ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('http_status', 'i', 's'),
-    ('problem', 'i', 's')
+    ('problem', 'i', 's'),
+    ('records_needed', 'i', 's'),
+    ('retention_window', 'i', 's')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');
 
 -- Types -----------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+-- Sizing, with the worked example of the README.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.retention_window('10 s', '90 s', '30 s', '5 s');
+SELECT idem.records_needed(80, idem.retention_window('10 s', '90 s', '30 s', '5 s'));
+SELECT round((idem.collision_probability(12960, 128) * 1e31)::numeric, 2) AS e_31;
+
+-- a day is 24 hours, a month 30 days, as everywhere
+SELECT idem.retention_window('1 day', '1 month', '0', '0') = interval '31 days' AS fixed;
+SELECT idem.retention_window(clock_skew => '1 s', network_delay => '2 s', retry_horizon => '3 s', caller_deadline => '4 s');
+SELECT idem.records_needed(100, '1 s', 0.1), idem.records_needed(100.01, '1 s', 0), idem.records_needed(0.5, '1 day', margin => 0),
+       idem.records_needed(0, '1 day'), idem.records_needed(80, '0');
+SELECT n, b, idem.collision_probability(n, b)
+  FROM (VALUES (0, 0), (1, 0), (2, 0), (2, 1), (3, 1), (2, 128), (9223372036854775807, 62), (2, 2147483647)) x(n, b);
+-- a scope's TTL
+SELECT idem.create_scope('sized', ttl => idem.retention_window('10 s', '90 s', '30 s', '5 s'));
+SELECT ttl FROM idem.scopes;
+
+-- what is no length of time, no rate, no number
+CREATE FUNCTION attempt(call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE result text;
+BEGIN
+  EXECUTE 'SELECT idem.' || call INTO result;
+  RETURN result;
+EXCEPTION WHEN OTHERS THEN
+  RETURN SQLSTATE || ' ' || SQLERRM;
+END $$;
+SELECT call, attempt(call) FROM unnest(ARRAY[
+  $$retention_window(NULL, '0', '0', '0')$$, $$retention_window('0', NULL, '0', '0')$$, $$retention_window('0', '0', NULL, '0')$$,
+  $$retention_window('0', '0', '0', NULL)$$, $$retention_window('-1 us', '0', '0', '0')$$, $$retention_window('0', '-1 us', '0', '0')$$,
+  $$retention_window('0', '0', '-1 us', '0')$$, $$retention_window('0', '0', '0', '-1 us')$$, $$retention_window('1100 years', '0', '0', '0')$$,
+  $$records_needed(NULL, '1 s')$$, $$records_needed(1, NULL)$$, $$records_needed(1, '1 s', NULL)$$,
+  $$records_needed(-1, '1 s')$$, $$records_needed('NaN', '1 s')$$, $$records_needed('inf', '1 s')$$,
+  $$records_needed(1, '-1 s')$$, $$records_needed(1, '1 s', -0.1)$$, $$records_needed(1, '1 s', 'NaN')$$, $$records_needed(1, '1 s', 'inf')$$,
+  $$records_needed(1e18, '10 s')$$, $$records_needed(1e300, '1 day', 1e300)$$,
+  $$collision_probability(NULL, 128)$$, $$collision_probability(1, NULL)$$,
+  $$collision_probability(-1, 128)$$, $$collision_probability(1, -1)$$]) call;
+DROP FUNCTION attempt;
