@@ -19,9 +19,9 @@ enum RecordsArgument { arg_claims_per_second, arg_ttl, arg_margin };
 enum CollisionArgument { arg_records, arg_entropy_bits };
 
 std::int64_t checked_duration(FunctionCallInfo fcinfo, int n, const char* name) {
-    const Interval* interval = pg::interval_arg(fcinfo, n);
-    if (interval == nullptr) report::missing_argument(name);
-    return pg::nonnegative_duration(name, *interval);
+    const auto usecs = pg::nonnegative_duration_arg(fcinfo, n, name);
+    if (!usecs) report::missing_argument(name);
+    return *usecs;
 }
 
 double checked_number(FunctionCallInfo fcinfo, int n, const char* name) {

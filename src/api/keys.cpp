@@ -38,8 +38,8 @@ constinit std::uint64_t last_tick = 0;
 
 // Every part checked and in UTF-8. A matrix is refused: its rows would run into one another.
 std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
-    if (PG_ARGISNULL(0)) report::missing_argument("parts");
-    ArrayType* array = PG_GETARG_ARRAYTYPE_P(0);
+    ArrayType* array = pg::array_arg(fcinfo, 0);
+    if (array == nullptr) report::missing_argument("parts");
     if (ARR_NDIM(array) != 1)
         report::invalid_argument("parts", "It must have one dimension, and at least one part.");
     Datum* elements;

@@ -12,6 +12,7 @@
 
 namespace idem::core {
 
+// sqlstate has five characters.
 constexpr bool is_transient(std::string_view sqlstate) noexcept {
     // connections, transaction state, rollbacks, resources, locks, operators, I/O, bugs
     constexpr std::array<std::string_view, 8> classes = {"08", "25", "40", "53",

@@ -71,6 +71,15 @@ SELECT idem.child_key(:'first_token', NULL);
 SELECT idem.child_key(:'first_token', '');
 SELECT idem.child_key(:'first_token', repeat('x', 256));
 \echo :LAST_ERROR_SQLSTATE
+-- of a leased claim too, in any transaction and every attempt
+SELECT token AS leased FROM idem.claim('orders', 'leased', lease => '1 hour') \gset
+SELECT idem.child_key(:'leased', 'charge') AS charge \gset
+SELECT idem.release(:'leased');
+SELECT attempt, idem.child_key(token, 'charge') = :'charge' AS same, token AS second FROM idem.claim('orders', 'leased', lease => '1 hour') \gset leased_
+SELECT :'leased_attempt' AS attempt, :'leased_same' AS same;
+BEGIN;
+SELECT idem.child_key(token, 'charge') = :'charge' AS of_another_key FROM idem.claim('orders', 'leased 2');
+ROLLBACK;
 
 -- current_key: of the newest claim that is open, through savepoints
 CREATE TABLE effect (id int, key text DEFAULT idem.current_key());
@@ -101,6 +110,12 @@ COMMIT;
 SELECT idem.current_key();
 SELECT * FROM effect ORDER BY id;
 DROP TABLE effect;
+-- of a leased claim in the transaction that claims it or takes it up, and no other
+SELECT idem.current_key();
+BEGIN;
+SELECT idem.renew(:'leased_second') > now() AS renewed, idem.current_key();
+COMMIT;
+SELECT idem.current_key();
 -- a parallel worker does not answer for its leader, even behind a wrong label
 CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN idem.current_key(); END $$;
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_

@@ -75,6 +75,25 @@ INSERT INTO ledger VALUES (2, 10);
 SELECT idem.complete(:'t');
 COMMIT;
 
+-- a leased claim, in the transaction that claims it or takes it up
+SELECT token AS t FROM idem.claim('payments', 'leased', lease => '1 hour') \gset
+INSERT INTO ledger VALUES (9, 90);
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT idem.renew(:'t') > now() AS renewed;
+INSERT INTO ledger VALUES (9, 90);
+DELETE FROM ledger WHERE id = 9;
+COMMIT;
+BEGIN;
+SELECT idem.complete(:'t');
+INSERT INTO ledger VALUES (9, 90);
+DELETE FROM ledger WHERE id = 9;
+COMMIT;
+-- execute claims and completes
+CREATE FUNCTION book(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ INSERT INTO ledger VALUES (8, 80) RETURNING to_jsonb(id) $$;
+SELECT outcome, response FROM idem.execute('refunds', 'executed', 'book(jsonb)');
+DROP FUNCTION book;
+
 -- as a row trigger it hands the rows on, and refuses only when there is one; constraint triggers too
 DROP TRIGGER operation ON ledger;
 CREATE TRIGGER operation BEFORE INSERT OR UPDATE OR DELETE ON ledger
