@@ -265,6 +265,24 @@ AS 'MODULE_PATHNAME', 'idem_create_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
 'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. Needs CREATE on schema idem, and membership of the owner. Raises 42710, 42501, 22023, 22004.';
 
+CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
+                                 wait interval DEFAULT NULL, request_required boolean DEFAULT NULL,
+                                 request_exclude text[] DEFAULT NULL, tenant_required boolean DEFAULT NULL,
+                                 reject_stale_keys boolean DEFAULT NULL, max_attempts integer DEFAULT NULL,
+                                 claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT NULL,
+                                 store_response boolean DEFAULT NULL, response_exclude text[] DEFAULT NULL,
+                                 owner regrole DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_alter_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
+'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. Needs the privileges of the scope''s owner, CREATE on schema idem, and membership of a new owner. Raises ID008 unknown_scope, 42501, 22023.';
+
+CREATE FUNCTION idem.drop_scope(name text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_drop_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.drop_scope(text) IS
+'Drops a scope. All its records count as expired when this transaction commits, and the purger deletes them; a scope of the same name starts anew. Needs the privileges of the scope''s owner and CREATE on schema idem. Raises ID008 unknown_scope, 42501.';
+
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
            reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
@@ -277,12 +295,18 @@ GRANT SELECT ON idem.scopes TO PUBLIC;
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 
+CREATE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.forget(text, text, text) IS
+'Deletes the record of a key, so that the next claim runs the operation again. True if there was one that had not expired. Waits for a claim in flight, at most the scope''s wait. Needs the privileges of the scope''s owner and CREATE on schema idem. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_purge' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
 COMMENT ON FUNCTION idem.purge(integer) IS
-'Deletes expired records, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';
+'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Sizing

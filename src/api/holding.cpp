@@ -1,9 +1,8 @@
 #include "api/holding.hpp"
 
-#include "core/duration.hpp"
+#include "api/settled.hpp"
 #include "core/lease.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
 #include "pg/report.hpp"
 #include "pg/token_text.hpp"
 
@@ -29,27 +28,6 @@ Named named_by(const core::Token& token) {
     const pg::Scope* scope = there ? pg::find_scope_by_id(seen.name.scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
     return {scope, seen.name};
-}
-
-[[noreturn]] void refuse_in_flight(const pg::KeyLock& lock, std::string_view key) {
-    const report::Holder holder = lock.holder().value_or(report::Holder{});
-    const TimestampTz now = GetCurrentTimestamp();
-    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
-}
-
-// The row under the key lock, once nobody is at work on it past the lock either.
-pg::Found settled(const Named& named) {
-    const TimestampTz deadline = GetCurrentTimestamp() + named.scope->wait;
-    pg::KeyLock lock(named.name.digest);
-    if (!lock.try_acquire() && !lock.acquire_by(deadline)) refuse_in_flight(lock, named.name.key);
-    for (;;) {
-        const pg::Records records = pg::Records::to_write();
-        const pg::Found found = pg::probe(records, named.name);
-        records.close();
-        if (!TransactionIdIsValid(found.working)) return found;
-        if (!pg::wait_for_transaction(found.working, deadline))
-            refuse_in_flight(lock, named.name.key);
-    }
 }
 
 core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::Scope& scope,
@@ -92,7 +70,8 @@ Holding hold(const core::Token& token) {
     if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
         report::not_claimed("The claim is already finished.");
     const Named named = named_by(token);
-    const pg::Found found = settled(named);
+    pg::KeyLock lock(named.name.digest);
+    const pg::Found found = settled(named.name, lock, named.scope->wait);
     if (found.presence == Presence::committed && !found.in_snapshot)
         report::serialization_failure(
             "The key was changed by a transaction that this one's snapshot cannot see.");

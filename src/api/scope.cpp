@@ -1,7 +1,10 @@
-// idem.create_scope(): a named family of operations, and who may use it.
+// idem.create_scope(), alter_scope() and drop_scope(): families of operations, and who may use
+// them.
 //
-// The scope table is locked until the transaction ends, so that two sessions cannot create the same
-// scope. The first scope of a database brings the secrets with it.
+// The scope table is locked until the transaction ends, so that changes of scopes come one after
+// the other. Claims don't wait for that: they go by the rules that are committed. The first scope
+// of a database brings the secrets with it.
+#include "api/administration.hpp"
 #include "api/arguments.hpp"
 #include "core/key.hpp"
 #include "pg/compat.hpp"
@@ -87,9 +90,15 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     return paths;
 }
 
-std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n) {
+// A new scope has no limits unless they are given, so only a change needs a word for "none".
+enum class Purpose { create, alter };
+
+std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
     const auto limit = pg::int_arg(fcinfo, n);
-    if (limit && *limit < 1) report::invalid_argument(name_of(n), "It must be at least 1.");
+    if (!limit || *limit >= 1) return limit;
+    if (purpose == Purpose::create) report::invalid_argument(name_of(n), "It must be at least 1.");
+    if (limit != pg::no_limit)
+        report::invalid_argument(name_of(n), "It must be at least 1, or -1 for none.");
     return limit;
 }
 
@@ -100,7 +109,7 @@ std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     return rule;
 }
 
-pg::ScopeRules read_rules(FunctionCallInfo fcinfo) {
+pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
     return {
         .ttl = positive_arg(fcinfo, arg_ttl),
         .lease = positive_arg(fcinfo, arg_lease),
@@ -109,8 +118,8 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo) {
         .request_exclude = paths_arg(fcinfo, arg_request_exclude),
         .tenant_required = pg::bool_arg(fcinfo, arg_tenant_required),
         .reject_stale_keys = pg::bool_arg(fcinfo, arg_reject_stale_keys),
-        .max_attempts = limit_arg(fcinfo, arg_max_attempts),
-        .claims_per_minute = limit_arg(fcinfo, arg_claims_per_minute),
+        .max_attempts = limit_arg(fcinfo, arg_max_attempts, purpose),
+        .claims_per_minute = limit_arg(fcinfo, arg_claims_per_minute, purpose),
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
@@ -124,13 +133,12 @@ void check_owner(Oid owner) {
     pg::compat::check_may_become(GetUserId(), owner);
 }
 
-void check_may_create(FunctionCallInfo fcinfo) {
-    const Oid schema = get_func_namespace(fcinfo->flinfo->fn_oid);
-    if (!pg::compat::may_create_in(schema, GetUserId()))
-        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                        errmsg("permission denied to create a scope"),
-                        errdetail("It needs the privilege CREATE on schema idem."),
-                        errhint("Have a superuser run GRANT CREATE ON SCHEMA idem TO your role.")));
+// Looked up again under the lock: the scope may be gone, or have changed hands, while we waited.
+std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
+    const auto name = pg::text_arg(fcinfo, arg_name);
+    (void)administered_scope(fcinfo, name, function);
+    pg::lock_scopes();
+    return administered_scope(fcinfo, name, function).id;
 }
 
 }  // namespace
@@ -142,11 +150,29 @@ IDEM_FUNCTION(idem_create_scope) {
     api::require_arguments(fcinfo);
     const std::string_view name = *pg::text_arg(fcinfo, api::arg_name);
     api::check_name(name);
-    pg::ScopeRules rules = api::read_rules(fcinfo);
+    pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
-    api::check_may_create(fcinfo);
+    api::check_may_create(fcinfo, "create_scope");
     api::check_owner(*rules.owner);
     pg::insert_scope(name, rules);
     pg::create_secrets();
+    PG_RETURN_VOID();
+}
+
+IDEM_FUNCTION(idem_alter_scope) {
+    using namespace idem;
+    api::require_writable("idem.alter_scope()");
+    const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
+    const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
+    if (rules.owner) api::check_owner(*rules.owner);
+    pg::update_scope(scope, rules);
+    PG_RETURN_VOID();
+}
+
+// What the scope held counts as expired at once: its id, which every record is found by, is gone.
+IDEM_FUNCTION(idem_drop_scope) {
+    using namespace idem;
+    api::require_writable("idem.drop_scope()");
+    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
     PG_RETURN_VOID();
 }

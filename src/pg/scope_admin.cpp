@@ -29,7 +29,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
 }
 
-Relation lock_scopes() {
+Relation open_scopes() {
     return open_table(Table::scope, ShareRowExclusiveLock);
 }
 
@@ -45,11 +45,38 @@ std::int32_t next_id(Relation relation) {
     return static_cast<std::int32_t>(nextval_internal(sequence, false));
 }
 
+// The scope's row as it is: where it lies, and its columns.
+struct Existing {
+    ItemPointerData tid;
+    ScopeRow row;
+};
+
+Existing existing_scope(Relation relation, std::int32_t id) {
+    HeapTuple tuple = nullptr;
+    if (!scan_for(WithId{id}, [&](TupleTableSlot* slot) { tuple = ExecCopySlotHeapTuple(slot); }))
+        elog(ERROR, "scope %d is gone in spite of its table's lock", id);
+    Existing existing{tuple->t_self, {}};
+    for (int i = 0; i < columns; ++i) {
+        bool null;
+        const Datum value = heap_getattr(tuple, i + 1, RelationGetDescr(relation), &null);
+        if (!null) existing.row.set(i, value);
+    }
+    return existing;
+}
+
+void check_changed(TM_Result result) {
+    if (result != TM_Ok) elog(ERROR, "unexpected result %d of a change of a scope", result);
+}
+
 }  // namespace
 
+void lock_scopes() {
+    table_close(open_scopes(), NoLock);
+}
+
 void insert_scope(std::string_view name, const ScopeRules& rules) {
-    Relation relation = lock_scopes();
-    if (scan_for(Named{name}, [](TupleTableSlot*) {}))
+    Relation relation = open_scopes();
+    if (scan_for(WithName{name}, [](TupleTableSlot*) {}))
         ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
                         errmsg("scope \"%.*s\" already exists", static_cast<int>(name.size()),
                                name.data()),
@@ -62,6 +89,26 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot, false);
     ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+void update_scope(std::int32_t id, const ScopeRules& rules) {
+    Relation relation = open_scopes();
+    Existing scope = existing_scope(relation, id);
+    set_rules(scope.row, rules);
+    TupleTableSlot* slot = new_row(relation, scope.row.values(), scope.row.nulls());
+    bool new_entries = false;
+    check_changed(
+        compat::update_row(relation, &scope.tid, slot, compat::Waiting::yes, new_entries));
+    if (new_entries) (void)add_index_entries(relation, slot, false);
+    ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+void delete_scope(std::int32_t id) {
+    Relation relation = open_scopes();
+    Existing scope = existing_scope(relation, id);
+    check_changed(delete_row(relation, &scope.tid, compat::Waiting::yes));
     announce_change(relation);
 }
 

@@ -26,7 +26,14 @@ struct ScopeRules {
     std::optional<Oid> owner;
 };
 
+// Waits for whoever is changing scopes. What was looked up before may be outdated after.
+void lock_scopes();
+
 // Raises 42710 when the name is taken.
 void insert_scope(std::string_view name, const ScopeRules& rules);
+
+// Both after lock_scopes(), with the id of a scope that was looked up since.
+void update_scope(std::int32_t id, const ScopeRules& rules);
+void delete_scope(std::int32_t id);
 
 }  // namespace idem::pg

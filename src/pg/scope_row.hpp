@@ -31,14 +31,14 @@ inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
     return null ? std::nullopt : std::optional(value);
 }
 
-struct Named {
+struct WithName {
     std::string_view name;
     bool operator()(TupleTableSlot* slot) const {
         return view_of(DatumGetTextPP(*column(slot, column_name))) == name;
     }
 };
 
-struct Numbered {
+struct WithId {
     std::int32_t id;
     bool operator()(TupleTableSlot* slot) const {
         return DatumGetInt32(*column(slot, column_id)) == id;

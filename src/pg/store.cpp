@@ -240,6 +240,11 @@ TimestampTz record_expires(TupleTableSlot* slot) {
     return DatumGetTimestampTz(column(slot, column_expires, null));
 }
 
+std::int32_t record_scope(TupleTableSlot* slot) {
+    bool null;
+    return DatumGetInt32(column(slot, column_scope, null));
+}
+
 namespace {
 
 // Looks for the digest's row and hands its slot to identify() before it is taken apart.
@@ -287,6 +292,15 @@ void write_record(const Records& records, const KeyName& name, const Record& rec
         settle_duplicate(records, &digest, &slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
+}
+
+bool delete_record(const Records& records, const Found& found) {
+    ItemPointerData tid = found.tid;
+    const TM_Result result = delete_row(records.table(), &tid, compat::Waiting::yes);
+    if (result != TM_Ok && result != TM_Deleted)
+        report::serialization_failure("The key's record was changed concurrently.");
+    CommandCounterIncrement();
+    return result == TM_Ok;
 }
 
 }  // namespace idem::pg

@@ -73,8 +73,9 @@ class Records {
     LOCKMODE release_;
 };
 
-// The end of life of the record in the slot.
+// The end of life, and the scope's id, of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
+std::int32_t record_scope(TupleTableSlot* slot);
 
 // Raises 54000 when the digest is taken by a record of another identity.
 Found probe(const Records& records, const KeyName& name);
@@ -94,5 +95,9 @@ enum class Over : bool {
 
 // Writes the row. Raises 40001 when a live row that is not ours turns out to hold the key.
 void write_record(const Records& records, const KeyName& name, const Record& record, Over over);
+
+// Deletes the row that was found, under the key lock. False when somebody came first, past the
+// lock.
+bool delete_record(const Records& records, const Found& found);
 
 }  // namespace idem::pg

@@ -1,6 +1,7 @@
 #include "pg/sweep.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/scope.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
 
@@ -15,6 +16,12 @@ struct Sweep {
     TimestampTz now;
     std::int64_t left;
     std::int64_t deleted;
+    HTAB* scopes;  // of KnownScope: those whose records we have met
+};
+
+struct KnownScope {
+    std::int32_t id;  // the hash key
+    bool dropped;
 };
 
 // What ItemPointerSet() does, without its narrowing conversions.
@@ -23,13 +30,27 @@ ItemPointerData place(BlockNumber block, OffsetNumber offset) {
 }
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
-    TM_FailureData failure;
-    const TM_Result result =
-        table_tuple_delete(sweep.records, &slot->tts_tid, GetCurrentCommandId(true), SnapshotSelf,
-                           InvalidSnapshot, false, &failure, false);
-    if (result != TM_Ok) return;  // somebody is at it; the next round will see
+    if (delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
+        return;  // somebody is at it; the next round will see
     ++sweep.deleted;
     --sweep.left;
+}
+
+HTAB* make_scopes() {
+    HASHCTL control{};
+    control.keysize = sizeof(std::int32_t);
+    control.entrysize = sizeof(KnownScope);
+    control.hcxt = CurrentMemoryContext;
+    return hash_create("idem scopes of a sweep", 16, &control,
+                       HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+}
+
+bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
+    const std::int32_t id = record_scope(slot);
+    bool known;
+    auto* scope = static_cast<KnownScope*>(hash_search(sweep.scopes, &id, HASH_ENTER, &known));
+    if (!known) scope->dropped = scope_was_dropped(id);
+    return scope->dropped;
 }
 
 // Returns the block at which to go on: the one after the stretch, or where the allowance ran out.
@@ -45,7 +66,7 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber end) {
             next = ItemPointerGetBlockNumber(&slot->tts_tid);
             break;
         }
-        if (record_expires(slot) <= sweep.now) purge(sweep, slot);
+        if (record_expires(slot) <= sweep.now || is_orphaned(sweep, slot)) purge(sweep, slot);
     }
     table_endscan(scan);
     ExecDropSingleTupleTableSlot(slot);
@@ -89,7 +110,7 @@ void put_hand(Hand& hand, BlockNumber block) {
 }  // namespace
 
 std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records) {
-    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, max_records, 0};
+    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, max_records, 0, make_scopes()};
     const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
     Hand hand = take_hand();
     BlockNumber at = blocks == 0 ? 0 : hand.block % blocks;
@@ -100,6 +121,7 @@ std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records) {
         at = next == blocks ? 0 : next;
     }
     put_hand(hand, at);
+    hash_destroy(sweep.scopes);
     table_close(sweep.records, NoLock);
     CommandCounterIncrement();
     return sweep.deleted;

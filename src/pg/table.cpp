@@ -1,12 +1,11 @@
 #include "pg/table.hpp"
 
-#include "pg/compat.hpp"
-
 namespace idem::pg {
 namespace {
 
 constexpr const char* schema_name = "idem";
-constexpr std::array<const char*, table_count> table_names = {"record", "scope", "secret", "sweep"};
+constexpr std::array<const char*, table_count> table_names = {"record", "scope", "secret", "sweep",
+                                                              "scope_id"};
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
@@ -103,6 +102,12 @@ bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_du
 bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {
     table_tuple_insert(relation, slot, GetCurrentCommandId(true), 0, nullptr);
     return add_index_entries(relation, slot, tolerate_duplicates);
+}
+
+TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting) {
+    TM_FailureData failure;
+    return table_tuple_delete(relation, tid, GetCurrentCommandId(true), SnapshotSelf,
+                              InvalidSnapshot, waiting == compat::Waiting::yes, &failure, false);
 }
 
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,

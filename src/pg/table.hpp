@@ -6,12 +6,13 @@
 // it; OIDs of indexes are never kept.
 #pragma once
 
+#include "pg/compat.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
 
-enum class Table { record, scope, secret, sweep };
-inline constexpr std::size_t table_count = 4;
+enum class Table { record, scope, secret, sweep, scope_id };  // the last is a sequence
+inline constexpr std::size_t table_count = 5;
 
 // Opens the table, or raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);
@@ -30,6 +31,9 @@ bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicate
 
 // Adds index entries for a tuple that is already in the heap; the result as for insert_row().
 bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
+
+// Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
+TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting);
 
 // Puts the values into a new slot of the relation; columns beyond them are NULL. Drop it with
 // ExecDropSingleTupleTableSlot().

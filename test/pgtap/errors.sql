@@ -176,8 +176,16 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),
     ('22004', 'collisions of nothing', $$SELECT idem.collision_probability(NULL, 128)$$),
     ('22023', 'collisions of less than no bits', $$SELECT idem.collision_probability(1, -1)$$),
+    ('22023', 'a scope with max_attempts 0', $$SELECT idem.create_scope('new', max_attempts => 0)$$),
+    ('22023', 'a scope with weak_keys unheard of', $$SELECT idem.create_scope('new', weak_keys => 'never')$$),
+    ('22023', 'a scope altered to claims_per_minute -2', $$SELECT idem.alter_scope('errors', claims_per_minute => -2)$$),
+    ('ID008', 'altering an unknown scope', $$SELECT idem.alter_scope('unknown')$$),
+    ('ID008', 'dropping an unknown scope', $$SELECT idem.drop_scope('unknown')$$),
+    ('ID008', 'forgetting in an unknown scope', $$SELECT idem.forget('unknown', 'new')$$),
+    ('ID007', 'forgetting no key', $$SELECT idem.forget('errors', NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
+    ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_nobody'),
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
     ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'lookup by a role that is no member', $$SELECT idem.lookup('errors', 'new')$$, 'test_nobody'),

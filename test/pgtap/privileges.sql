@@ -144,6 +144,38 @@ SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
               ASSERT (SELECT owner = 'test_creator'::regrole FROM idem.scopes WHERE name = 'mine');
           END $do$ $call$)).state, 'ok', 'a scope belongs to the named owner, by default to its creator');
 
+-- Administering scopes: the owner's privileges and CREATE on the schema, one is not enough ---------
+
+CREATE ROLE test_other_creator;
+GRANT CREATE ON SCHEMA idem TO test_other_creator;
+CREATE TEMP TABLE admin_call (call text);
+INSERT INTO admin_call VALUES
+    ($$SELECT idem.alter_scope('%s', ttl => '1 day')$$),
+    ($$SELECT idem.drop_scope('%s')$$),
+    ($$SELECT idem.forget('%s', 'finished')$$);
+SELECT is((pg_temp.attempt(role, format(call, 'owned'))).state, expected, format('%s: ' || call, role, 'owned'))
+  FROM admin_call, (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
+                           ('test_other_creator', '42501'), ('test_dormant_creator', '42501'),
+                           ('test_creator', 'ok'), ('test_super', 'ok')) AS attempt (role, expected)
+ ORDER BY call, role;
+SELECT is((pg_temp.attempt(role, format(call, 'orphan'))).state, expected,
+          format('%s: ' || call || ', whose owner was dropped', role, 'orphan'))
+  FROM admin_call, (VALUES ('test_creator', '42501'), ('test_super', 'ok')) AS attempt (role, expected)
+ ORDER BY call, role;
+SELECT is((pg_temp.attempt(role, format($$SELECT idem.alter_scope('owned', owner => %L)$$, owner))).state, expected,
+          format('%s gives the scope to %s', role, owner))
+  FROM (VALUES ('test_creator', 'test_creator', 'ok'), ('test_creator', 'test_owner', 'ok'),
+               ('test_creator', 'test_stranger', '42501'), ('test_creator', 'test_super', '42501'),
+               ('test_super', 'test_stranger', 'ok')) AS attempt (role, owner, expected);
+SELECT is(pg_temp.attempt('test_member', $$SELECT idem.forget('owned', 'new')$$),
+          pg_temp.attempt('test_member', $$SELECT idem.forget('owned', 'finished')$$),
+          'who may not forget hears the same of a key that exists and of one that does not');
+SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
+              PERFORM idem.alter_scope('owned', owner => 'test_creator');
+              SET LOCAL ROLE test_owner;
+              PERFORM idem.lookup('owned', 'finished');
+          END $do$ $call$)).state, '42501', 'a scope that was given away is its old owner''s no more');
+
 -- Maintenance ------------------------------------------------------------------------------------
 
 CREATE ROLE test_purger;
@@ -154,10 +186,10 @@ SELECT is((pg_temp.attempt(role, 'SELECT idem.purge()')).state, expected, format
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['checkpoint', 'child_key', 'claim', 'collision_probability', 'complete', 'create_scope',
-          'current_key', 'derive_key', 'execute', 'fail', 'http_status', 'lookup', 'new_key',
-          'problem', 'records_needed', 'release', 'renew', 'require_claim', 'retention_window',
-          'try_claim'],
+    ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+          'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
+          'http_status', 'lookup', 'new_key', 'problem', 'records_needed', 'release', 'renew',
+          'require_claim', 'retention_window', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

@@ -1,0 +1,243 @@
+-- Administration: changing and dropping scopes, forgetting keys; what each does to records that are there.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+CREATE FUNCTION answer(scope text, key text, request jsonb DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.claim(scope, key, request);
+  IF c.claimed THEN PERFORM idem.complete(c.token, '"done"'); END IF;
+  RETURN c.outcome;
+END $$;
+
+-- NULL keeps, a value replaces, -1 means none
+SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
+  tenant_required => true, reject_stale_keys => true, max_attempts => 3, claims_per_minute => 60, weak_keys => 'warn',
+  store_response => false, response_exclude => '{card.number}');
+\x on
+SELECT idem.alter_scope('s');
+SELECT * FROM idem.scopes;
+SELECT idem.alter_scope('s', ttl => '1 day', lease => '1 minute', wait => '1 second', request_required => false, request_exclude => '{}',
+  tenant_required => false, reject_stale_keys => false, max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow',
+  store_response => true, response_exclude => '{}');
+SELECT * FROM idem.scopes;
+SELECT idem.alter_scope('s', max_attempts => 1, claims_per_minute => 1, weak_keys => 'reject');
+SELECT max_attempts, claims_per_minute, weak_keys FROM idem.scopes;
+SELECT idem.alter_scope('s', ttl => '1 hour', max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow');
+\x off
+
+-- what cannot be
+SELECT idem.alter_scope('unknown');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope(NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', ttl => '0');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', lease => '-1 s');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', wait => '-1 s');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', max_attempts => 0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', claims_per_minute => -2);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', weak_keys => 'never');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', response_exclude => ARRAY['']);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('s', owner => 4294967295);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.drop_scope('unknown');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.drop_scope(NULL);
+\echo :LAST_ERROR_SQLSTATE
+BEGIN READ ONLY;
+SELECT idem.alter_scope('s');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem.drop_scope('s');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem.forget('s', 'k');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK;
+
+-- a rule counts from the next call on; what is stored stays; a rollback restores
+SELECT answer('s', 'k'), answer('s', 'k');
+BEGIN;
+SELECT idem.alter_scope('s', request_required => true);
+SAVEPOINT before_claim;
+SELECT answer('s', 'k');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO before_claim;
+SELECT answer('s', 'with request', '1');
+ROLLBACK;
+SELECT answer('s', 'k'), (SELECT request_required FROM idem.scopes);
+BEGIN;
+SAVEPOINT before_change;
+SELECT idem.alter_scope('s', tenant_required => true);
+SELECT tenant_required FROM idem.scopes;
+ROLLBACK TO before_change;
+SELECT answer('s', 'k');
+COMMIT;
+-- two changes in one transaction, and the paths are read anew
+BEGIN;
+SELECT idem.alter_scope('s', request_exclude => '{x}'), idem.alter_scope('s', request_exclude => '{sent_at}');
+SELECT answer('s', 'paths', '{"a": 1, "sent_at": 1}'), answer('s', 'paths', '{"a": 1, "sent_at": 2}');
+COMMIT;
+
+-- dropped: unknown at once, also to a claim that is open; a scope of that name starts anew
+BEGIN;
+SELECT token AS t FROM idem.claim('s', 'open') \gset
+SELECT idem.drop_scope('s');
+SELECT idem.complete(:'t', '"in a dropped scope"');
+SAVEPOINT gone;
+SELECT answer('s', 'k');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO gone;
+SELECT count(*) FROM idem.scopes;
+ROLLBACK;
+SELECT answer('s', 'k');
+SELECT idem.drop_scope('s');
+SELECT idem.lookup('s', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('s');
+SELECT answer('s', 'k'), answer('s', 'k');
+
+-- the purger deletes what dropped scopes held, and nothing else; also when none is left
+SELECT idem.create_scope('other');
+SELECT answer('other', 'k');
+SELECT count(*) FROM idem.record;
+SELECT idem.purge(1), idem.purge(), idem.purge();
+SELECT answer('s', 'k'), answer('other', 'k');
+BEGIN;
+SELECT idem.drop_scope('s');
+SELECT idem.purge();
+SELECT answer('other', 'k');
+ROLLBACK;
+SELECT answer('s', 'k');
+SELECT idem.drop_scope('s'), idem.drop_scope('other');
+SELECT idem.purge();
+SELECT count(*) FROM idem.record;
+-- while a dump is restored, records may come before their scopes: an id beyond the sequence was never dropped
+SELECT idem.create_scope('restored');
+SELECT answer('restored', 'k');
+BEGIN;
+UPDATE idem.record SET scope = scope + 1;
+SELECT idem.purge();
+ROLLBACK;
+BEGIN;
+CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT * FROM idem.scope;
+DELETE FROM idem.scope;
+ALTER SEQUENCE idem.scope_id RESTART;
+SELECT idem.purge();
+INSERT INTO idem.scope SELECT * FROM scope_rows;
+SELECT answer('restored', 'k');
+ROLLBACK;
+
+-- forgotten: the next claim runs the operation again
+SELECT idem.forget('restored', 'k'), idem.forget('restored', 'k'), idem.forget('restored', 'never seen');
+SELECT state FROM idem.lookup('restored', 'k');
+SELECT answer('restored', 'k');
+SELECT idem.forget('restored', 'k', tenant => 'a');
+BEGIN;
+SELECT idem.forget('restored', 'k');
+SELECT state FROM idem.lookup('restored', 'k');
+SELECT answer('restored', 'k', '"another request"');
+ROLLBACK;
+SELECT answer('restored', 'k');
+-- completed here, forgotten here, and a savepoint that brings it back
+BEGIN;
+SELECT answer('restored', 'here');
+SAVEPOINT before_forget;
+SELECT idem.forget('restored', 'here');
+SELECT answer('restored', 'here');
+ROLLBACK TO before_forget;
+SELECT answer('restored', 'here');
+SELECT idem.forget('restored', 'here');
+COMMIT;
+SELECT state FROM idem.lookup('restored', 'here');
+-- not what this transaction has open, but what it has released
+BEGIN;
+SELECT token AS t FROM idem.claim('restored', 'open') \gset
+SAVEPOINT open;
+SELECT idem.forget('restored', 'open');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO open;
+SELECT idem.release(:'t');
+SELECT idem.forget('restored', 'open');
+COMMIT;
+-- not while a lease runs, but what remains of one; the token is fenced off for good
+SELECT token AS t FROM idem.claim('restored', 'leased', lease => '1 hour') \gset
+\set VERBOSITY sqlstate
+SELECT idem.forget('restored', 'leased');
+SELECT idem.renew(:'t', '1 microsecond') IS NOT NULL AS renewed;
+SELECT idem.forget('restored', 'leased');
+SELECT idem.complete(:'t');
+SELECT outcome, attempt, token AS next FROM idem.claim('restored', 'leased', lease => '1 microsecond') \gset
+SELECT :'outcome' AS outcome, :attempt AS attempt;
+SELECT idem.complete(:'t');
+SELECT idem.complete(:'next', '"second"');
+\set VERBOSITY default
+-- dropped under a lease: nobody has it any more
+SELECT idem.create_scope('leased');
+SELECT token AS t FROM idem.claim('leased', 'k', lease => '1 hour') \gset
+SELECT idem.drop_scope('leased');
+SELECT idem.complete(:'t');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.purge();
+-- an expired record is deleted, but there was nothing to forget
+SELECT idem.alter_scope('restored', ttl => '1 microsecond');
+SELECT answer('restored', 'short');
+SELECT idem.forget('restored', 'short');
+SELECT count(*) FROM idem.record WHERE key = 'short';
+SELECT idem.alter_scope('restored', ttl => '1 day');
+-- it fills no lock table
+SELECT count(*) FILTER (WHERE answer('restored', i::text) = 'claimed') FROM generate_series(1, 50) i;
+BEGIN;
+SELECT count(*) FILTER (WHERE idem.forget('restored', i::text)) FROM generate_series(1, 100) i;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+COMMIT;
+SELECT idem.forget('restored', NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.forget('restored', '');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.forget('unknown', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.forget(NULL, 'k');
+\echo :LAST_ERROR_SQLSTATE
+
+-- whoever merely uses a scope cannot administer it
+CREATE ROLE idem_regress_owner;
+CREATE ROLE idem_regress_admin IN ROLE idem_regress_owner;
+CREATE ROLE idem_regress_creator;
+GRANT CREATE ON SCHEMA idem TO idem_regress_admin, idem_regress_creator;
+SELECT idem.create_scope('owned', owner => 'idem_regress_owner');
+SET ROLE idem_regress_owner;
+SELECT idem.alter_scope('owned', ttl => '1 day');
+SELECT idem.drop_scope('owned');
+SELECT idem.forget('owned', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SET ROLE idem_regress_creator;
+SELECT idem.alter_scope('owned', ttl => '1 day');
+SELECT idem.drop_scope('owned');
+SELECT idem.forget('owned', 'k');
+\echo :LAST_ERROR_SQLSTATE
+SET ROLE idem_regress_admin;
+SELECT idem.forget('owned', 'k');
+SELECT idem.alter_scope('owned', ttl => '1 day');
+\set VERBOSITY sqlstate
+SELECT idem.alter_scope('owned', owner => 'idem_regress_creator');
+\set VERBOSITY default
+SELECT idem.alter_scope('owned', owner => 'idem_regress_admin');
+SELECT name, owner, ttl FROM idem.scopes;
+RESET ROLE;
+SELECT idem.alter_scope('owned', owner => 'idem_regress_creator');
+SET ROLE idem_regress_admin;
+SELECT idem.drop_scope('owned');
+\echo :LAST_ERROR_SQLSTATE
+SET ROLE idem_regress_creator;
+SELECT idem.drop_scope('owned');
+RESET ROLE;
+DROP OWNED BY idem_regress_admin, idem_regress_creator;
+DROP ROLE idem_regress_admin, idem_regress_creator, idem_regress_owner;
+DROP FUNCTION answer;
