@@ -141,14 +141,14 @@ CREATE FUNCTION idem.claim(scope text, key text, request jsonb DEFAULT NULL, ten
 RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
-'Claims (scope, tenant, key) for this transaction, or with lease for that long beyond it, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. A leased claim whose lease is over is taken over: attempt + 1, with its recovery point. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 42501.';
+'Claims (scope, tenant, key) for this transaction, or with lease for that long beyond it, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. A leased claim whose lease is over is taken over: attempt + 1, with its recovery point. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 42501.';
 
 CREATE FUNCTION idem.try_claim(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL,
                                ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_try_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
-'As idem.claim(), but every outcome (claimed, completed, failed, in_progress, conflict, limited) comes back as data, and it does not wait unless wait is given.';
+'As idem.claim(), but every outcome (claimed, completed, failed, in_progress, conflict, stale_key, limited) comes back as data, and it does not wait unless wait is given.';
 
 CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status integer DEFAULT NULL,
                               headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
@@ -290,6 +290,26 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
      WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE');
 COMMENT ON VIEW idem.scopes IS 'the scopes whose owner''s privileges the current role has';
 GRANT SELECT ON idem.scopes TO PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Keys
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.key_weakness(key text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_key_weakness' LANGUAGE C IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION idem.key_weakness(text) IS
+'Why a key is likely to be used twice for different operations: timestamp, number, short or repetitive; NULL when nothing in its form says so. Raises 22004.';
+
+CREATE VIEW idem.weak_keys WITH (security_barrier) AS
+    SELECT s.name AS scope, r.tenant, idem.key_weakness(r.key) AS weakness, pg_catalog.count(*) AS keys
+      FROM idem.record r JOIN idem.scope s ON s.id = r.scope
+     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+       AND r.expires > pg_catalog.statement_timestamp()
+       AND idem.key_weakness(r.key) IS NOT NULL
+     GROUP BY s.name, r.tenant, idem.key_weakness(r.key);
+COMMENT ON VIEW idem.weak_keys IS 'how many weak keys the unexpired records have, of the scopes whose owner''s privileges the current role has; reads all records';
+GRANT SELECT ON idem.weak_keys TO PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance

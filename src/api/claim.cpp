@@ -100,6 +100,8 @@ Result result_of(const Claiming& claiming) {
             return outcome("in_progress");
         case Outcome::conflict:
             return outcome("conflict");
+        case Outcome::stale_key:
+            return outcome("stale_key");
         case Outcome::too_many:
             return outcome("limited");
     }

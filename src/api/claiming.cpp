@@ -1,6 +1,7 @@
 #include "api/claiming.hpp"
 
 #include "api/arguments.hpp"
+#include "api/new_key_rules.hpp"
 #include "core/duration.hpp"
 #include "pg/entropy.hpp"
 #include "pg/guc.hpp"
@@ -137,6 +138,17 @@ bool nap(TimestampTz lease_end, TimestampTz deadline) {
     return true;
 }
 
+// What speaks against a claim that could be granted: the rules for new keys, then the limits.
+std::optional<Outcome> objection_to(const ClaimCall& call, const Look& seen) {
+    if (seen.verdict == Verdict::claim) {
+        if (is_out_of_memory(*call.scope, call.name.key, seen.now, call.ttl))
+            return Outcome::stale_key;
+        check_strength(*call.scope, call.name.key);
+    }
+    if (pg::claims_held() >= pg::guc::max_open_claims) return Outcome::too_many;
+    return std::nullopt;
+}
+
 bool grants(Verdict verdict) {
     return verdict == Verdict::claim || verdict == Verdict::take_over;
 }
@@ -166,9 +178,10 @@ Claiming claim_key(const ClaimCall& call) {
     for (;;) {
         const Look seen = look(call, locked);
         if (locked && grants(seen.verdict)) {
-            if (pg::claims_held() < pg::guc::max_open_claims) return granted(call, seen);
+            const auto objection = objection_to(call, seen);
+            if (!objection) return granted(call, seen);
             lock.release();
-            return {.outcome = Outcome::too_many};
+            return {.outcome = *objection};
         }
         if (seen.verdict == Verdict::leased) {
             if (locked) lock.release();
@@ -205,6 +218,8 @@ void refuse(const ClaimCall& call, const Claiming& result) {
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:
             report::key_conflict(key);
+        case Outcome::stale_key:
+            refuse_out_of_memory(key);
         case Outcome::too_many:
             report::too_many_open_claims(pg::guc::max_open_claims);
         case Outcome::claimed:

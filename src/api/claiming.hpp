@@ -37,7 +37,8 @@ enum class Outcome {
     in_progress,  // another transaction or a lease outlasted the wait
     open_here,    // this transaction has claimed it and not finished
     conflict,
-    too_many,  // this transaction holds too many key locks
+    stale_key,  // a new key that is older than what the scope can remember
+    too_many,   // this transaction holds too many key locks
 };
 
 struct Claiming {

@@ -65,4 +65,12 @@ std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
     return std::nullopt;
 }
 
+KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept {
+    const auto milliseconds = embedded_time(key);
+    if (!milliseconds) return KeyAge::unknown;
+    const std::int64_t made = static_cast<std::int64_t>(*milliseconds) * 1000;  // 48 bits: fits
+    if (made < now - ttl) return KeyAge::stale;
+    return made > now + future_tolerance ? KeyAge::from_future : KeyAge::current;
+}
+
 }  // namespace idem::core

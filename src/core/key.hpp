@@ -30,4 +30,17 @@ constexpr KeyShape key_shape(std::string_view key) noexcept {
 // only decides where in the index the record lies.
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept;
 
+// How far from now a client made the key, against how long it would be remembered.
+enum class KeyAge {
+    unknown,  // the key carries no time
+    current,
+    stale,        // older than the TTL: what became of it may be forgotten already
+    from_future,  // by more than the tolerance: its age will be underestimated
+};
+
+inline constexpr std::int64_t future_tolerance = 600'000'000;  // microseconds: 10 minutes
+
+// now in microseconds since 1970, ttl in microseconds.
+KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept;
+
 }  // namespace idem::core

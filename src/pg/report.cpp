@@ -15,6 +15,7 @@ constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
 constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
 constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
 constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
+constexpr int errcode_stale_key = MAKE_SQLSTATE('I', 'D', '0', '1', '0');
 constexpr int errcode_claim_required = MAKE_SQLSTATE('I', 'D', '0', '1', '1');
 
 char* c_string(std::string_view view) {
@@ -159,6 +160,52 @@ void invalid_key(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (errcode(errcode_invalid_key), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
+}
+
+void stale_key(std::string_view key, TimestampTz made, bool from_future) {
+    if (from_future)
+        ereport(ERROR, (errcode(errcode_stale_key),
+                        errmsg("idempotency key \"%s\" is ahead of time", c_string(key)),
+                        errdetail("Its time, %s, is more than 10 minutes in the future.",
+                                  timestamptz_to_str(made)),
+                        errhint("Check the client's clock, and send a new key.")));
+    ereport(ERROR,
+            (errcode(errcode_stale_key), errmsg("idempotency key \"%s\" is stale", c_string(key)),
+             errdetail("Its time, %s, is longer ago than the TTL: the operation may have been "
+                       "completed, and its record have expired.",
+                       timestamptz_to_str(made)),
+             errhint("Find out whether the operation was done; if not, send a new key.")));
+    pg_unreachable();
+}
+
+namespace {
+
+char* weakness_detail(std::string_view scope, std::string_view weakness) {
+    return psprintf(
+        "Its weakness is \"%s\", and scope \"%s\" watches for that: such keys are used "
+        "twice sooner or later.",
+        c_string(weakness), c_string(scope));
+}
+
+constexpr const char* weakness_hint =
+    "Send a UUID or another long random string, or a name of the operation such as "
+    "\"order-4711\".";
+
+}  // namespace
+
+void weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
+    ereport(
+        ERROR,
+        (errcode(errcode_invalid_key), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
+         errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
+    pg_unreachable();
+}
+
+void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
+    ereport(
+        WARNING,
+        (errcode(ERRCODE_WARNING), errmsg("idempotency key \"%s\" is weak", c_string(key)),
+         errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
 }
 
 void unknown_scope(std::optional<std::string_view> name) {

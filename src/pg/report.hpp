@@ -1,6 +1,6 @@
 // Every error that idem raises on its own account, with the SQLSTATE, detail and hint that tell the
-// caller what to do. None of them returns. No message shows a key, a response or a request other
-// than the caller's own.
+// caller what to do. None of them returns, but for the warning. No message shows a key, a response
+// or a request other than the caller's own.
 #pragma once
 
 #include "pg/server.hpp"
@@ -27,6 +27,11 @@ struct Holder {
 [[noreturn]] void not_claimed(const char* detail);
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
+// The time inside the key is out of what the scope can remember; made is that time.
+[[noreturn]] void stale_key(std::string_view key, TimestampTz made, bool from_future);
+// weakness as core/weakness.hpp names it.
+[[noreturn]] void weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
+void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
 [[noreturn]] void unknown_scope(std::optional<std::string_view> name);
 [[noreturn]] void not_scope_member(std::string_view scope, const char* function);
 [[noreturn]] void too_many_open_claims(int limit);

@@ -183,6 +183,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID008', 'dropping an unknown scope', $$SELECT idem.drop_scope('unknown')$$),
     ('ID008', 'forgetting in an unknown scope', $$SELECT idem.forget('unknown', 'new')$$),
     ('ID007', 'forgetting no key', $$SELECT idem.forget('errors', NULL)$$),
+    ('ID010', 'a stale key', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
+                               SELECT idem.claim('errors', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
+    ('ID010', 'a key from the future', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
+                                         SELECT idem.claim('errors', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
+    ('ID007', 'a weak key', $$SELECT idem.alter_scope('errors', weak_keys => 'reject');
+                              SELECT idem.claim('errors', '4711')$$),
+    ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_nobody'),

@@ -104,6 +104,20 @@ SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM
         UNION ALL SELECT role, 'orphan', false FROM reader WHERE role <> 'test_super') AS expected
  ORDER BY role, name;
 
+SELECT idem.complete(token) FROM idem.claim('owned', '4711', tenant => 'hidden');
+SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.weak_keys WHERE scope = ''owned'') = %s; END'$$,
+                                        (of_owned = 'ok')::int))).state,
+          'ok', format('%s %s weak keys of the scope "owned"', role, CASE WHEN of_owned = 'ok' THEN 'counts' ELSE 'does not count' END))
+  FROM reader ORDER BY role;
+CREATE FUNCTION pg_temp.peek_tenant(tenant text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
+BEGIN
+    IF tenant = 'hidden' THEN RAISE EXCEPTION 'seen: %', tenant; END IF;
+    RETURN true;
+END $$;
+SELECT is((pg_temp.attempt(role, 'SELECT FROM idem.weak_keys WHERE pg_temp.peek_tenant(tenant)')).state, expected,
+          format('%s''s predicate on weak_keys', role))
+  FROM (VALUES ('test_stranger', 'ok'), ('test_member', 'P0001')) AS v (role, expected);
+
 SELECT is_empty(
     $$SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')
          AND NOT coalesce(reloptions, '{}') @> '{security_barrier=true}'$$,
@@ -188,8 +202,8 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
-          'http_status', 'lookup', 'new_key', 'problem', 'records_needed', 'release', 'renew',
-          'require_claim', 'retention_window', 'try_claim'],
+          'http_status', 'key_weakness', 'lookup', 'new_key', 'problem', 'records_needed', 'release',
+          'renew', 'require_claim', 'retention_window', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------
@@ -198,8 +212,9 @@ SELECT is_empty(
     $$SELECT c.oid::regclass, grantee::regrole, privilege_type
         FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
-         AND grantee <> relowner AND NOT (c.oid = 'idem.scopes'::regclass AND privilege_type = 'SELECT')$$,
-    'nobody has rights on a table or sequence, and on the view only SELECT');
+         AND grantee <> relowner AND NOT (c.oid IN ('idem.scopes'::regclass, 'idem.weak_keys'::regclass)
+                                             AND privilege_type = 'SELECT')$$,
+    'nobody has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                    WHERE attacl IS NOT NULL AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)$$,
                 'nor on a single column');

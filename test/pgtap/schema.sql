@@ -40,6 +40,7 @@ SELECT set_eq(
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('http_status', 'sqlstate text', 'integer'),
+    ('key_weakness', 'key text', 'text'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
@@ -67,6 +68,7 @@ SELECT set_eq(
     ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('http_status', 'i', 's'),
+    ('key_weakness', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
     ('retention_window', 'i', 's')
@@ -97,13 +99,16 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
     'weak_keys text', 'store_response boolean', 'response_exclude text[]'], 'columns of the view scopes');
 
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
+    'scope text', 'tenant text', 'weakness text', 'keys bigint'], 'columns of the view weak_keys');
+
 -- Tables ----------------------------------------------------------------------------------------
 
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
     $$VALUES ('record', 'r', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('sweep', 'r', 'p')$$,
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('sweep', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 
 -- The one index of the record table is its primary key: as such it is the replica identity too.

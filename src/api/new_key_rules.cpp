@@ -1,0 +1,50 @@
+#include "api/new_key_rules.hpp"
+
+#include "core/key.hpp"
+#include "core/weakness.hpp"
+#include "pg/boundary.hpp"
+#include "pg/report.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+
+// Between PostgreSQL's epoch and that of keys.
+constexpr std::int64_t epoch_distance =
+    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
+
+}  // namespace
+
+bool is_out_of_memory(const pg::Scope& scope, std::string_view key, TimestampTz now,
+                      std::int64_t ttl) {
+    if (!scope.reject_stale_keys) return false;
+    const core::KeyAge age = core::key_age(key, now + epoch_distance, ttl);
+    return age == core::KeyAge::stale || age == core::KeyAge::from_future;
+}
+
+void refuse_out_of_memory(std::string_view key) {
+    const auto milliseconds = static_cast<std::int64_t>(core::embedded_time(key).value_or(0));
+    const TimestampTz made = milliseconds * 1000 - epoch_distance;
+    report::stale_key(key, made, made > GetCurrentTimestamp());
+}
+
+void check_strength(const pg::Scope& scope, std::string_view key) {
+    if (scope.weak_keys == pg::WeakKeys::allow) return;
+    const core::Weakness weakness = core::weakness(key);
+    if (weakness == core::Weakness::none) return;
+    const std::string_view name = core::weakness_name(weakness);
+    if (scope.weak_keys == pg::WeakKeys::reject) report::weak_key(key, scope.name, name);
+    report::warn_of_weak_key(key, scope.name, name);
+}
+
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_key_weakness) {
+    using namespace idem;
+    const auto key = pg::text_arg(fcinfo, 0);
+    if (!key) pg::report::missing_argument("key");
+    const core::Weakness weakness = core::weakness(*key);
+    if (weakness == core::Weakness::none) PG_RETURN_NULL();
+    PG_RETURN_TEXT_P(pg::text_of(core::weakness_name(weakness)));
+}

@@ -1,0 +1,102 @@
+-- Rules for new keys: not older than the scope remembers, and not easily used twice.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SET timezone = 'UTC';
+SELECT idem.create_scope('remembering', ttl => '1 day', reject_stale_keys => true);
+SELECT idem.create_scope('indifferent', ttl => '1 day');
+-- a key whose time lies that far from now, as UUIDv7 and as ULID
+CREATE FUNCTION uuid_key(age interval) RETURNS text LANGUAGE sql AS $$
+  SELECT left(h, 8) || '-' || right(h, 4) || '-7d2a-9b1c-4f5e6a7b8c9d'
+    FROM lpad(to_hex((extract(epoch FROM clock_timestamp() - age) * 1000)::bigint), 12, '0') h
+$$;
+CREATE FUNCTION ulid_key(age interval) RETURNS text LANGUAGE sql AS $$
+  SELECT string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ', 1 + ((t >> (5 * i)) & 31)::int, 1), '' ORDER BY i DESC) || 'Q8XYZABCDEFGHJKM'
+    FROM generate_series(0, 9) i, (SELECT (extract(epoch FROM clock_timestamp() - age) * 1000)::bigint t) now
+$$;
+SELECT length(uuid_key('0')), uuid_key('0')::uuid IS NOT NULL, length(ulid_key('0'));
+CREATE FUNCTION outcome(scope text, key text, ttl interval DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.try_claim(scope, key, ttl => ttl);
+  IF c.claimed THEN PERFORM idem.complete(c.token, '"done"'); END IF;
+  RETURN c.outcome;
+END $$;
+-- claim raises what try_claim reports; keys have a time of their own, so only the SQLSTATE is shown
+CREATE FUNCTION sqlstate_of(scope text, key text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.release((idem.claim(scope, key)).token);
+  RETURN 'ok';
+EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE || ' ' || regexp_replace(SQLERRM, '".*"', '"..."');
+END $$;
+
+SELECT age, outcome('remembering', uuid_key(age)) AS uuid, outcome('remembering', ulid_key(age)) AS ulid, outcome('indifferent', uuid_key(age))
+  FROM unnest('{0, 23 hours, 25 hours, 10 years, -9 minutes, -11 minutes, -1 year}'::interval[]) age;
+SELECT sqlstate_of('remembering', uuid_key('25 hours')), sqlstate_of('remembering', ulid_key('-11 minutes')), sqlstate_of('remembering', uuid_key('1 hour'));
+-- the claim's TTL counts
+SELECT outcome('remembering', uuid_key('25 hours'), '2 days'), outcome('remembering', uuid_key('2 hours'), '1 hour');
+-- other keys carry no time
+SELECT outcome('remembering', 'order-4711'), outcome('remembering', 'f47ac10b-58cc-4372-a567-0e02b2c3d479');
+-- a retry of a live record is always answered, an expired one is new again; a conflict comes first
+SELECT uuid_key('2 days') AS old \gset
+SELECT idem.alter_scope('remembering', reject_stale_keys => false);
+SELECT outcome('remembering', :'old');
+SELECT idem.alter_scope('remembering', reject_stale_keys => true);
+SELECT outcome('remembering', :'old');
+SELECT outcome FROM idem.try_claim('remembering', :'old', '1');
+UPDATE idem.record SET expires = now() - interval '1 second' WHERE key = :'old';
+SELECT outcome('remembering', :'old');
+-- nothing is left of a refusal, no lock either
+BEGIN;
+SELECT outcome, token, attempt FROM idem.try_claim('remembering', :'old');
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+COMMIT;
+-- what the error says
+SELECT idem.claim('remembering', '00000000-0000-7000-8000-000000000001');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.claim('remembering', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ');
+\echo :LAST_ERROR_SQLSTATE
+-- a takeover is no new record
+SELECT idem.create_scope('leasing', ttl => '1 microsecond', reject_stale_keys => false, weak_keys => 'allow');
+SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microsecond', ttl => '1 hour');
+SELECT idem.alter_scope('leasing', weak_keys => 'reject');
+SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microsecond', ttl => '1 hour');
+
+-- weak keys, by their form
+SELECT key, idem.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026-03-04T05:06:07Z', 'abc', 'aaaaaaaaaa',
+  'order-4711', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '00000000-0000-0000-0000-000000000000', '01J2WF7330Q8XYZABCDEFGHJKM', '']) key;
+SELECT idem.key_weakness(NULL);
+\echo :LAST_ERROR_SQLSTATE
+
+-- a scope lets them pass, warns, or refuses; only new ones
+SELECT idem.create_scope('open'), idem.create_scope('warning', weak_keys => 'warn'), idem.create_scope('strict', weak_keys => 'reject');
+SELECT outcome('open', '4711'), outcome('open', '4711');
+SELECT outcome('warning', '4711');
+SELECT outcome('warning', '4711'), outcome('warning', 'order-4711');
+SELECT outcome('strict', '4711');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.claim('strict', '2026-03-04');
+\echo :LAST_ERROR_SQLSTATE
+SELECT outcome('strict', 'order-4711'), outcome('strict', 'order-4711');
+SELECT idem.alter_scope('strict', weak_keys => 'allow');
+SELECT outcome('strict', '4711');
+SELECT idem.alter_scope('strict', weak_keys => 'reject');
+SELECT outcome('strict', '4711');
+-- a stale key comes first
+SELECT idem.create_scope('both', reject_stale_keys => true, weak_keys => 'reject');
+SELECT outcome('both', '00000000-0000-7000-8000-000000000000'), idem.key_weakness('00000000-0000-7000-8000-000000000000');
+
+-- what is there: live records of the scopes that the reader may use
+SELECT outcome('open', k) FROM unnest(ARRAY['1', '2', '2026-03-04', 'order-1']) k;
+SELECT idem.complete(token) FROM idem.claim('open', '3', tenant => 'acme');
+SELECT * FROM idem.weak_keys ORDER BY 1, 2, 3;
+UPDATE idem.record SET expires = now() - interval '1 second' WHERE key = '2026-03-04';
+SELECT idem.drop_scope('strict');
+SELECT * FROM idem.weak_keys ORDER BY 1, 2, 3;
+CREATE ROLE idem_regress_user;
+SELECT idem.alter_scope('warning', owner => 'idem_regress_user');
+SET ROLE idem_regress_user;
+SELECT * FROM idem.weak_keys;
+RESET ROLE;
+SELECT idem.drop_scope('warning');
+DROP ROLE idem_regress_user;
+DROP FUNCTION uuid_key, ulid_key, outcome, sqlstate_of;

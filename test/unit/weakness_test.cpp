@@ -1,0 +1,85 @@
+// Which keys are weak, by their form.
+#include "core/weakness.hpp"
+
+#include <string>
+
+#include "support.hpp"
+
+using namespace idem::core;
+
+namespace {
+
+void expect_all(Weakness expected, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) EXPECT_EQ(weakness(key), expected) << key;
+}
+
+}  // namespace
+
+TEST(Weakness, NoneOfRandomKeys) {
+    expect_all(Weakness::none,
+               {
+                   "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d", "f47ac10b-58cc-4372-a567-0e02b2c3d479",
+                   "F47AC10B58CC4372A5670E02B2C3D479", "01J2WF7330Q8XYZABCDEFGHJKM",
+                   "dGhlIHF1aWNrIGJyb3du",
+                   "48151623421082345791",  // 20 digits: no counter
+               });
+}
+
+TEST(Weakness, NoneOfNames) {
+    expect_all(Weakness::none, {"order-4711", "order-7", "inv_1", "bestellung/9", "größe:1",
+                                "2026-03-04-invoice-17", "invoice 2026-03-04", "payroll-2026-03"});
+}
+
+TEST(Weakness, OfNumbers) {
+    expect_all(Weakness::number, {"0", "7", "4711", "12345678", "00000000000000004711",
+                                  "9223372036854775807", "00000000000000000000000000"});
+}
+
+TEST(Weakness, OfTimes) {
+    expect_all(
+        Weakness::timestamp,
+        {"1000000000", "1767225600", "1767225600.123", "1767225600123", "1767225600123456",
+         "1767225600123456789", "2026-03-04", "20260304", "2026-03-04T05:06:07Z",
+         "2026-03-04T05:06:07.89Z", "2026-03-04 05:06:07,890123456+01:00", "2026-03-04 05:06",
+         "2026-03-04t05:06:07-0330", "2026-03-04T05:06+01", "20260304050607", "20260304T050607Z"});
+}
+
+TEST(Weakness, NotATime) {
+    expect_all(Weakness::number,
+               {"999999999", "4102444800", "17672256001", "20261304", "20260332"});
+    expect_all(Weakness::none,
+               {"2026-13-04", "2026-03-32x", "2026-0304T05", "2026-03-04T25:00", "2026-03-04T05:60",
+                "2026-03-04T05:06:", "2026-03-04T05:06:07.", "2026-03-04T05:06:07+1",
+                "2026-03-04T05:06:07Z1", "1767225600.12a", "17672256001.5"});
+}
+
+TEST(Weakness, OfShortKeys) {
+    expect_all(Weakness::too_short,
+               {"", "k", "abc", "key-abc", "a-1", "x1", "-1", "order7", "order-"});
+    expect_all(Weakness::none, {"abcdefgh", "ab-c-def"});
+}
+
+TEST(Weakness, OfRepetitiveKeys) {
+    expect_all(Weakness::repetitive,
+               {"aaaaaaaa", "abababababab", "--------", "00000000-0000-0000-0000-000000000000",
+                "00000000-0000-0000-0000-000000000001"});
+    EXPECT_EQ(weakness(std::string(255, 'x')), Weakness::repetitive);
+    EXPECT_EQ(weakness("aaaabbbc"), Weakness::none);
+    EXPECT_EQ(weakness(std::string(21, '1')), Weakness::repetitive);
+}
+
+TEST(Weakness, AnyBytes) {
+    for (int byte = 0; byte < 256; ++byte)
+        for (std::size_t size : {1, 7, 8, 9, 40}) {
+            const Weakness found = weakness(std::string(size, static_cast<char>(byte)));
+            EXPECT_NE(found, Weakness::none) << byte << " x " << size;
+        }
+}
+
+TEST(Weakness, Names) {
+    EXPECT_EQ(weakness_name(Weakness::none), "");
+    EXPECT_EQ(weakness_name(Weakness::timestamp), "timestamp");
+    EXPECT_EQ(weakness_name(Weakness::number), "number");
+    EXPECT_EQ(weakness_name(Weakness::too_short), "short");
+    EXPECT_EQ(weakness_name(Weakness::repetitive), "repetitive");
+}
