@@ -14,6 +14,14 @@ namespace report = pg::report;
     report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
 }
 
+// Whoever is at work on the row past the key lock matters, unless the row is over anyway: the
+// purger, most likely, deletes it.
+bool is_settled(const pg::Found& found) {
+    const bool over = found.presence == core::Presence::deleting &&
+                      found.record.expires <= GetCurrentTimestamp();
+    return over || !TransactionIdIsValid(found.working);
+}
+
 }  // namespace
 
 pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, std::int64_t wait) {
@@ -23,7 +31,7 @@ pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, std::int64_t wait)
         const pg::Records records = pg::Records::to_write();
         const pg::Found found = pg::probe(records, name);
         records.close();
-        if (!TransactionIdIsValid(found.working)) return found;
+        if (is_settled(found)) return found;
         if (!pg::wait_for_transaction(found.working, deadline)) refuse_in_flight(lock, name.key);
     }
 }
