@@ -17,8 +17,8 @@ namespace report = pg::report;
 // Whoever is at work on the row past the key lock matters, unless the row is over anyway: the
 // purger, most likely, deletes it.
 bool is_settled(const pg::Found& found) {
-    const bool over = found.presence == core::Presence::deleting &&
-                      found.record.expires <= GetCurrentTimestamp();
+    const bool over =
+        found.presence == core::Presence::deleting && found.record.expires <= GetCurrentTimestamp();
     return over || !TransactionIdIsValid(found.working);
 }
 
