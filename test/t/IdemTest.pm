@@ -9,7 +9,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node install_payments claim_open effects locks log_is_clean);
+our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for crash
+  effects locks log_is_clean);
 
 # A running node whose settings do not depend on the machine's speed.
 sub idem_node
@@ -48,6 +49,17 @@ SQL
 	return;
 }
 
+# The clock cannot be turned: the row can. lapse() ends the lease of a key a second ago.
+sub install_lapse
+{
+	my ($node, $database) = @_;
+	$node->safe_psql($database // 'postgres', <<'SQL');
+CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
+  $$ UPDATE idem.record SET lease_end = clock_timestamp() - interval '1 s' WHERE key = k $$;
+SQL
+	return;
+}
+
 # SQL that claims a key, makes the effect and leaves the transaction open, the token in :token.
 sub claim_open
 {
@@ -57,6 +69,59 @@ BEGIN;
 SELECT token FROM idem.claim('payments', '$key', '{"amount": 1}') \\gset
 INSERT INTO payment(key, amount) VALUES ('$key', 1);
 SQL
+}
+
+# The SQLSTATE that a statement fails with, or ''.
+sub sqlstate
+{
+	my ($node, $sql, $database) = @_;
+	my (undef, undef, $stderr) = $node->psql($database // 'postgres', "\\set VERBOSITY sqlstate\n$sql");
+	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : '';
+}
+
+# Until the backend waits for this type of event: Lock, Extension (a lease), IPC (a standby).
+sub waits_for
+{
+	my ($node, $pid, $type) = @_;
+	$node->poll_query_until('postgres', "SELECT wait_event_type = '$type' FROM pg_stat_activity WHERE pid = $pid")
+	  or die "process $pid does not wait for $type";
+	return;
+}
+
+# Kills, with kill -9, the session's backend or the whole server, and waits until it has recovered.
+sub crash
+{
+	my ($node, $victim, $session) = @_;
+	$victim eq 'backend' ? kill_backend($node, $session) : kill_server($node);
+	eval { $session->{run}->kill_kill } if $session;
+	return;
+}
+
+# The postmaster notices, ends all other sessions too, and starts anew.
+sub kill_backend
+{
+	my ($node, $session) = @_;
+	my $pid = $session->query('SELECT pg_backend_pid()');
+	my $age = "FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
+	my $start = $node->safe_psql('postgres', "SELECT backend_start $age");
+	kill 'KILL', $pid;
+	$node->poll_query_until('postgres', "SELECT backend_start > '$start' $age") or die 'no recovery';
+	return;
+}
+
+# All at once, so that nobody has the time to write anything.
+sub kill_server
+{
+	my ($node) = @_;
+	my @children = split /\n/, $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_activity');
+	$node->kill9;
+	kill 'KILL', @children;
+	for my $pid (@children)
+	{
+		while (kill 0, $pid) { select undef, undef, undef, 0.05; }
+	}
+	$node->start;
+	return;
 }
 
 sub effects

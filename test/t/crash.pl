@@ -15,28 +15,6 @@ my %steps = (
 	'after complete' => q(SELECT idem.complete(:'token', '{"payment": "lost"}');) . "\n",
 );
 
-sub kill_backend
-{
-	my ($session) = @_;
-	my $pid = $session->query('SELECT pg_backend_pid()');
-	kill 'KILL', $pid;
-	return;
-}
-
-
-sub kill_postmaster
-{
-	# Its children notice, one after the other; until then they hold the shared memory.
-	my @children = split /\n/, $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_activity');
-	$node->kill9;
-	for my $pid (@children)
-	{
-		while (kill 0, $pid) { select undef, undef, undef, 0.05; }
-	}
-	$node->start;
-	return;
-}
-
 my $n = 0;
 for my $victim (qw(backend postmaster))
 {
@@ -47,9 +25,7 @@ for my $victim (qw(backend postmaster))
 		$session->query_safe(claim_open($key) . $steps{$step});
 		is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$key')"),
 			'in_progress', "$victim killed $step: in flight before");
-		$victim eq 'backend' ? kill_backend($session) : kill_postmaster();
-		$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
-		eval { $session->{run}->kill_kill };
+		crash($node, $victim, $session);
 
 		is(effects($node, $key), 0, "$victim killed $step: no effect");
 		is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$key')"),
@@ -64,9 +40,7 @@ for my $victim (qw(backend postmaster))
 	my $key = 'key' . ++$n;
 	my $session = $node->background_psql('postgres', on_error_stop => 0);
 	my $answer = $session->query("SELECT pay('$key', $request)");
-	$victim eq 'backend' ? kill_backend($session) : kill_postmaster();
-	$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
-	eval { $session->{run}->kill_kill };
+	crash($node, $victim, $session);
 	is($node->safe_psql('postgres', "SELECT pay('$key', $request)"),
 		$answer, "$victim killed after COMMIT: the first answer");
 	is(effects($node, $key), 1, "$victim killed after COMMIT: one effect");
@@ -80,9 +54,7 @@ for my $how ('pg_cancel_backend', 'pg_terminate_backend')
 	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
 	my $pid = $waiter->query('SELECT pg_backend_pid()');
 	$waiter->query_until(qr/waiting/, "\\echo waiting\nSELECT pay('waited for', $request);\n");
-	$node->poll_query_until('postgres',
-		"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid")
-	  or die 'no wait';
+	waits_for($node, $pid, 'Lock');
 	$node->safe_psql('postgres', "SELECT $how($pid)");
 	ok( $node->poll_query_until('postgres',
 			"SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory'"),
