@@ -4,6 +4,7 @@
 #include "pg/scope.hpp"
 #include "pg/secret.hpp"
 #include "pg/server.hpp"
+#include "pg/shared_memory.hpp"
 #include "pg/table.hpp"
 
 extern "C" {
@@ -17,4 +18,5 @@ void _PG_init(void) {
     idem::pg::init_scopes();
     idem::pg::init_secrets();
     idem::pg::init_claims();
+    idem::pg::init_shared_memory();
 }

@@ -6,6 +6,17 @@ namespace idem::pg::guc {
 
 constinit char* tenant = nullptr;
 constinit int max_open_claims = 2000;
+constinit int limited_tenants = 10000;
+
+namespace {
+
+// The size of shared memory is fixed when the server starts. Without preload there is none, and the
+// setting, which may stand in postgresql.conf all the same, has no effect.
+GucContext at_server_start() {
+    return process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
+}
+
+}  // namespace
 
 void define() {
     DefineCustomStringVariable("idem.tenant", "Tenant of the calls that do not name one.",
@@ -16,6 +27,13 @@ void define() {
                             "Sets the maximum number of key locks that a transaction holds.",
                             "A claim keeps its lock until the transaction ends.", &max_open_claims,
                             max_open_claims, 1, INT_MAX, PGC_SUSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomIntVariable("idem.limited_tenants",
+                            "Sets the maximum number of tenants that \"claims_per_minute\" counts "
+                            "at a time.",
+                            "Each takes about 300 bytes of shared memory. Has no effect unless "
+                            "the library is preloaded.",
+                            &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
+                            nullptr, nullptr, nullptr);
     MarkGUCPrefixReserved("idem");
 }
 

@@ -6,6 +6,8 @@ namespace idem::pg::guc {
 extern char* tenant;         // idem.tenant: the tenant of calls that name none
 extern int max_open_claims;  // idem.max_open_claims: key locks a transaction may hold
 
+extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
+
 void define();
 
 }  // namespace idem::pg::guc

@@ -1,0 +1,59 @@
+#include "pg/shared_memory.hpp"
+
+#include "pg/limiter.hpp"
+
+namespace idem::pg {
+namespace {
+
+// attach() gets the piece and its locks; found: somebody has set it up before.
+struct Piece {
+    const char* name;
+    int locks;
+    Size (*size)();
+    void (*attach)(void* memory, LWLockPadded* locks, bool found);
+};
+
+constexpr std::array pieces = {
+    Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
+};
+
+constinit shmem_request_hook_type next_request_hook = nullptr;
+constinit shmem_startup_hook_type next_startup_hook = nullptr;
+
+extern "C" {
+
+static void request() {
+    if (next_request_hook != nullptr) next_request_hook();
+    for (const Piece& piece : pieces) {
+        RequestAddinShmemSpace(piece.size());
+        RequestNamedLWLockTranche(piece.name, piece.locks);
+    }
+}
+
+static void startup() {
+    if (next_startup_hook != nullptr) next_startup_hook();
+    LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+    for (const Piece& piece : pieces) {
+        bool found;
+        void* memory = ShmemInitStruct(piece.name, piece.size(), &found);
+        piece.attach(memory, GetNamedLWLockTranche(piece.name), found);
+    }
+    LWLockRelease(AddinShmemInitLock);
+}
+}
+
+}  // namespace
+
+bool preloading() {
+    return process_shared_preload_libraries_in_progress;
+}
+
+void init_shared_memory() {
+    if (!preloading()) return;
+    next_request_hook = shmem_request_hook;
+    shmem_request_hook = request;
+    next_startup_hook = shmem_startup_hook;
+    shmem_startup_hook = startup;
+}
+
+}  // namespace idem::pg
