@@ -79,8 +79,8 @@ Result answer(std::string_view text, const pg::Record& record) {
     return result;
 }
 
-Result in_progress(std::int64_t retry_after) {
-    Result result = outcome("in_progress");
+Result come_back(std::string_view text, std::int64_t retry_after) {
+    Result result = outcome(text);
     result.set_pointer(column_retry_after, pg::interval_of(retry_after));
     return result;
 }
@@ -95,7 +95,7 @@ Result result_of(const Claiming& claiming) {
         case Outcome::exhausted:
             return answer("failed", claiming.record);
         case Outcome::in_progress:
-            return in_progress(claiming.retry_after);
+            return come_back("in_progress", claiming.retry_after);
         case Outcome::open_here:
             return outcome("in_progress");
         case Outcome::conflict:
@@ -104,6 +104,8 @@ Result result_of(const Claiming& claiming) {
             return outcome("stale_key");
         case Outcome::too_many:
             return outcome("limited");
+        case Outcome::limited:
+            return come_back("limited", claiming.retry_after);
     }
     pg_unreachable();
 }

@@ -1,6 +1,7 @@
 #include "api/claiming.hpp"
 
 #include "api/arguments.hpp"
+#include "api/limits.hpp"
 #include "api/new_key_rules.hpp"
 #include "core/duration.hpp"
 #include "pg/entropy.hpp"
@@ -76,7 +77,7 @@ void write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record
     pg::commit_durably();
 }
 
-Claiming granted(const ClaimCall& call, const Look& seen) {
+Claiming claimed(const ClaimCall& call, const Look& seen) {
     const bool taken_over = seen.verdict == Verdict::take_over;
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     pg::Claim claim{};
@@ -95,6 +96,20 @@ Claiming granted(const ClaimCall& call, const Look& seen) {
     claim.ttl = call.ttl;
     if (call.lease) write_lease(call, claim, old);
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
+}
+
+// The key is free and ours: what may still stand against the claim. A takeover makes no new record,
+// so that only the transaction's own limit counts.
+Claiming granted(const ClaimCall& call, const Look& seen) {
+    const bool is_new = seen.verdict == Verdict::claim;
+    if (is_new && is_out_of_memory(*call.scope, call.name.key, seen.now, call.ttl))
+        return {.outcome = Outcome::stale_key};
+    if (is_new) check_strength(*call.scope, call.name.key);
+    if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
+    const std::int64_t wait =
+        is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
+    if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
+    return claimed(call, seen);
 }
 
 Claiming in_progress(const report::Holder& holder) {
@@ -138,17 +153,6 @@ bool nap(TimestampTz lease_end, TimestampTz deadline) {
     return true;
 }
 
-// What speaks against a claim that could be granted: the rules for new keys, then the limits.
-std::optional<Outcome> objection_to(const ClaimCall& call, const Look& seen) {
-    if (seen.verdict == Verdict::claim) {
-        if (is_out_of_memory(*call.scope, call.name.key, seen.now, call.ttl))
-            return Outcome::stale_key;
-        check_strength(*call.scope, call.name.key);
-    }
-    if (pg::claims_held() >= pg::guc::max_open_claims) return Outcome::too_many;
-    return std::nullopt;
-}
-
 bool grants(Verdict verdict) {
     return verdict == Verdict::claim || verdict == Verdict::take_over;
 }
@@ -178,10 +182,9 @@ Claiming claim_key(const ClaimCall& call) {
     for (;;) {
         const Look seen = look(call, locked);
         if (locked && grants(seen.verdict)) {
-            const auto objection = objection_to(call, seen);
-            if (!objection) return granted(call, seen);
-            lock.release();
-            return {.outcome = *objection};
+            const Claiming result = granted(call, seen);
+            if (result.outcome != Outcome::claimed) lock.release();
+            return result;
         }
         if (seen.verdict == Verdict::leased) {
             if (locked) lock.release();
@@ -222,6 +225,9 @@ void refuse(const ClaimCall& call, const Claiming& result) {
             refuse_out_of_memory(key);
         case Outcome::too_many:
             report::too_many_open_claims(pg::guc::max_open_claims);
+        case Outcome::limited:
+            report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
+                                               result.retry_after);
         case Outcome::claimed:
         case Outcome::completed:
             break;

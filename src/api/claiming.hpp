@@ -39,6 +39,7 @@ enum class Outcome {
     conflict,
     stale_key,  // a new key that is older than what the scope can remember
     too_many,   // this transaction holds too many key locks
+    limited,    // the tenant has made too many new claims
 };
 
 struct Claiming {
@@ -46,7 +47,7 @@ struct Claiming {
     pg::Claim* claim = nullptr;    // when claimed
     pg::Record record{};           // completed, failed, exhausted; or what was taken over
     pg::report::Holder holder{};   // in_progress
-    std::int64_t retry_after = 0;  // microseconds; in_progress
+    std::int64_t retry_after = 0;  // microseconds; in_progress, limited
 };
 
 // Raises 40001 where the transaction's snapshot cannot see the answer; all else is an outcome.

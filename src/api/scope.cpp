@@ -6,6 +6,7 @@
 // of a database brings the secrets with it.
 #include "api/administration.hpp"
 #include "api/arguments.hpp"
+#include "api/limits.hpp"
 #include "core/key.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"
@@ -102,6 +103,12 @@ std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose pu
     return limit;
 }
 
+std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
+    const auto rate = limit_arg(fcinfo, arg_claims_per_minute, purpose);
+    if (rate && *rate != pg::no_limit) require_limits_available();
+    return rate;
+}
+
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
@@ -119,7 +126,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .tenant_required = pg::bool_arg(fcinfo, arg_tenant_required),
         .reject_stale_keys = pg::bool_arg(fcinfo, arg_reject_stale_keys),
         .max_attempts = limit_arg(fcinfo, arg_max_attempts, purpose),
-        .claims_per_minute = limit_arg(fcinfo, arg_claims_per_minute, purpose),
+        .claims_per_minute = rate_arg(fcinfo, purpose),
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),

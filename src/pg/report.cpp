@@ -251,6 +251,17 @@ void claim_required(Relation relation, std::span<char* const> scopes) {
     pg_unreachable();
 }
 
+// Up to the next tenth of a second, so that whoever waits so long does not come too early.
+void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
+    ereport(ERROR,
+            (errcode(errcode_limit_exceeded), errmsg("too many new claims in scope \"%s\"", scope),
+             errdetail("The scope admits %d new claims a minute of each tenant.", limit),
+             errhint("Retry with the same key after %.1f seconds. Retries of finished operations "
+                     "are answered all the time.",
+                     static_cast<double>((retry_after + 99'999) / 100'000) / 10)));
+    pg_unreachable();
+}
+
 void digest_collision() {
     ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("key cannot be used"),
                     errdetail("Its 128-bit digest is taken by a record of another key."),

@@ -37,6 +37,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void too_many_open_claims(int limit);
 // scopes: the names of those that would do.
 [[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
+[[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
+                                             std::int64_t retry_after);
 [[noreturn]] void digest_collision();
 [[noreturn]] void serialization_failure(const char* detail);
 [[noreturn]] void missing_argument(const char* name);

@@ -153,10 +153,13 @@ SELECT results_eq(
 
 -- Settings --------------------------------------------------------------------------------------
 
+-- What is fixed at server start is so only where the library is preloaded; here it is not.
+
 LOAD 'idem';
 SELECT set_eq(
     $$SELECT name, boot_val, context, vartype, min_val FROM pg_settings WHERE name LIKE 'idem.%'$$,
-    $$VALUES ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
+    $$VALUES ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
+             ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain');
 SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
-  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, claims_per_minute => 60, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}');
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}');
 \x on
 SELECT * FROM idem.scopes ORDER BY name;
 \x off
@@ -46,6 +46,8 @@ SELECT idem.create_scope('x', reject_stale_keys => NULL);
 SELECT idem.create_scope('x', max_attempts => 0);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', claims_per_minute => -1);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', claims_per_minute => 60);  -- needs preload
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', weak_keys => NULL);
 \echo :LAST_ERROR_SQLSTATE

@@ -1,0 +1,223 @@
+# claims_per_minute: exact counts under concurrency, true waits, and nobody pays for another.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('limits', bare => 1,
+	conf => "shared_preload_libraries = 'idem'\nidem.limited_tenants = 64\nmax_connections = 40");
+
+# One attempt on a key of its own, noted with what came of it; a claim that is granted is given up.
+my $setup = <<'SQL';
+CREATE EXTENSION idem;
+CREATE SEQUENCE fresh;
+CREATE TABLE attempt (scope text, tenant text, outcome text, at timestamptz, retry_after interval);
+CREATE FUNCTION attempt(scope text, tenant text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.try_claim(scope, nextval('fresh')::text, tenant => tenant);
+  INSERT INTO attempt VALUES (scope, tenant, c.outcome, c.created_at, c.retry_after);
+  IF c.claimed THEN PERFORM idem.release(c.token); END IF;
+  RETURN c.outcome;
+END $$;
+SQL
+$node->safe_psql('postgres', $setup);
+$node->safe_psql('postgres', <<'SQL');
+SELECT idem.create_scope('slow', claims_per_minute => 5);
+SELECT idem.create_scope('fast', claims_per_minute => 6000);
+SELECT idem.create_scope('single', claims_per_minute => 1);
+SELECT idem.create_scope('waits', claims_per_minute => 60);
+SELECT idem.create_scope('unlimited');
+SQL
+
+sub outcome
+{
+	my ($scope, $tenant, $database) = @_;
+	return $node->safe_psql($database // 'postgres', "SELECT attempt('$scope', '$tenant')");
+}
+
+# Sixteen clients at once, all on the same few buckets --------------------------------------------
+
+my $slow = PostgreSQL::Test::Utils::tempdir . '/slow.sql';
+append_to_file($slow, "\\set n random(1, 10)\nSELECT attempt('slow', 'tenant ' || :n);\n");
+my $fast = PostgreSQL::Test::Utils::tempdir . '/fast.sql';
+append_to_file($fast, "SELECT attempt('fast', 'everybody');\n");
+for my $script ($slow, $fast)
+{
+	$node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 700, '-f', $script, 'postgres' ],
+		"16 clients: $script");
+}
+
+# Between the first and the last admission lie so many microseconds, and in them may come, beside
+# the allowance, one claim for each full step. Whoever was refused came when that was used up.
+is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant got more than its allowance');
+WITH admitted AS (
+  SELECT scope, tenant, count(*) AS n, max(at) - min(at) AS span FROM attempt
+   WHERE outcome = 'claimed' GROUP BY 1, 2)
+SELECT scope, tenant, n, span FROM admitted JOIN idem.scopes ON name = scope
+ WHERE n > claims_per_minute + floor(extract(epoch FROM span) * claims_per_minute / 60)
+SQL
+is( $node->safe_psql('postgres', <<'SQL'), '', 'and none got less');
+WITH attempts AS (
+  SELECT scope, tenant, count(*) AS tries, count(*) FILTER (WHERE outcome = 'claimed') AS n
+    FROM attempt GROUP BY 1, 2)
+SELECT scope, tenant, tries, n FROM attempts JOIN idem.scopes ON name = scope
+ WHERE n < least(tries, claims_per_minute)
+SQL
+is( $node->safe_psql('postgres', <<'SQL'),
+SELECT count(*) FROM attempt
+ WHERE outcome = 'limited' AND (retry_after IS NULL OR retry_after <= '0' OR retry_after > '1 minute')
+    OR outcome NOT IN ('claimed', 'limited')
+SQL
+	0, 'each refusal says when to come back');
+cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'limited'"),
+	'>', 10_000, 'most were refused');
+
+# Who pays, and for what --------------------------------------------------------------------------
+
+$node->restart;
+is(outcome('single', 'a'), 'claimed', 'tenant a has one claim a minute');
+is(outcome('single', 'a'), 'limited', 'and not two');
+is(outcome('single', 'b'), 'claimed', 'tenant b has its own');
+is(outcome('single', ''), 'claimed', 'no tenant is a tenant');
+is(outcome('slow', 'a'), 'claimed', 'another scope is another bucket');
+is(outcome('unlimited', 'a'), 'claimed', 'a scope without a limit has none');
+
+$node->safe_psql('postgres', 'CREATE DATABASE other');
+$node->safe_psql('other', $setup);
+$node->safe_psql('other', "SELECT idem.create_scope('single', claims_per_minute => 1)");
+$node->safe_psql('other', "UPDATE idem.scope SET id = "
+	  . $node->safe_psql('postgres', "SELECT id FROM idem.scope WHERE name = 'single'"));
+is(outcome('single', 'a', 'other'), 'claimed', 'another database is another bucket');
+
+$node->safe_psql('postgres', <<'SQL');
+BEGIN;
+SELECT idem.complete(token, '{"done": true}') FROM idem.claim('single', 'done', tenant => 'c');
+COMMIT;
+SQL
+is(outcome('single', 'c'), 'limited', 'tenant c has had its claim');
+is( $node->safe_psql('postgres',
+		"SELECT outcome, response FROM idem.claim('single', 'done', tenant => 'c')"),
+	'completed|{"done": true}', 'a retry of a finished operation is answered at the limit');
+
+$node->safe_psql('postgres', <<'SQL');
+BEGIN;
+SELECT outcome FROM idem.claim('single', 'rolled back', tenant => 'd');
+ROLLBACK;
+SQL
+is(outcome('single', 'd'), 'limited', 'a rollback gives nothing back');
+
+$node->safe_psql('postgres', <<'SQL');
+SELECT outcome FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 millisecond');
+SELECT pg_sleep(0.01);
+SQL
+is( $node->safe_psql('postgres', <<'SQL'), 'claimed|2', 'a takeover is no new claim');
+SELECT outcome, attempt FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 minute')
+SQL
+
+my (undef, undef, $stderr) = $node->psql('postgres',
+	"\\set VERBOSITY verbose\nSELECT outcome FROM idem.claim('single', 'refused', tenant => 'd')");
+like($stderr, qr/ID009: too many new claims in scope "single"/, 'claim raises ID009');
+like($stderr, qr/DETAIL:  The scope admits 1 new claims a minute of each tenant\./, 'with a detail');
+like($stderr, qr/HINT:  Retry with the same key after \d+\.\d seconds/, 'and when to come back');
+is( $node->safe_psql('postgres', "SELECT state FROM idem.lookup('single', 'refused', 'd')"),
+	'absent', 'a refused key is free');
+is(locks($node), 0, 'and unlocked');
+
+# A true wait -------------------------------------------------------------------------------------
+
+# Whoever comes back when told to is admitted, and not a millisecond is given away.
+$node->safe_psql('postgres', <<'SQL');
+DO $$
+DECLARE c idem.claim_result; waited interval; began timestamptz;
+BEGIN
+  FOR i IN 1..60 LOOP PERFORM attempt('waits', 'w'); END LOOP;
+  FOR i IN 1..3 LOOP
+    LOOP
+      began := clock_timestamp();
+      c := idem.try_claim('waits', 'wait ' || i, tenant => 'w');
+      EXIT WHEN c.outcome = 'limited';
+      PERFORM idem.release(c.token);
+    END LOOP;
+    IF c.retry_after > '1 second' THEN RAISE 'a step is a second, not %', c.retry_after; END IF;
+    PERFORM pg_sleep(extract(epoch FROM c.retry_after));
+    c := idem.try_claim('waits', 'wait ' || i, tenant => 'w');
+    IF NOT c.claimed THEN RAISE 'came back in time, and got %', c.outcome; END IF;
+    PERFORM idem.release(c.token);
+  END LOOP;
+END $$;
+SQL
+pass('after retry_after the claim is admitted');
+
+# More tenants than buckets -----------------------------------------------------------------------
+
+$node->restart;
+is( $node->safe_psql('postgres',
+		"SELECT DISTINCT attempt('single', 'many ' || i) FROM generate_series(1, 64) i"),
+	'claimed', 'as many tenants as buckets');
+is(outcome('single', 'one more'), 'limited', 'a tenant without a bucket is refused');
+is(outcome('fast', 'one more'), 'limited', 'whatever its scope allows');
+is(outcome('single', 'many 7'), 'limited', 'who has a bucket is counted as before');
+is(outcome('unlimited', 'one more'), 'claimed', 'who needs none is not affected');
+is( $node->safe_psql('postgres', <<'SQL'), 0, 'and is told when a bucket gives way');
+SELECT count(*) FROM attempt WHERE tenant = 'one more' AND outcome = 'limited'
+   AND NOT retry_after BETWEEN '0.000001' AND '1 minute'
+SQL
+
+# Buckets whose time has come give way: a thousand tenants pass through sixty-four.
+$node->restart;
+$node->safe_psql('postgres', <<'SQL');
+DO $$
+DECLARE c idem.claim_result;
+BEGIN
+  FOR i IN 1..1000 LOOP
+    c := idem.try_claim('fast', 'passing ' || i, tenant => 'passing ' || i);
+    IF c.outcome = 'limited' THEN
+      PERFORM pg_sleep(extract(epoch FROM c.retry_after));
+      c := idem.try_claim('fast', 'passing ' || i, tenant => 'passing ' || i);
+    END IF;
+    IF NOT c.claimed THEN RAISE 'tenant % got %', i, c.outcome; END IF;
+    PERFORM idem.release(c.token);
+  END LOOP;
+END $$;
+SQL
+pass('idle buckets give way');
+
+# Under concurrency, with far more tenants than buckets: nobody gets too much, nothing is lost.
+$node->safe_psql('postgres', 'TRUNCATE attempt');
+my $crowd = PostgreSQL::Test::Utils::tempdir . '/crowd.sql';
+append_to_file($crowd, "\\set n random(1, 200)\nSELECT attempt('single', 'crowd ' || :n);\n");
+$node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 200, '-f', $crowd, 'postgres' ],
+	'16 clients, 200 tenants, 64 buckets');
+is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant of the crowd got more than its allowance');
+SELECT tenant, count(*) FROM attempt WHERE outcome = 'claimed' GROUP BY 1
+HAVING count(*) > 1 + floor(extract(epoch FROM max(at) - min(at)) / 60)
+SQL
+cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'claimed'"),
+	'>=', 63, 'every bucket was used');
+
+$node->stop;
+log_is_clean($node);
+
+# Without preload ---------------------------------------------------------------------------------
+
+my $plain = idem_node('plain', bare => 1, conf => 'idem.limited_tenants = 100');
+$plain->safe_psql('postgres', $setup);
+(undef, undef, $stderr) = $plain->psql('postgres',
+	"\\set VERBOSITY verbose\nSELECT idem.create_scope('s', claims_per_minute => 5)");
+like($stderr, qr/55000: "claims_per_minute" needs idem to be preloaded/, 'no limit without preload');
+
+# As after restoring a dump of a server that had it.
+$plain->safe_psql('postgres', "SELECT idem.create_scope('s')");
+$plain->safe_psql('postgres', "UPDATE idem.scope SET claims_per_minute = 1");
+(undef, undef, $stderr) = $plain->psql('postgres', "SELECT attempt('s', 'a') FROM generate_series(1, 3)");
+is($plain->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'claimed'"),
+	3, 'a restored limit is not kept');
+is(() = $stderr =~ /WARNING:  claims in scope "s" are not limited/g, 1, 'which is said once a session');
+$plain->stop;
+log_is_clean($plain);
+
+done_testing();
