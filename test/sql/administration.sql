@@ -11,7 +11,7 @@ END $$;
 
 -- NULL keeps, a value replaces, -1 means none
 SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
-  tenant_required => true, reject_stale_keys => true, max_attempts => 3, claims_per_minute => 60, weak_keys => 'warn',
+  tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn',
   store_response => false, response_exclude => '{card.number}');
 \x on
 SELECT idem.alter_scope('s');
@@ -20,7 +20,7 @@ SELECT idem.alter_scope('s', ttl => '1 day', lease => '1 minute', wait => '1 sec
   tenant_required => false, reject_stale_keys => false, max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow',
   store_response => true, response_exclude => '{}');
 SELECT * FROM idem.scopes;
-SELECT idem.alter_scope('s', max_attempts => 1, claims_per_minute => 1, weak_keys => 'reject');
+SELECT idem.alter_scope('s', max_attempts => 1, weak_keys => 'reject');
 SELECT max_attempts, claims_per_minute, weak_keys FROM idem.scopes;
 SELECT idem.alter_scope('s', ttl => '1 hour', max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow');
 \x off
