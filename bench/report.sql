@@ -20,7 +20,7 @@ SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((i.use
   FROM median m JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'replay%' ORDER BY m.scene, m.usec;
 
-\echo 'Client transactions: pgbench, 4 clients'
+\echo 'Client transactions: pgbench'
 SELECT m.scene, m.contender, round((1e6 / m.usec)::numeric) AS "tps", round((m.usec / i.usec)::numeric, 2) AS "idem's throughput ×"
   FROM median m JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'client%' ORDER BY m.scene, m.usec;
