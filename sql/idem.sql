@@ -49,6 +49,7 @@ CREATE TABLE idem.record (
     attempt         integer     NOT NULL,
     status          integer,
     state           "char"      NOT NULL,
+    redacted        boolean     NOT NULL,
     tenant          text        NOT NULL,
     key             text        NOT NULL,
     fingerprint     bytea,
@@ -104,7 +105,8 @@ CREATE TYPE idem.claim_result AS (
     recovery_point  text,
     recovery_state  jsonb,
     created_at      timestamptz,
-    expires_at      timestamptz
+    expires_at      timestamptz,
+    redacted        boolean
 );
 COMMENT ON TYPE idem.claim_result IS 'what idem.claim() and idem.try_claim() say: claimed with a token, or the stored answer';
 
@@ -120,7 +122,8 @@ CREATE TYPE idem.record_info AS (
     expires_at      timestamptz,
     lease_end       timestamptz,
     holder_pid      integer,
-    since           timestamptz
+    since           timestamptz,
+    redacted        boolean
 );
 COMMENT ON TYPE idem.record_info IS 'what idem.lookup() says of a key: absent, in_progress, completed or failed';
 
@@ -155,7 +158,7 @@ CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status in
 RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_complete' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
-'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed.';
+'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as it was given, though the scope may keep parts of it out of the record. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed.';
 
 CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
                           headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)

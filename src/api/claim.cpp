@@ -24,6 +24,7 @@ enum Column {
     column_recovery_state,
     column_created_at,
     column_expires_at,
+    column_redacted,
     columns
 };
 using Result = pg::Row<columns>;
@@ -76,6 +77,7 @@ Result answer(std::string_view text, const pg::Record& record) {
     result.set_pointer(column_error, record.error);
     result.set_time(column_created_at, record.created);
     result.set_time(column_expires_at, record.expires);
+    result.set_bool(column_redacted, record.redacted);
     return result;
 }
 

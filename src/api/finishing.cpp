@@ -1,6 +1,8 @@
 #include "api/finishing.hpp"
 
 #include "api/holding.hpp"
+#include "pg/redact.hpp"
+#include "pg/scope.hpp"
 #include "pg/token_text.hpp"
 
 namespace idem::api {
@@ -8,10 +10,31 @@ namespace {
 
 using core::TokenKind;
 
+struct Stored {
+    Ending ending;
+    bool redacted;
+};
+
+// What may be stored of an answer, by the scope's rules as they are now; when the scope is gone,
+// nothing. A failure is kept whole: it is raised again.
+Stored stored_part(const Ending& ending, const pg::Scope* scope) {
+    if (ending.state != core::State::completed) return {ending, false};
+    Ending kept = ending;
+    if (scope == nullptr || !scope->store_response) {
+        kept.headers = kept.response = nullptr;
+        kept.body = nullptr;
+    } else {
+        kept.response = pg::redact(ending.response, scope->response_exclude());
+    }
+    return {kept, kept.headers != ending.headers || kept.response != ending.response ||
+                      kept.body != ending.body};
+}
+
 // Recovery point and lease have served their purpose; the token's bits stay, so that a second
 // complete() is told that the claim is finished.
-pg::Record finished(const Ending& ending, TimestampTz created, std::int64_t ttl,
+pg::Record finished(const Stored& stored, TimestampTz created, std::int64_t ttl,
                     std::int32_t attempt, bytea* fingerprint, std::optional<std::int64_t> nonce) {
+    const Ending& ending = stored.ending;
     return {
         .created = created,
         .expires = GetCurrentTimestamp() + ttl,
@@ -19,6 +42,7 @@ pg::Record finished(const Ending& ending, TimestampTz created, std::int64_t ttl,
         .nonce = nonce,
         .attempt = attempt,
         .state = ending.state,
+        .redacted = stored.redacted,
         .fingerprint = fingerprint,
         .recovery_point = nullptr,
         .recovery_state = nullptr,
@@ -32,8 +56,8 @@ pg::Record finished(const Ending& ending, TimestampTz created, std::int64_t ttl,
 
 void finish_leased(const Holding& holding, const Ending& ending) {
     const pg::Record& old = holding.record;
-    update(holding,
-           finished(ending, old.created, ttl_of(old), old.attempt, old.fingerprint, old.nonce));
+    update(holding, finished(stored_part(ending, holding.scope), old.created, ttl_of(old),
+                             old.attempt, old.fingerprint, old.nonce));
     pg::close_claim(*holding.claim, pg::Phase::finished);
 }
 
@@ -52,10 +76,11 @@ void release_leased(const Holding& holding) {
 
 void finish_atomic(pg::Claim& claim, const Ending& ending) {
     const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
+    const Stored stored = stored_part(ending, pg::find_scope_by_id(claim.scope_id));
     const pg::Records records = pg::Records::to_write();
     pg::write_record(
         records, name,
-        finished(ending, claim.created, claim.ttl, static_cast<std::int32_t>(claim.token.attempt),
+        finished(stored, claim.created, claim.ttl, static_cast<std::int32_t>(claim.token.attempt),
                  claim.fingerprint, std::nullopt),
         claim.over);
     records.close();

@@ -1,7 +1,8 @@
 // How a claim ends: what complete, fail, release, execute and once share.
 //
 // An atomic claim's row is inserted here, so that effect and record commit together; a leased one's
-// is updated. The key lock is held, and kept: others see either the lock or the committed row.
+// is updated. The key lock is held, and kept: others see either the lock or the committed row. What
+// the scope wants kept out of storage is left out of the record.
 #pragma once
 
 #include "pg/open_claims.hpp"

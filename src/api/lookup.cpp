@@ -28,6 +28,7 @@ enum Column {
     column_lease_end,
     column_holder_pid,
     column_since,
+    column_redacted,
     columns
 };
 using Result = pg::Row<columns>;
@@ -74,6 +75,7 @@ Result finished(const pg::Record& record) {
     result.set_time(column_created_at, record.created);
     result.set_time(column_expires_at, record.expires);
     result.set_time(column_since, record.created);
+    result.set_bool(column_redacted, record.redacted);
     return result;
 }
 

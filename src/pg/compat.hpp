@@ -84,6 +84,33 @@ inline const LocalPgBackendStatus* backend_status(int i) {
 #endif
 }
 
+// A jsonb value under construction, by the tokens that a walk over it would meet.
+class JsonbBuilder {
+  public:
+#if PG_VERSION_NUM >= 190000
+    void push(JsonbIteratorToken token, JsonbValue* value) {
+        pushJsonbValue(&state_, token, value);
+    }
+    Jsonb* finish() {
+        return JsonbValueToJsonb(state_.result);
+    }
+
+  private:
+    JsonbInState state_{};
+#else
+    void push(JsonbIteratorToken token, JsonbValue* value) {
+        result_ = pushJsonbValue(&state_, token, value);
+    }
+    Jsonb* finish() {
+        return JsonbValueToJsonb(result_);
+    }
+
+  private:
+    JsonbParseState* state_ = nullptr;
+    JsonbValue* result_ = nullptr;
+#endif
+};
+
 inline bool may_create_in(Oid schema, Oid role) {
 #if PG_VERSION_NUM >= 160000
     return object_aclcheck(NamespaceRelationId, schema, role, ACL_CREATE) == ACLCHECK_OK;

@@ -1,32 +1,35 @@
 #include "pg/error_object.hpp"
 
+#include "pg/compat.hpp"
+
 namespace idem::pg {
 namespace {
 
-void push(JsonbParseState** state, JsonbIteratorToken token, const char* text) {
+void push(compat::JsonbBuilder& builder, JsonbIteratorToken token, const char* text) {
     JsonbValue value;
     value.type = jbvString;
     value.val.string.val = const_cast<char*>(text);
     value.val.string.len = static_cast<int>(strlen(text));
-    pushJsonbValue(state, token, &value);
+    builder.push(token, &value);
 }
 
-void add(JsonbParseState** state, const char* name, const char* text) {
+void add(compat::JsonbBuilder& builder, const char* name, const char* text) {
     if (text == nullptr) return;
-    push(state, WJB_KEY, name);
-    push(state, WJB_VALUE, text);
+    push(builder, WJB_KEY, name);
+    push(builder, WJB_VALUE, text);
 }
 
 }  // namespace
 
 Jsonb* error_object(const ErrorData& error) {
-    JsonbParseState* state = nullptr;
-    pushJsonbValue(&state, WJB_BEGIN_OBJECT, nullptr);
-    add(&state, "sqlstate", unpack_sql_state(error.sqlerrcode));
-    add(&state, "message", error.message);
-    add(&state, "detail", error.detail);
-    add(&state, "hint", error.hint);
-    return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, nullptr));
+    compat::JsonbBuilder builder;
+    builder.push(WJB_BEGIN_OBJECT, nullptr);
+    add(builder, "sqlstate", unpack_sql_state(error.sqlerrcode));
+    add(builder, "message", error.message);
+    add(builder, "detail", error.detail);
+    add(builder, "hint", error.hint);
+    builder.push(WJB_END_OBJECT, nullptr);
+    return builder.finish();
 }
 
 char* error_member(Jsonb* error, std::string_view name) {

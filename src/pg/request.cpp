@@ -1,8 +1,8 @@
 #include "pg/request.hpp"
 
 #include "core/canonical.hpp"
-#include "core/path_filter.hpp"
 #include "pg/boundary.hpp"
+#include "pg/filtered_walk.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 
@@ -53,46 +53,30 @@ void write_scalar(Writer& writer, const JsonbValue& value) {
 }
 
 void walk(Writer& writer, Jsonb* request, const Scope& scope) {
-    core::PathFilter filter(scope.request_exclude());
-    JsonbIterator* iterator = JsonbIteratorInit(&request->root);
-    JsonbValue value;
-    bool skip_nested = false;
     bool scalar_root = false;
-    bool left_out = false;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, skip_nested);
-        if (token == WJB_DONE) return;
-        if (left_out) {  // this was the value of a member that does not count
-            left_out = skip_nested = false;
-            continue;
-        }
-        switch (token) {
-            case WJB_BEGIN_ARRAY:
-                scalar_root = value.val.array.rawScalar;
-                if (!scalar_root) writer.begin_array();
-                break;
-            case WJB_END_ARRAY:
-                if (!scalar_root) writer.end_array();
-                break;
-            case WJB_BEGIN_OBJECT:
-                filter.begin_object();
-                writer.begin_object();
-                break;
-            case WJB_END_OBJECT:
-                filter.end_object();
-                writer.end_object();
-                break;
-            case WJB_KEY:
-                with_utf8(value, [&](std::string_view name) {
-                    left_out = skip_nested = filter.excludes(name);
-                    if (!left_out) writer.member(name);
-                });
-                break;
-            default:
-                write_scalar(writer, value);
-        }
-        CHECK_FOR_INTERRUPTS();
-    }
+    walk_without(request, scope.request_exclude(),
+                 [&](JsonbIteratorToken token, const JsonbValue& value) {
+                     switch (token) {
+                         case WJB_BEGIN_ARRAY:
+                             scalar_root = value.val.array.rawScalar;
+                             if (!scalar_root) writer.begin_array();
+                             break;
+                         case WJB_END_ARRAY:
+                             if (!scalar_root) writer.end_array();
+                             break;
+                         case WJB_BEGIN_OBJECT:
+                             writer.begin_object();
+                             break;
+                         case WJB_END_OBJECT:
+                             writer.end_object();
+                             break;
+                         case WJB_KEY:
+                             with_utf8(value, [&](std::string_view name) { writer.member(name); });
+                             break;
+                         default:
+                             write_scalar(writer, value);
+                     }
+                 });
 }
 
 core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Secret& secret,

@@ -17,6 +17,7 @@ enum Column {
     column_attempt,
     column_status,
     column_state,
+    column_redacted,
     column_tenant,
     column_key,
     column_fingerprint,
@@ -108,6 +109,7 @@ Record read_record(TupleTableSlot* slot) {
         .nonce = bigint_column(slot, column_nonce),
         .attempt = DatumGetInt32(column(slot, column_attempt, null)),
         .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
+        .redacted = DatumGetBool(column(slot, column_redacted, null)),
         .fingerprint = varlena_column<bytea>(slot, column_fingerprint),
         .recovery_point = varlena_column<text>(slot, column_recovery_point),
         .recovery_state = varlena_column<Jsonb>(slot, column_recovery_state),
@@ -163,6 +165,7 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     row.set_int(column_attempt, record.attempt);
     row.set_int(column_status, record.status);
     row.set(column_state, CharGetDatum(static_cast<char>(record.state)));
+    row.set_bool(column_redacted, record.redacted);
     row.set_text(column_tenant, name.tenant);
     row.set_text(column_key, name.key);
     row.set_pointer(column_fingerprint, record.fingerprint);

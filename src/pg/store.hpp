@@ -36,6 +36,7 @@ struct Record {
     std::optional<std::int64_t> nonce;     // its token's random bits
     std::int32_t attempt;
     core::State state;
+    bool redacted = false;  // the scope kept a part of the answer out of the record
     bytea* fingerprint;
     text* recovery_point;
     Jsonb* recovery_state;

@@ -85,13 +85,14 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'claimed boolean', 'outcome text', 'token text', 'attempt integer', 'response jsonb',
     'status integer', 'headers jsonb', 'body bytea', 'error jsonb', 'retry_after interval',
     'recovery_point text', 'recovery_state jsonb', 'created_at timestamp with time zone',
-    'expires_at timestamp with time zone'], 'columns of claim_result');
+    'expires_at timestamp with time zone', 'redacted boolean'], 'columns of claim_result');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
     'state text', 'attempt integer', 'response jsonb', 'status integer', 'headers jsonb',
     'body bytea', 'error jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'lease_end timestamp with time zone',
-    'holder_pid integer', 'since timestamp with time zone'], 'columns of record_info');
+    'holder_pid integer', 'since timestamp with time zone',
+    'redacted boolean'], 'columns of record_info');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',

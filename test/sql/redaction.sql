@@ -1,0 +1,102 @@
+-- What a scope keeps out of storage: the whole answer, or members of the response.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+CREATE FUNCTION answer(scope text, key text, given jsonb, with_status int DEFAULT NULL, with_headers jsonb DEFAULT NULL, with_body bytea DEFAULT NULL)
+RETURNS TABLE (outcome text, response jsonb, status int, headers jsonb, body bytea, redacted boolean) LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.claim(scope, key);
+  IF c.claimed THEN c.response := idem.complete(c.token, given, with_status, with_headers, with_body); END IF;
+  RETURN QUERY SELECT c.outcome, c.response, c.status, c.headers, c.body, c.redacted;
+END $$;
+
+-- nothing is stored but the status; the first caller gets the answer as it is
+SELECT idem.create_scope('silent', store_response => false);
+SELECT * FROM answer('silent', 'k', '{"card": "4111"}', 201, '{"Location": "/1"}', '\x01');
+SELECT * FROM answer('silent', 'k', '{"card": "4111"}', 201, '{"Location": "/1"}', '\x01');
+SELECT state, response, status, headers, body, redacted FROM idem.lookup('silent', 'k');
+SELECT status, redacted, response, headers, body FROM idem.record;
+-- what was not given was not kept out
+SELECT * FROM answer('silent', 'status only', NULL, 204);
+SELECT * FROM answer('silent', 'status only', NULL, 204);
+SELECT * FROM answer('silent', 'headers', NULL, NULL, '{"A": "b"}');
+SELECT redacted FROM answer('silent', 'headers', NULL);
+SELECT * FROM answer('silent', 'body', NULL, NULL, NULL, '');
+SELECT redacted FROM answer('silent', 'body', NULL);
+SELECT * FROM answer('silent', 'null', 'null');
+SELECT redacted FROM answer('silent', 'null', NULL);
+
+-- members by path, through arrays, at any depth; the rest is as it was
+SELECT idem.create_scope('discreet', response_exclude => '{secret, card.number, items.token, a.b.c, x.y}');
+CREATE FUNCTION stored(key text, given jsonb) RETURNS TABLE (returned boolean, stored jsonb, redacted boolean) LANGUAGE plpgsql AS $$
+DECLARE first jsonb; a record;
+BEGIN
+  SELECT * INTO a FROM answer('discreet', key, given);
+  first := a.response;
+  SELECT * INTO a FROM answer('discreet', key, NULL);
+  RETURN QUERY SELECT first = given, a.response, a.redacted;
+END $$;
+SELECT given, s.* FROM (VALUES
+  ('{"secret": "x", "kept": {"secret": "this one is elsewhere"}}'::jsonb),
+  ('{"secret": {"deep": [1, {"er": 2}]}, "z": 1}'),
+  ('{"secret": null}'),
+  ('{"card": {"number": "4111", "brand": "visa"}, "number": 5}'),
+  ('{"card": [{"number": 1}, {"number": 2, "brand": "visa"}, [{"number": 3}], "number"]}'),
+  ('{"items": [{"id": 1, "token": "t"}, {"id": 2}], "token": "kept"}'),
+  ('[{"secret": 1, "a": 1}, {"secret": 2}, [], {}]'),
+  ('{"a": {"b": {"c": 1, "d": 2}}, "a.b": {"c": 1}, "b": {"c": 1}}'),
+  ('{"x": {"y": {}}, "x.y": []}'),
+  ('{"nothing": "to hide", "n": 1.50, "t": true, "u": null, "e": {}, "l": []}'),
+  ('"secret"'), ('42'), ('null'), ('[]'), ('{}')) v(given), stored(given::text, given) s;
+SELECT * FROM answer('discreet', 'no response', NULL, 204);
+SELECT * FROM answer('discreet', 'no response', NULL);
+-- headers and body are the caller's to mind
+SELECT * FROM answer('discreet', 'http', '{"secret": 1, "id": 7}', 200, '{"secret": "kept"}', '\x02');
+SELECT * FROM answer('discreet', 'http', NULL);
+
+-- rules of the moment of completion count; what is stored stays
+SELECT idem.create_scope('changing');
+SELECT response FROM answer('changing', 'before', '{"a": 1, "b": 2}');
+BEGIN;
+SELECT token AS t FROM idem.claim('changing', 'during') \gset
+SELECT idem.alter_scope('changing', response_exclude => '{a}');
+SELECT idem.complete(:'t', '{"a": 1, "b": 2}');
+COMMIT;
+SELECT key, response, redacted FROM unnest('{before,during}'::text[]) key, answer('changing', key, NULL);
+SELECT idem.alter_scope('changing', store_response => false, response_exclude => '{}');
+SELECT response, redacted FROM answer('changing', 'after', '{"a": 1}');
+SELECT response, redacted FROM answer('changing', 'after', NULL);
+
+-- under a lease, and by execute
+SELECT idem.complete(token, '{"secret": 1, "id": 7}') FROM idem.claim('discreet', 'leased', lease => '1 hour');
+SELECT response, redacted FROM answer('discreet', 'leased', NULL);
+CREATE FUNCTION operation(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT request || '{"secret": 1}' $$;
+SELECT replayed, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
+SELECT replayed, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
+
+
+-- failures are kept whole
+SELECT idem.fail(token, '{"message": "no", "detail": "said the bank", "secret": 1}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
+SELECT outcome, error, status, headers, body, redacted FROM idem.try_claim('silent', 'failed');
+SELECT idem.fail(token, '{"message": "no", "secret": 1}') FROM idem.claim('discreet', 'failed');
+SELECT outcome, error, redacted FROM idem.try_claim('discreet', 'failed');
+
+-- no word of it where there is no stored answer
+SELECT redacted FROM idem.lookup('silent', 'absent');
+BEGIN;
+SELECT outcome, redacted FROM idem.claim('silent', 'open');
+SELECT state, redacted FROM idem.lookup('silent', 'open');
+ROLLBACK;
+
+-- names beyond ASCII, whatever the database's encoding, in requests too
+SELECT current_database() AS here \gset
+CREATE DATABASE idem_regress_latin1 ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0;
+\c idem_regress_latin1
+CREATE EXTENSION idem;
+SET client_encoding = 'UTF8';
+SELECT idem.create_scope('s', request_exclude => '{größe}', response_exclude => '{schlüssel.größe}');
+SELECT idem.complete(token, '{"schlüssel": {"größe": 1, "art": "ß"}}') FROM idem.claim('s', 'k', '{"größe": 1}');
+SELECT outcome, response FROM idem.try_claim('s', 'k', '{"größe": 2}');
+\c :here
+DROP DATABASE idem_regress_latin1;
+DROP FUNCTION answer, stored, operation;
