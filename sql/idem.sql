@@ -253,6 +253,16 @@ COMMENT ON FUNCTION idem.problem(text, text) IS
 'An error as an application/problem+json document (RFC 9457): type, title, status, sqlstate and, if given, detail. Raises 22004, 22023, 22021.';
 
 -- ---------------------------------------------------------------------------------------------
+-- Message consumers
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.once(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_once' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
+'Claims and completes the key in one: true the first time, false for every retry. The effect that follows in this transaction commits or vanishes with it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 40001, 42501, 22004.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes
 -- ---------------------------------------------------------------------------------------------
 

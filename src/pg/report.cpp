@@ -63,8 +63,8 @@ void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_
     ereport(ERROR,
             (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail_internal("%s", holder_detail(holder)),
-             errhint("Retry with the same key after %.1f seconds, or wait longer with the argument "
-                     "\"wait\".",
+             errhint("Retry with the same key after %.1f seconds, or wait longer: the argument "
+                     "\"wait\", or that of the scope.",
                      static_cast<double>(retry_after) / USECS_PER_SEC)));
     pg_unreachable();
 }

@@ -128,6 +128,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'execute of a function of another shape', $$SELECT idem.execute('errors', 'new', 'pg_catalog.lower(text)')$$),
     ('22023', 'execute of a set', $$SELECT idem.execute('errors', 'new', 'pg_catalog.jsonb_array_elements(jsonb)')$$),
     ('22023', 'execute of nothing', $$SELECT idem.execute('errors', 'new', 0)$$),
+    ('ID001', 'once of a claim in flight', $$SELECT idem.once('errors', 'held')$$),
+    ('ID002', 'once with another request', $$SELECT idem.once('errors', 'done')$$),
+    ('P0042', 'once of a stored failure', $$SELECT idem.once('errors', 'own')$$),
+    ('ID007', 'once without a key', $$SELECT idem.once('errors', NULL)$$),
+    ('ID007', 'once without a tenant where the scope wants one', $$SELECT idem.once('tenants', 'new')$$),
+    ('ID008', 'once in an unknown scope', $$SELECT idem.once('unknown', 'new')$$),
+    ('22004', 'once without the request that the scope wants', $$SELECT idem.once('requests', 'new')$$),
     ('22004', 'no request where the scope wants one', $$SELECT idem.claim('requests', 'new')$$),
     ('22004', 'fail without an error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, NULL)$$),
     ('22023', 'fail with an array', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '[]')$$),
@@ -195,6 +202,7 @@ INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_nobody'),
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
     ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
+    ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
     ('42501', 'lookup by a role that is no member', $$SELECT idem.lookup('errors', 'new')$$, 'test_nobody'),
     ('42501', 'create_scope without CREATE on the schema', $$SELECT idem.create_scope('new')$$, 'test_nobody'),
     ('42501', 'a claim within a security-restricted operation',
@@ -210,6 +218,7 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),
+    ('25006', 'once in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once('errors', 'new')$$, false),
     ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, false),
     ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, false);
 
@@ -243,7 +252,7 @@ SELECT ok(message !~ '^[A-Z]|[.]$' AND detail ~ '[.]$' AND hint ~ '[.]$', expect
 SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
                   'no record, no scope and no key lock is left of all that');
 
-SELECT results_eq($$SELECT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
+SELECT results_eq($$SELECT DISTINCT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
                   $$VALUES ('P0042', 'card declined', 'Stolen.', 'Call 110.')$$,
                   'a stored failure is raised with its own SQLSTATE, message, detail and hint');
 SELECT is_empty($$SELECT what, message, detail, hint FROM got

@@ -44,6 +44,7 @@ SELECT set_eq(
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
+    ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text', 'void'),
