@@ -260,7 +260,13 @@ CREATE FUNCTION idem.once(scope text, key text, request jsonb DEFAULT NULL, tena
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_once' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
-'Claims and completes the key in one: true the first time, false for every retry. The effect that follows in this transaction commits or vanishes with it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 40001, 42501, 22004.';
+'Claims and completes the key in one: true the first time, false for every retry. The effect that follows in this transaction commits or vanishes with it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22004.';
+
+CREATE FUNCTION idem.once_each(scope text, keys text[], tenant text DEFAULT NULL)
+RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'idem_once_each' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.once_each(text, text[], text) IS
+'The keys that are new, each once and in the order of the array; they are finished from now on. For tens of thousands in one call: it takes no key locks, and waits for transactions that write the same keys as a unique index does. A key that is claimed under a running lease, completed or failed is not new. A concurrent atomic claim of such a key gets 40001 when it completes. Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22004, 22023.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes

@@ -9,6 +9,41 @@ namespace {
 
 namespace report = pg::report;
 
+// How errors speak of a name of 1 to 255 bytes.
+struct Naming {
+    const char* what;
+    const char* argument;
+    const char* hint;
+    int element = 0;  // of the argument, if that is an array; from 1
+
+    const char* place() const {
+        return element == 0 ? psprintf("The argument \"%s\"", argument)
+                            : psprintf("Element %d of the argument \"%s\"", element, argument);
+    }
+};
+
+constexpr const char* key_hint = "Send an idempotency key of 1 to 255 bytes, such as a UUID.";
+
+std::string_view checked(std::optional<std::string_view> name, const Naming& naming) {
+    if (!name)
+        report::invalid_key(psprintf("%s must not be null", naming.what),
+                            psprintf("%s is null.", naming.place()), naming.hint);
+    switch (core::key_shape(*name)) {
+        case core::KeyShape::empty:
+            report::invalid_key(psprintf("%s must not be empty", naming.what),
+                                psprintf("%s is the empty string.", naming.place()), naming.hint);
+        case core::KeyShape::too_long:
+            report::invalid_key(psprintf("%s is too long", naming.what),
+                                psprintf("%s has %zu bytes; at most %zu are allowed.",
+                                         naming.place(), name->size(), core::max_key_bytes),
+                                naming.hint);
+        case core::KeyShape::good:
+            break;
+    }
+    check_encoding(*name);
+    return *name;
+}
+
 }  // namespace
 
 void require_writable(const char* call) {
@@ -34,24 +69,11 @@ std::string_view utf8(std::string_view text) {
 }
 
 std::string_view checked_key(std::optional<std::string_view> key) {
-    constexpr const char* hint = "Send an idempotency key of 1 to 255 bytes, such as a UUID.";
-    if (!key)
-        report::invalid_key("idempotency key must not be null", "The argument \"key\" is null.",
-                            hint);
-    switch (core::key_shape(*key)) {
-        case core::KeyShape::empty:
-            report::invalid_key("idempotency key must not be empty",
-                                "The argument \"key\" is the empty string.", hint);
-        case core::KeyShape::too_long:
-            report::invalid_key("idempotency key is too long",
-                                psprintf("It has %zu bytes; at most %zu are allowed.", key->size(),
-                                         core::max_key_bytes),
-                                hint);
-        case core::KeyShape::good:
-            break;
-    }
-    check_encoding(*key);
-    return *key;
+    return checked(key, {"idempotency key", "key", key_hint});
+}
+
+std::string_view checked_element(std::optional<std::string_view> key, int position) {
+    return checked(key, {"idempotency key", "keys", key_hint, position});
 }
 
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {

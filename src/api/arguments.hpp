@@ -19,6 +19,8 @@ std::string_view utf8(std::string_view text);
 
 // A key by its shape (ID007) and its bytes (22021).
 std::string_view checked_key(std::optional<std::string_view> key);
+// The same for an element of the argument "keys"; the first has position 1.
+std::string_view checked_element(std::optional<std::string_view> key, int position);
 
 // NULL means the setting idem.tenant; '' is said explicitly.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);

@@ -74,6 +74,12 @@ void release_leased(const Holding& holding) {
 
 }  // namespace
 
+pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
+                            bytea* fingerprint) {
+    return finished({{.state = core::State::completed}, false}, created, ttl, attempt, fingerprint,
+                    std::nullopt);
+}
+
 void finish_atomic(pg::Claim& claim, const Ending& ending) {
     const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
     const Stored stored = stored_part(ending, pg::find_scope_by_id(claim.scope_id));

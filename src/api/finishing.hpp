@@ -19,6 +19,10 @@ struct Ending {
     Jsonb* error = nullptr;
 };
 
+// The record of an operation that is completed without an answer, to be written as it is.
+pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
+                            bytea* fingerprint);
+
 // Writes the record of an atomic claim.
 void finish_atomic(pg::Claim& claim, const Ending& ending);
 

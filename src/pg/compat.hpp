@@ -61,6 +61,19 @@ inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, ES
 #endif
 }
 
+// The index entries of a speculatively inserted row. False when one of the arbiters, the OIDs of
+// unique indexes, holds the same key, or may come to hold it.
+inline bool insert_arbitrated_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
+                                      List* arbiters) {
+    bool conflict = false;
+#if PG_VERSION_NUM >= 160000
+    ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters, false);
+#else
+    ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters);
+#endif
+    return !conflict;
+}
+
 // The process that runs this very transaction; NULL when it is over or prepared.
 inline PGPROC* process_running(const VirtualTransactionId& vxid) {
 #if PG_VERSION_NUM >= 170000

@@ -21,6 +21,7 @@ Claim*& bucket_of(const core::Digest& digest) {
 }
 
 void unlink(Claim* claim) {
+    if (claim->unlocked) return;
     Claim** link = &bucket_of(claim->token.digest);
     while (*link != claim) link = &(*link)->in_bucket;
     *link = claim->in_bucket;
@@ -152,11 +153,12 @@ Claim& remember_claim(const Claim& from) {
     claim->claimed_in = GetCurrentSubTransactionId();
     claim->closed_in = InvalidSubTransactionId;
 
+    claim->older = claims->newest;
+    claims->newest = claim;
+    if (claim->unlocked) return *claim;
     Claim*& bucket = bucket_of(claim->token.digest);
     claim->in_bucket = bucket;
     bucket = claim;
-    claim->older = claims->newest;
-    claims->newest = claim;
     ++claims->count;
     return *claim;
 }
@@ -164,6 +166,18 @@ Claim& remember_claim(const Claim& from) {
 void close_claim(Claim& claim, Phase phase) {
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
+}
+
+// A note that is there was made here or in a transaction around: it lasts as long as ours would.
+void remember_unlocked(std::string_view scope_name) {
+    const Claim* known = claims == nullptr ? nullptr : claims->newest;
+    while (known != nullptr && !(known->unlocked && known->scope_name == scope_name))
+        known = known->older;
+    if (known != nullptr) return;
+    Claim note{};
+    note.scope_name = scope_name;
+    note.unlocked = true;
+    close_claim(remember_claim(note), Phase::finished);
 }
 
 void commit_durably() {

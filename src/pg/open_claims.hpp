@@ -32,6 +32,7 @@ struct Claim {
     bytea* fingerprint;  // NULL when the request was NULL
     TimestampTz created;
     std::int64_t ttl;  // microseconds
+    bool unlocked;     // stands for keys that were finished without a lock, and has no token
 
     Claim* older;      // the claim made before this one
     Claim* in_bucket;  // the next in the same hash bucket
@@ -50,6 +51,9 @@ const Claim* newest_open_claim();
 Claim& remember_claim(const Claim& claim);
 
 void close_claim(Claim& claim, Phase phase);
+
+// Notes that this transaction has finished keys of the scope without claiming each.
+void remember_unlocked(std::string_view scope_name);
 
 // Whether this transaction has claimed a key in the scope and not let go of it: the claim is open,
 // or completed or failed.

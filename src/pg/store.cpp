@@ -30,53 +30,6 @@ enum Column {
     columns
 };
 
-pg_uuid_t uuid_of(const core::Digest& digest) {
-    static_assert(sizeof(pg_uuid_t) == sizeof(core::Digest));
-    pg_uuid_t uuid;
-    memcpy(uuid.data, digest.data(), digest.size());
-    return uuid;
-}
-
-// An index scan for one digest under a dirty snapshot, which tells of each hit who is at work on
-// it.
-class DigestScan {
-  public:
-    DigestScan(const Records& records, const pg_uuid_t* digest) : records_(records) {
-        index_ = records.open_index();
-        InitDirtySnapshot(dirty_);
-        scan_ = compat::begin_index_scan(records.table(), index_, &dirty_, 1);
-        ScanKeyData key;
-        ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(digest));
-        index_rescan(scan_, &key, 1, nullptr, 0);
-    }
-    // As index_getnext_slot(), but most probes find no entry, and need no slot.
-    bool next() {
-        for (;;) {
-            if (!scan_->xs_heap_continue &&
-                index_getnext_tid(scan_, ForwardScanDirection) == nullptr)
-                return false;
-            if (slot_ == nullptr) slot_ = table_slot_create(records_.table(), nullptr);
-            if (index_fetch_heap(scan_, slot_)) return true;
-        }
-    }
-    TupleTableSlot* slot() const { return slot_; }
-    TransactionId inserting() const { return dirty_.xmin; }
-    TransactionId deleting() const { return dirty_.xmax; }
-    void end() {
-        index_endscan(scan_);
-        if (slot_ != nullptr) ExecDropSingleTupleTableSlot(slot_);
-        records_.close_index(index_);
-    }
-
-  private:
-    const Records& records_;
-    Relation index_;
-    IndexScanDesc scan_;
-    TupleTableSlot* slot_ = nullptr;
-    SnapshotData dirty_;
-};
-static_assert(std::is_trivially_destructible_v<DigestScan>);
-
 Datum column(TupleTableSlot* slot, Column which, bool& null) {
     return slot_getattr(slot, which + 1, &null);
 }
@@ -100,25 +53,31 @@ std::optional<std::int64_t> bigint_column(TupleTableSlot* slot, Column which) {
     return null ? std::nullopt : std::optional(DatumGetInt64(value));
 }
 
-Record read_record(TupleTableSlot* slot) {
+// What decides about a claim, without what it is answered with.
+Record read_claim(TupleTableSlot* slot) {
     bool null;
-    return {
-        .created = DatumGetTimestampTz(column(slot, column_created, null)),
-        .expires = DatumGetTimestampTz(column(slot, column_expires, null)),
-        .lease_end = bigint_column(slot, column_lease_end),
-        .nonce = bigint_column(slot, column_nonce),
-        .attempt = DatumGetInt32(column(slot, column_attempt, null)),
-        .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
-        .redacted = DatumGetBool(column(slot, column_redacted, null)),
-        .fingerprint = varlena_column<bytea>(slot, column_fingerprint),
-        .recovery_point = varlena_column<text>(slot, column_recovery_point),
-        .recovery_state = varlena_column<Jsonb>(slot, column_recovery_state),
-        .status = int_column(slot, column_status),
-        .headers = varlena_column<Jsonb>(slot, column_headers),
-        .response = varlena_column<Jsonb>(slot, column_response),
-        .body = varlena_column<bytea>(slot, column_body),
-        .error = varlena_column<Jsonb>(slot, column_error),
-    };
+    Record record{};
+    record.created = DatumGetTimestampTz(column(slot, column_created, null));
+    record.expires = DatumGetTimestampTz(column(slot, column_expires, null));
+    record.lease_end = bigint_column(slot, column_lease_end);
+    record.nonce = bigint_column(slot, column_nonce);
+    record.attempt = DatumGetInt32(column(slot, column_attempt, null));
+    record.state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
+    record.redacted = DatumGetBool(column(slot, column_redacted, null));
+    record.fingerprint = varlena_column<bytea>(slot, column_fingerprint);
+    return record;
+}
+
+Record read_record(TupleTableSlot* slot) {
+    Record record = read_claim(slot);
+    record.recovery_point = varlena_column<text>(slot, column_recovery_point);
+    record.recovery_state = varlena_column<Jsonb>(slot, column_recovery_state);
+    record.status = int_column(slot, column_status);
+    record.headers = varlena_column<Jsonb>(slot, column_headers);
+    record.response = varlena_column<Jsonb>(slot, column_response);
+    record.body = varlena_column<bytea>(slot, column_body);
+    record.error = varlena_column<Jsonb>(slot, column_error);
+    return record;
 }
 
 // The identity that the row carries.
@@ -134,24 +93,6 @@ bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
     return DatumGetInt32(column(slot, column_scope, null)) == name.scope_id &&
            view_of(DatumGetTextPP(column(slot, column_key, null))) == name.key &&
            view_of(DatumGetTextPP(column(slot, column_tenant, null))) == name.tenant;
-}
-
-bool written_here(TupleTableSlot* slot) {
-    bool null;
-    const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
-    return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
-}
-
-bool visible_to_transaction(const Records& records, TupleTableSlot* slot) {
-    return !IsolationUsesXactSnapshot() ||
-           table_tuple_satisfies_snapshot(records.table(), slot, GetTransactionSnapshot());
-}
-
-core::Presence presence(const DigestScan& scan) {
-    if (TransactionIdIsValid(scan.inserting())) return core::Presence::inserting;
-    if (written_here(scan.slot())) return core::Presence::own;
-    if (TransactionIdIsValid(scan.deleting())) return core::Presence::deleting;
-    return core::Presence::committed;
 }
 
 Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& record) {
@@ -180,24 +121,18 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
 
 // The unique index holds the same key in another row. Waits for whoever is at work on it, as a
 // unique index does; returns once ours is the only one, raises 40001 when a live one is there.
-void settle_duplicate(const Records& records, const pg_uuid_t* digest, ItemPointer ours) {
+void settle_duplicate(const Records& records, const core::Digest& digest, ItemPointer ours) {
+    DigestScan scan(records);
     for (;;) {
-        TransactionId working = InvalidTransactionId;
-        ItemPointerData theirs;
+        scan.seek(digest);
         bool other = false;
-        DigestScan scan(records, digest);
-        while (!other && scan.next()) {
-            other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
-            if (!other) continue;
-            theirs = scan.slot()->tts_tid;
-            working = TransactionIdIsValid(scan.inserting()) ? scan.inserting() : scan.deleting();
-        }
-        scan.end();
-        if (!other) return;
-        if (!TransactionIdIsValid(working))
+        while (!other && scan.next()) other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
+        if (!other) break;
+        if (!TransactionIdIsValid(scan.working()))
             report::serialization_failure("The key was completed past the claim that held it.");
-        XactLockTableWait(working, records.table(), &theirs, XLTW_InsertIndex);
+        scan.wait();
     }
+    scan.end();
 }
 
 // Whether this record may take the place of that one.
@@ -207,8 +142,8 @@ bool outlived(const Record& old, const Record& record) {
 }
 
 // Puts the row in the place of an outlived one. False when that has gone meanwhile.
-bool replace(const Records& records, const KeyName& name, const pg_uuid_t* digest,
-             const Record& record, TupleTableSlot* slot) {
+bool replace(const Records& records, const KeyName& name, const Record& record,
+             TupleTableSlot* slot) {
     const Found old = probe(records, name);
     if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
         return false;
@@ -225,18 +160,11 @@ bool replace(const Records& records, const KeyName& name, const pg_uuid_t* diges
             report::serialization_failure("The key's record was changed concurrently.");
     }
     if (new_entries && add_index_entries(records.table(), slot, true))
-        settle_duplicate(records, digest, &slot->tts_tid);
+        settle_duplicate(records, name.digest, &slot->tts_tid);
     return true;
 }
 
 }  // namespace
-
-Records::Records(LOCKMODE mode, LOCKMODE release)
-    : table_(open_table(Table::record, mode)), mode_(mode), release_(release) {}
-
-Relation Records::open_index() const {
-    return index_open(compat::primary_key_of(table_), mode_);
-}
 
 TimestampTz record_expires(TupleTableSlot* slot) {
     bool null;
@@ -250,49 +178,56 @@ std::int32_t record_scope(TupleTableSlot* slot) {
 
 namespace {
 
-// Looks for the digest's row and hands its slot to identify() before it is taken apart.
-template <class Identify>
-Found find_row(const Records& records, const core::Digest& digest, Identify identify) {
+Found read_hit(const DigestScan& scan, Contents contents) {
     Found found;
-    const pg_uuid_t uuid = uuid_of(digest);
-    DigestScan scan(records, &uuid);
-    if (scan.next()) {
-        TupleTableSlot* slot = scan.slot();
-        identify(slot);
-        found.presence = presence(scan);
-        found.working = TransactionIdIsValid(scan.inserting()) ? scan.inserting() : scan.deleting();
-        found.tid = slot->tts_tid;
-        if (found.presence != core::Presence::inserting) {
-            found.in_snapshot = visible_to_transaction(records, slot);
-            found.record = read_record(slot);
-        }
-    }
-    scan.end();
+    TupleTableSlot* slot = scan.slot();
+    found.presence = scan.presence();
+    found.working = scan.working();
+    found.tid = slot->tts_tid;
+    if (found.presence == core::Presence::inserting) return found;
+    found.in_snapshot = scan.in_snapshot();
+    found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
     return found;
 }
 
 }  // namespace
 
+Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
+    if (!is_record_of(scan.slot(), name)) report::digest_collision();
+    return read_hit(scan, contents);
+}
+
 Found probe(const Records& records, const KeyName& name) {
-    return find_row(records, name.digest, [&](TupleTableSlot* slot) {
-        if (!is_record_of(slot, name)) report::digest_collision();
-    });
+    DigestScan scan(records);
+    const Found found = scan.find(name.digest) ? found_by(scan, name, Contents::all) : Found{};
+    scan.end();
+    return found;
 }
 
 Named probe_digest(const Records& records, const core::Digest& digest) {
     Named named{};
-    named.found = find_row(records, digest,
-                           [&](TupleTableSlot* slot) { named.name = read_name(slot, digest); });
+    DigestScan scan(records);
+    if (scan.find(digest)) {
+        named.name = read_name(scan.slot(), digest);
+        named.found = read_hit(scan, Contents::all);
+    }
+    scan.end();
     return named;
 }
 
+void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
+    auto* digest = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
+    *digest = uuid_of(name.digest);
+    const Row<columns> row = row_of(name, digest, record);
+    fill_row(slot, row.values(), row.nulls());
+}
+
 void write_record(const Records& records, const KeyName& name, const Record& record, Over over) {
-    const pg_uuid_t digest = uuid_of(name.digest);
-    const Row<columns> row = row_of(name, &digest, record);
-    TupleTableSlot* slot = new_row(records.table(), row.values(), row.nulls());
-    const bool replaced = over == Over::outlived && replace(records, name, &digest, record, slot);
+    TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
+    store_row(slot, name, record);
+    const bool replaced = over == Over::outlived && replace(records, name, record, slot);
     if (!replaced && insert_row(records.table(), slot, true))
-        settle_duplicate(records, &digest, &slot->tts_tid);
+        settle_duplicate(records, name.digest, &slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
 }

@@ -1,22 +1,20 @@
 // The record table: one probe, one write.
 //
-// The probe reads the unique index with a dirty snapshot, as INSERT ... ON CONFLICT's own check
-// does: it sees the newest committed row, whatever the transaction's snapshot, sees unfinished work
-// of other transactions, and leaves no predicate locks behind. It is made after the key lock was
-// granted, so that it sees the winner; the lock is only the fast path, and a row that slipped past
-// it (owner's DML, COPY, logical replication) is caught by the unique index when we write.
+// The probe reads the unique index with a dirty snapshot (see pg/keyed_table). It is made after the
+// key lock was granted, so that it sees the winner; the lock is only the fast path, and a row that
+// slipped past it (owner's DML, COPY, logical replication) is caught by the unique index when we
+// write.
 //
 // A row is written once by an atomic claim. A leased one writes it when it begins and updates it as
 // it goes on; no indexed column ever changes, so that these updates stay in the heap.
 //
-// Whoever holds the key lock locks table and index RowExclusive until the transaction ends, so that
-// index builds wait for him. Whoever has yet to wait for it reads under AccessShare and keeps
-// nothing: otherwise a waiter, the holder and an ALTER TABLE could wait for each other.
+// Whoever holds the key lock opens the table to write; whoever has yet to wait for it, to read.
 #pragma once
 
 #include "core/decision.hpp"
 #include "core/digest.hpp"
 #include "pg/boundary.hpp"
+#include "pg/keyed_table.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -55,30 +53,28 @@ struct Found {
     Record record{};  // valid unless absent or inserting; copied, palloc'd
 };
 
-// The opened table. Trivial: an error closes it as it closes everything.
-class Records {
+class Records : public KeyedTable {
   public:
-    static Records to_read() { return {AccessShareLock, AccessShareLock}; }
-    static Records to_write() { return {RowExclusiveLock, NoLock}; }
-    void close() const { table_close(table_, release_); }
-
-    Relation table() const { return table_; }
-    Relation open_index() const;
-    void close_index(Relation index) const { index_close(index, release_); }
+    static Records to_read() { return KeyedTable::to_read(Table::record); }
+    static Records to_write() { return KeyedTable::to_write(Table::record); }
 
   private:
-    Records(LOCKMODE mode, LOCKMODE release);
-
-    Relation table_;
-    LOCKMODE mode_;
-    LOCKMODE release_;
+    Records(const KeyedTable& table) : KeyedTable(table) {}
 };
 
 // The end of life, and the scope's id, of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
-// Raises 54000 when the digest is taken by a record of another identity.
+enum class Contents {
+    all,
+    claim,  // what decides about a claim: neither answer nor recovery point
+};
+
+// What the hit of a scan for the key's digest says of the key. Raises 54000 when it is a record of
+// another identity.
+Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
+// The same with a scan of its own.
 Found probe(const Records& records, const KeyName& name);
 
 // As probe(), by the digest alone, for whoever has only a token; name is what the row says.
@@ -93,6 +89,10 @@ enum class Over : bool {
     nothing,   // a row that turns up belongs to somebody else
     outlived,  // an expired row, or this or an earlier attempt, unfinished: it is replaced
 };
+
+// The row of a record in a slot of the record table. What it points to is palloc'd, or the
+// record's.
+void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record);
 
 // Writes the row. Raises 40001 when a live row that is not ours turns out to hold the key.
 void write_record(const Records& records, const KeyName& name, const Record& record, Over over);

@@ -110,15 +110,21 @@ TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting
                               InvalidSnapshot, waiting == compat::Waiting::yes, &failure, false);
 }
 
-TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
-                        std::span<const bool> nulls) {
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
-    const auto columns = static_cast<std::size_t>(RelationGetDescr(relation)->natts);
+void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls) {
+    ExecClearTuple(slot);
+    const auto columns = static_cast<std::size_t>(slot->tts_tupleDescriptor->natts);
     const std::size_t given = std::min(columns, values.size());
     std::fill_n(slot->tts_isnull, columns, true);
     std::copy_n(values.begin(), given, slot->tts_values);
     std::copy_n(nulls.begin(), given, slot->tts_isnull);
-    return ExecStoreVirtualTuple(slot);
+    (void)ExecStoreVirtualTuple(slot);
+}
+
+TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
+                        std::span<const bool> nulls) {
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    fill_row(slot, values, nulls);
+    return slot;
 }
 
 }  // namespace idem::pg

@@ -35,8 +35,10 @@ bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_du
 // Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
 TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting);
 
-// Puts the values into a new slot of the relation; columns beyond them are NULL. Drop it with
-// ExecDropSingleTupleTableSlot().
+// Puts the values into the slot, in place of what it holds; columns beyond them are NULL.
+void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
+
+// The same in a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);
 

@@ -47,6 +47,8 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.try_claim('%s', 'finished', '{"card": "hunter2"}')$$),
     ($$SELECT idem.once('%s', 'new')$$),
     ($$SELECT idem.once('%s', 'finished', '{"card": "hunter2"}')$$),
+    ($$SELECT idem.once_each('%s', '{new}')$$),
+    ($$SELECT idem.once_each('%s', '{finished}')$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
 
@@ -204,7 +206,7 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
-          'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'problem', 'records_needed', 'release',
+          'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'problem', 'records_needed', 'release',
           'renew', 'require_claim', 'retention_window', 'try_claim'],
     'everybody may call everything else: the scope decides');
 

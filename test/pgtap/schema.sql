@@ -45,6 +45,7 @@ SELECT set_eq(
     ('new_key', '', 'text'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
+    ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text', 'void'),
@@ -58,7 +59,7 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset OR prokind <> 'f'
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname = 'once_each') OR prokind <> 'f'
           OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
     'every function is C, and neither STRICT nor SECURITY DEFINER');
 SELECT set_eq(

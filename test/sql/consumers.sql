@@ -54,4 +54,133 @@ SELECT idem.once('strict', 'm1', '{}');
 SELECT idem.once('strict', 'm1', tenant => 'acme');
 SELECT idem.once('strict', 'm1', '{}', 'acme');
 
-DROP SCHEMA consumers CASCADE;
+-- once_each: the keys that are new, each once, in the order of the array
+SELECT * FROM idem.once_each('messages', '{e3,e1,e2,e1,m1,e3,e0}');
+SELECT count(*) FROM idem.once_each('messages', '{e3,e1,e2,e1,m1,e3,e0}');
+SELECT * FROM idem.once_each('messages', '{e1,e4}', 'acme');
+SELECT * FROM seen WHERE key LIKE 'e%';
+SELECT count(*) FROM idem.once_each('messages', '{}');
+SELECT idem.once_each('messages', '{e5}'), idem.once_each('messages', '[7:8]={e5,e6}');  -- in a SELECT list too
+-- it is once, and claim, of each
+SELECT idem.once('messages', 'e5'), idem.once('messages', 'e7');
+SELECT * FROM idem.once_each('messages', '{e7,e8}');
+SELECT outcome, attempt, response FROM idem.claim('messages', 'e8');
+SELECT idem.once('messages', 'e8', '{"n": 1}');  -- ID002: it was bound to no request
+-- whatever holds the key, it is not new: another request (m4), a failure (m6), a running lease
+SELECT token FROM idem.claim('messages', 'e9', '{"n": 1}', lease => '1 hour') \gset
+SELECT * FROM idem.once_each('messages', '{m4,m6,e9,e10}');
+-- a lease that is over is taken over: the token is fenced off, the request stays bound
+UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'e9';
+SELECT * FROM idem.once_each('messages', '{e9}');
+SELECT * FROM seen WHERE key = 'e9';
+\set VERBOSITY sqlstate
+SELECT idem.complete(:'token');
+\set VERBOSITY default
+-- the last attempt's lease is over: failed, not new
+SELECT idem.create_scope('attempts', max_attempts => 1);
+SELECT claimed FROM idem.claim('attempts', 'x1', lease => '1 hour');
+UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE lease_end IS NOT NULL;
+SELECT * FROM idem.once_each('attempts', '{x1,x2}');
+-- an expired one is new again, and so is one that was purged
+UPDATE idem.record SET expires = now() - interval '1 s' WHERE key IN ('e1', 'e2', 'e3') AND tenant = '';
+SELECT * FROM idem.once_each('messages', '{e0,e1,e2,e3}');
+SELECT key FROM idem.record WHERE expires <= now();
+-- rollback and savepoints
+BEGIN;
+SELECT * FROM idem.once_each('messages', '{r1,r2}');
+SAVEPOINT s;
+SELECT * FROM idem.once_each('messages', '{r1,r3}');
+ROLLBACK TO s;
+SELECT * FROM idem.once_each('messages', '{r2,r3,r4}');
+COMMIT;
+SELECT key FROM seen WHERE key LIKE 'r%';
+-- a key that this transaction has claimed and not finished; released is free, finished is known
+BEGIN;
+SELECT token FROM idem.claim('messages', 'o1') \gset
+SAVEPOINT s;
+SELECT * FROM idem.once_each('messages', '{o2,o1}');
+ROLLBACK TO s;
+SELECT idem.release(:'token');
+SELECT * FROM idem.once_each('messages', '{o2,o1}');
+SELECT idem.once('messages', 'o3');
+SELECT * FROM idem.once_each('messages', '{o3,o4}');
+COMMIT;
+SELECT key FROM seen WHERE key LIKE 'o%';
+-- no key locks, so no limit on open claims
+BEGIN;
+SET LOCAL idem.max_open_claims = 1;
+SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT 'b' || i FROM generate_series(1, 5000) i));
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+SELECT claimed FROM idem.claim('messages', 'o5');
+ROLLBACK;
+-- a bad element: nothing is stored
+SELECT idem.once_each('messages', '{n1,NULL,n2}');
+SELECT idem.once_each('messages', '{n1,""}');
+SELECT idem.once_each('messages', ARRAY['n1', repeat('k', 256)]);
+SELECT idem.once_each('messages', NULL);
+SELECT idem.once_each('messages', '{{n1},{n2}}');
+SELECT idem.once_each('strict', '{n1}', 'acme');
+SELECT count(*) FROM seen WHERE key LIKE 'n%';
+-- the scope's rules for new keys
+SELECT idem.create_scope('picky', reject_stale_keys => true, weak_keys => 'reject');
+SELECT idem.once_each('picky', ARRAY[idem.new_key(), '00000000-0001-7000-8000-00000000f00d']);
+SELECT idem.once_each('picky', ARRAY[idem.new_key(), '12345']);
+SELECT count(*) FROM idem.once_each('picky', ARRAY[idem.new_key()]);
+-- what is new counts for require_claim, until its savepoint is rolled back
+CREATE TABLE shipment (id text);
+CREATE TRIGGER guarded BEFORE INSERT ON shipment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('messages');
+\set VERBOSITY sqlstate
+INSERT INTO shipment VALUES ('none');
+INSERT INTO shipment SELECT * FROM idem.once_each('messages', '{g1,g2}');
+INSERT INTO shipment SELECT * FROM idem.once_each('messages', '{g1,g2}');
+BEGIN;
+SAVEPOINT s;
+SELECT * FROM idem.once_each('messages', '{g3}');
+SELECT * FROM idem.once_each('messages', '{g4}');
+INSERT INTO shipment VALUES ('g3');
+SAVEPOINT t;
+SELECT * FROM idem.once_each('messages', '{g5}');
+ROLLBACK TO t;
+INSERT INTO shipment VALUES ('g4');
+ROLLBACK TO s;
+INSERT INTO shipment VALUES ('g3');
+ROLLBACK;
+BEGIN;
+SELECT * FROM idem.once_each('messages', '{g1}');  -- nothing new
+INSERT INTO shipment VALUES ('g1');
+ROLLBACK;
+BEGIN;
+SAVEPOINT s;
+SELECT * FROM idem.once_each('messages', '{g3}');
+RELEASE s;
+INSERT INTO shipment VALUES ('g3');
+COMMIT;
+BEGIN;
+SELECT idem.once('messages', 'g4');
+INSERT INTO shipment VALUES ('g4');
+COMMIT;
+BEGIN;
+SELECT * FROM idem.once_each('messages', '{g6}', 'acme');
+CREATE TRIGGER other BEFORE INSERT ON shipment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('picky');
+INSERT INTO shipment VALUES ('g6');  -- in another scope
+ROLLBACK;
+\set VERBOSITY default
+SELECT * FROM shipment;
+DROP TABLE shipment;
+-- every index is maintained, not only the primary key; the digest decides, also after a REINDEX
+CREATE INDEX by_key ON idem.record (upper(key)) WHERE key LIKE 'i%';
+SELECT * FROM idem.once_each('messages', '{i1,i2,e0}');
+REINDEX INDEX CONCURRENTLY idem.record_pkey;
+SELECT * FROM idem.once_each('messages', '{i3,i2,i1}');
+SET enable_seqscan = off;
+SELECT key FROM idem.record WHERE key LIKE 'i%' ORDER BY upper(key);
+RESET enable_seqscan;
+DROP INDEX idem.by_key;
+-- a digest that another key has taken
+UPDATE idem.record SET key = 'other' WHERE key = 'i1';
+\set VERBOSITY sqlstate
+SELECT idem.once_each('messages', '{i4,i1}');
+\set VERBOSITY default
+
+DROP VIEW seen;
+DROP SCHEMA consumers;

@@ -1,0 +1,95 @@
+#include "pg/keyed_table.hpp"
+
+#include "pg/compat.hpp"
+
+namespace idem::pg {
+
+pg_uuid_t uuid_of(const core::Digest& digest) {
+    static_assert(sizeof(pg_uuid_t) == sizeof(core::Digest));
+    pg_uuid_t uuid;
+    memcpy(uuid.data, digest.data(), digest.size());
+    return uuid;
+}
+
+KeyedTable::KeyedTable(Table table, LOCKMODE mode, LOCKMODE release)
+    : table_(open_table(table, mode)), mode_(mode), release_(release) {}
+
+Relation KeyedTable::open_index() const {
+    return index_open(compat::primary_key_of(table_), mode_);
+}
+
+DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {
+    InitDirtySnapshot(dirty_);
+    scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
+}
+
+void DigestScan::end() {
+    index_endscan(scan_);
+    if (slot_ != nullptr) ExecDropSingleTupleTableSlot(slot_);
+    table_.close_index(index_);
+}
+
+void DigestScan::seek(const core::Digest& digest) {
+    digest_ = uuid_of(digest);
+    restart();
+}
+
+void DigestScan::restart() {
+    ScanKeyData key;
+    ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(&digest_));
+    index_rescan(scan_, &key, 1, nullptr, 0);
+}
+
+// As index_getnext_slot(), but most probes find no entry, and need no slot.
+bool DigestScan::next() {
+    for (;;) {
+        if (!scan_->xs_heap_continue && index_getnext_tid(scan_, ForwardScanDirection) == nullptr)
+            return false;
+        if (slot_ == nullptr) slot_ = table_slot_create(table_.table(), nullptr);
+        if (index_fetch_heap(scan_, slot_)) return true;
+    }
+}
+
+// A standby knows of no such insertion's end but by replaying it.
+bool DigestScan::find(const core::Digest& digest) {
+    for (;;) {
+        seek(digest);
+        if (!next()) return false;
+        if (dirty_.speculativeToken == 0 || RecoveryInProgress()) return true;
+        wait();
+    }
+}
+
+core::Presence DigestScan::presence() const {
+    if (TransactionIdIsValid(dirty_.xmin)) return core::Presence::inserting;
+    bool null;
+    const Datum xmin = slot_getsysattr(slot_, MinTransactionIdAttributeNumber, &null);
+    if (TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)))
+        return core::Presence::own;
+    if (TransactionIdIsValid(dirty_.xmax)) return core::Presence::deleting;
+    return core::Presence::committed;
+}
+
+bool DigestScan::in_snapshot() const {
+    return !IsolationUsesXactSnapshot() ||
+           table_tuple_satisfies_snapshot(table_.table(), slot_, GetTransactionSnapshot());
+}
+
+TransactionId DigestScan::working() const {
+    return TransactionIdIsValid(dirty_.xmin) ? dirty_.xmin : dirty_.xmax;
+}
+
+// The pins go first: nobody shall wait for our wait.
+void DigestScan::wait() {
+    const TransactionId xid = working();
+    const std::uint32_t token = dirty_.speculativeToken;
+    ItemPointerData tid = slot_->tts_tid;
+    ExecClearTuple(slot_);
+    restart();
+    if (token != 0)
+        SpeculativeInsertionWait(xid, token);
+    else
+        XactLockTableWait(xid, table_.table(), &tid, XLTW_InsertIndex);
+}
+
+}  // namespace idem::pg

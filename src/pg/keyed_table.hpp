@@ -1,0 +1,79 @@
+// A table whose primary key is a 128-bit digest, and the scan that finds the rows of one.
+//
+// The scan reads the unique index with a dirty snapshot, as INSERT ... ON CONFLICT's own check
+// does: it sees the newest committed row, whatever the transaction's snapshot, tells who is at work
+// on it, and leaves no predicate locks behind.
+//
+// Whoever is about to write locks table and index RowExclusive until the transaction ends, so that
+// index builds wait for him. Whoever only reads, or has yet to wait for a key lock, does so under
+// AccessShare and keeps nothing: otherwise a waiter, the holder and an ALTER TABLE could wait for
+// each other.
+#pragma once
+
+#include "core/decision.hpp"
+#include "core/digest.hpp"
+#include "pg/server.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+
+pg_uuid_t uuid_of(const core::Digest& digest);
+
+// The opened table. Trivial: an error closes it as it closes everything.
+class KeyedTable {
+  public:
+    static KeyedTable to_read(Table table) { return {table, AccessShareLock, AccessShareLock}; }
+    static KeyedTable to_write(Table table) { return {table, RowExclusiveLock, NoLock}; }
+    void close() const { table_close(table_, release_); }
+
+    Relation table() const { return table_; }
+    Relation open_index() const;
+    void close_index(Relation index) const { index_close(index, release_); }
+
+  private:
+    KeyedTable(Table table, LOCKMODE mode, LOCKMODE release);
+
+    Relation table_;
+    LOCKMODE mode_;
+    LOCKMODE release_;
+};
+
+// What it points to is allocated where it is first used: keep to one memory context, or to longer
+// lived ones.
+class DigestScan {
+  public:
+    explicit DigestScan(const KeyedTable& table);
+    DigestScan(const DigestScan&) = delete;
+    DigestScan& operator=(const DigestScan&) = delete;
+    void end();
+
+    // Begins to look for the digest; next() goes from hit to hit.
+    void seek(const core::Digest& digest);
+    bool next();
+    // seek() and the first hit. A row that is being inserted speculatively is waited for: whether
+    // it stays is decided within microseconds.
+    bool find(const core::Digest& digest);
+
+    // Of the hit:
+    TupleTableSlot* slot() const { return slot_; }
+    core::Presence presence() const;
+    bool in_snapshot() const;       // the transaction's snapshot can see it; true in READ COMMITTED
+    TransactionId working() const;  // who inserts or deletes it
+
+    // Waits for whoever is at work on the hit, as a unique index does: for the end of his
+    // transaction, or of his speculative insertion. Then seek() again.
+    void wait();
+
+  private:
+    void restart();
+
+    KeyedTable table_;
+    Relation index_;
+    IndexScanDesc scan_;
+    TupleTableSlot* slot_ = nullptr;
+    pg_uuid_t digest_{};
+    SnapshotData dirty_;
+};
+static_assert(std::is_trivially_destructible_v<DigestScan>);
+
+}  // namespace idem::pg
