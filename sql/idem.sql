@@ -347,6 +347,13 @@ REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
 COMMENT ON FUNCTION idem.purge(integer) IS
 'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';
 
+CREATE FUNCTION idem.rotate_secret()
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_rotate_secret' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.rotate_secret() FROM PUBLIC;
+COMMENT ON FUNCTION idem.rotate_secret() IS
+'Makes a new secret for the fingerprints of requests to come, and returns its id. Old secrets are kept: stored fingerprints are compared under the one that they were made with. For superusers and whoever is granted EXECUTE.';
+
 -- ---------------------------------------------------------------------------------------------
 -- Sizing
 -- ---------------------------------------------------------------------------------------------

@@ -15,8 +15,16 @@ constexpr std::int32_t first_fingerprint_id = 1;
 constinit Secrets cache{};
 constinit bool cached = false;
 
+// The older secret that was asked for last: after a rotation most retries ask for the same one.
+struct OlderSecret {
+    std::uint32_t id;  // 0: none
+    core::Secret secret;
+};
+constinit OlderSecret older{};
+
 void forget_secrets() {
     cached = false;
+    older.id = 0;
 }
 
 // Calls visit(id, bytes) for every secret. A snapshot of its own, because the transaction's may be
@@ -77,6 +85,11 @@ void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
     ExecDropSingleTupleTableSlot(slot);
 }
 
+void announce_change(Relation relation) {
+    CacheInvalidateRelcache(relation);
+    CommandCounterIncrement();
+}
+
 }  // namespace
 
 void init_secrets() {
@@ -96,6 +109,7 @@ const Secrets& secrets() {
 
 core::Secret fingerprint_secret(std::uint32_t id) {
     if (secrets().fingerprint_id == id) return secrets().fingerprint;
+    if (id != 0 && older.id == id) return older.secret;
     std::optional<core::Secret> found;
     scan_secrets([&](std::int32_t each, const core::Secret& secret) {
         if (static_cast<std::uint32_t>(each) == id) found = secret;
@@ -106,6 +120,7 @@ core::Secret fingerprint_secret(std::uint32_t id) {
                  errdetail("A record's fingerprint was made with it."),
                  errhint("Restore the rows of idem.secret from the dump that the records "
                          "came from.")));
+    older = {id, *found};
     return *found;
 }
 
@@ -114,10 +129,21 @@ void create_secrets() {
     if (!load()) {
         insert_secret(relation, seed_id, "seed");
         insert_secret(relation, first_fingerprint_id, "fingerprint");
-        CacheInvalidateRelcache(relation);
-        CommandCounterIncrement();
+        announce_change(relation);
     }
     table_close(relation, NoLock);
+}
+
+std::int32_t rotate_fingerprint_secret() {
+    create_secrets();
+    Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
+    std::int32_t newest = 0;
+    scan_secrets([&](std::int32_t id, const core::Secret&) { newest = std::max(newest, id); });
+    if (newest == INT_MAX) elog(ERROR, "fingerprint secrets have run out of ids");
+    insert_secret(relation, newest + 1, "fingerprint");
+    announce_change(relation);
+    table_close(relation, NoLock);
+    return newest + 1;
 }
 
 }  // namespace idem::pg

@@ -2,7 +2,8 @@
 //
 // They are made together with the first scope, by create_secrets() under a lock on their table, and
 // dumped with the data. The cache is dropped through relation cache invalidation, which also covers
-// the rollback of the transaction that made them.
+// the rollback of the transaction that made them. The fingerprint secret may be rotated; old ones
+// are kept, because the fingerprints that were made with them are still compared under them.
 #pragma once
 
 #include "core/fingerprint.hpp"
@@ -28,6 +29,9 @@ core::Secret fingerprint_secret(std::uint32_t id);
 
 // Makes the secrets if there are none. Locks their table until the transaction ends.
 void create_secrets();
+
+// Adds a secret for the fingerprints to come, and returns its id. Locks as create_secrets().
+std::int32_t rotate_fingerprint_secret();
 
 void init_secrets();
 

@@ -201,6 +201,11 @@ GRANT EXECUTE ON FUNCTION idem.purge(integer) TO test_purger;
 SELECT is((pg_temp.attempt(role, 'SELECT idem.purge()')).state, expected, format('%s calls purge', role))
   FROM (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
                ('test_purger', 'ok'), ('test_super', 'ok')) AS attempt (role, expected);
+CREATE ROLE test_rotator;
+GRANT EXECUTE ON FUNCTION idem.rotate_secret() TO test_rotator;
+SELECT is((pg_temp.attempt(role, 'SELECT idem.rotate_secret()')).state, expected, format('%s rotates the secret', role))
+  FROM (VALUES ('test_owner', '42501'), ('test_creator', '42501'), ('test_stranger', '42501'),
+               ('test_rotator', 'ok'), ('test_super', 'ok')) AS attempt (role, expected);
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,

@@ -13,7 +13,16 @@ my $to = idem_node('to', conf => '', bare => 1, init => { extra => [ '-E', 'UTF8
 $from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
 $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß"}')});
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
-$from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days')});
+$from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
+	weak_keys => 'warn', response_exclude => '{größe,b.c}')});
+# Records of two secrets, and of a scope that is gone.
+is($from->safe_psql('postgres', q{SELECT idem.rotate_secret()}), '2', 'the secret is rotated');
+$from->safe_psql('postgres', q{SELECT pay('rotated', '{"amount": 5}')});
+$from->safe_psql('postgres', q{SELECT idem.create_scope('dropped')});
+$from->safe_psql('postgres', q{SELECT idem.complete(token) FROM idem.claim('dropped', 'k')});
+$from->safe_psql('postgres', q{SELECT idem.drop_scope('dropped')});
+my $scopes = q{SELECT * FROM idem.scopes WHERE name IN ('payments', 'second') ORDER BY name};
+my $rules = $from->safe_psql('postgres', $scopes);
 my $child_key = q{SELECT idem.child_key(token, 'überweisen') FROM idem.claim('payments', 'schlüssel 2')};
 my $child = $from->safe_psql('postgres', "BEGIN; $child_key; ROLLBACK");
 my $dump = $from->backup_dir . '/dump.sql';
@@ -32,20 +41,42 @@ sub check
 		'completed', "$kind: so is a time-ordered key");
 	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 11}')}),
 		'conflict', "$kind: another request is still a conflict");
-	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '2|2', "$kind: the secrets are there, once");
+	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'rotated', '{"amount": 5}')}),
+		'completed|{"payment": 4}', "$kind: so is what was made with the newer secret");
+	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'rotated', '{"amount": 6}')}),
+		'conflict', "$kind: and its conflict is one");
+	is($ask->($scopes), $rules, "$kind: the scopes' rules are there");
+	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '3|3', "$kind: the secrets are there, once");
+	is($ask->(q{SELECT count(*) FROM idem.record}), '5', "$kind: so are the records");
+	is($ask->(q{SELECT idem.purge()}), '1', "$kind: the purger deletes that of a dropped scope, and no other");
 	is($ask->("BEGIN; $child_key; ROLLBACK"), $child, "$kind: child keys are the same");
 	$ask->(q{SELECT idem.create_scope('third')});
 	is($ask->(q{SELECT id > (SELECT max(id) FROM idem.scope WHERE name <> 'third') FROM idem.scope WHERE name = 'third'}),
 		't', "$kind: a scope's id is not used again");
-	is($ask->(q{SELECT count(*) FROM idem.secret}), '2', "$kind: and brings no new secrets");
+	is($ask->(q{SELECT count(*) FROM idem.secret}), '3', "$kind: and brings no new secrets");
 	$ask->(q{SELECT pay('new', '{"amount": 4}')});
 	is($ask->(q{SELECT count(*) FROM payment WHERE key = 'new'}), 1, "$kind: new operations run");
+	is($ask->(q{SELECT idem.rotate_secret()}), '3', "$kind: the secret can be rotated again");
+	is($ask->(q{SELECT key, outcome FROM (VALUES ('plain', 10.5), ('rotated', 5), ('new', 4)) x(key, amount),
+			idem.try_claim('payments', key, jsonb_build_object('amount', amount)) ORDER BY key}),
+		"new|completed\nplain|completed\nrotated|completed", "$kind: and all replays are answered");
 	return;
 }
 
 $to->safe_psql('postgres', 'CREATE DATABASE same');
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'same' ], 'restore');
 check('same', 'restored');
+
+# The records come before their scopes: a purge in between must not take them for those of dropped ones.
+$to->safe_psql('postgres', 'CREATE DATABASE purged');
+my $purging = $from->backup_dir . '/purging.sql';
+my $script = slurp_file($dump);
+like($script, qr/^COPY idem\.record .*^COPY idem\.scope /ms, 'a dump has the records before the scopes');
+cmp_ok($script =~ s/^\\\.$/\\.\nSELECT idem.purge();/mg, '>=', 4, 'a purge after each table');
+append_to_file($purging, $script);
+$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $purging, 'purged' ],
+	'restore, purging all the while');
+check('purged', 'restored while purging');
 
 $to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],
