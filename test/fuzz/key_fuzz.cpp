@@ -1,10 +1,11 @@
 // Any bytes as tenant and key: the digest depends on where one ends and the other begins, and keeps
-// in front the time that the key carries.
+// in front the time that the key carries. Its age and its weakness can be told.
 #include <cstdlib>
 
 #include "core/digest.hpp"
 #include "core/key.hpp"
 #include "core/lock_id.hpp"
+#include "core/weakness.hpp"
 
 using namespace idem::core;
 
@@ -32,6 +33,10 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
         if (*time >> 48 != 0) std::abort();
         if (from_big_endian(Bytes(digest).first(6)) != *time) std::abort();
     }
+    const KeyAge age = key_age(key, 1'700'000'000'000'000, 86'400'000'000);
+    if ((age == KeyAge::unknown) == embedded_time(key).has_value()) std::abort();
+    if ((weakness(key) == Weakness::none) != weakness_name(weakness(key)).empty()) std::abort();
+
     if (digest_of(1, tenant, key) != digest) std::abort();
     if (digest_of(2, tenant, key) == digest) std::abort();
     if (split > 0 && digest_of(1, all.substr(0, split - 1), all.substr(split - 1)) == digest)
