@@ -131,9 +131,10 @@ CREATE TYPE idem.execution AS (
     outcome         text,
     replayed        boolean,
     response        jsonb,
-    error           jsonb
+    error           jsonb,
+    redacted        boolean
 );
-COMMENT ON TYPE idem.execution IS 'what idem.execute() says: completed with the response, or failed with the error; replayed when it is the stored one';
+COMMENT ON TYPE idem.execution IS 'what idem.execute() says: completed with the response, or failed with the error; replayed when it is the stored one, redacted when a part of that was not stored';
 
 -- ---------------------------------------------------------------------------------------------
 -- Claims

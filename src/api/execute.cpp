@@ -19,7 +19,14 @@ namespace report = pg::report;
 
 enum Argument { arg_scope, arg_key, arg_operation, arg_request, arg_tenant, arg_ttl, arg_wait };
 
-enum Column { column_outcome, column_replayed, column_response, column_error, columns };
+enum Column {
+    column_outcome,
+    column_replayed,
+    column_response,
+    column_error,
+    column_redacted,
+    columns
+};
 using Result = pg::Row<columns>;
 
 // What an operation is called by: its quoted name.
@@ -73,12 +80,14 @@ Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext contex
     return copy;
 }
 
-Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error) {
+Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error,
+                 bool redacted = false) {
     Result result;
     result.set_text(column_outcome, state == core::State::completed ? "completed" : "failed");
     result.set(column_replayed, BoolGetDatum(replayed));
     result.set_pointer(column_response, response);
     result.set_pointer(column_error, error);
+    result.set(column_redacted, BoolGetDatum(redacted));
     return result;
 }
 
@@ -107,7 +116,8 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
 Result replay(const ClaimCall& call, const Claiming& claiming) {
     switch (claiming.outcome) {
         case Outcome::completed:
-            return execution(core::State::completed, true, claiming.record.response, nullptr);
+            return execution(core::State::completed, true, claiming.record.response, nullptr,
+                             claiming.record.redacted);
         case Outcome::failed:
             return execution(core::State::failed, true, nullptr, claiming.record.error);
         default:

@@ -97,6 +97,10 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
     'holder_pid integer', 'since timestamp with time zone',
     'redacted boolean'], 'columns of record_info');
 
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.execution')$$, ARRAY[
+    'outcome text', 'replayed boolean', 'response jsonb', 'error jsonb', 'redacted boolean'],
+    'columns of execution');
+
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
     'request_required boolean', 'request_exclude text[]', 'tenant_required boolean',

@@ -71,8 +71,8 @@ SELECT response, redacted FROM answer('changing', 'after', NULL);
 SELECT idem.complete(token, '{"secret": 1, "id": 7}') FROM idem.claim('discreet', 'leased', lease => '1 hour');
 SELECT response, redacted FROM answer('discreet', 'leased', NULL);
 CREATE FUNCTION operation(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT request || '{"secret": 1}' $$;
-SELECT replayed, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
-SELECT replayed, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
+SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
+SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
 
 
 -- failures are kept whole
