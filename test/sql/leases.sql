@@ -38,14 +38,14 @@ SELECT idem.renew(:'t');
 SELECT idem.checkpoint(:'t', 'x');
 
 -- takeover: attempt + 1, the recovery point goes along, the older token is fenced off
-SELECT token AS t1 FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
+SELECT token AS t1, created_at AS born FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t1', 'charged', '{"charge": 7}');
 CALL lapse('b');
 SELECT state, lease_end < now() AS over FROM idem.lookup('jobs', 'b');
 SELECT idem.renew(:'t1') > now() AS late_but_not_overtaken;
 CALL lapse('b');
-SELECT token AS t2, attempt, recovery_point, recovery_state FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
-\echo :attempt :recovery_point :recovery_state
+SELECT token AS t2, attempt, recovery_point, recovery_state, created_at = :'born' AS same_birth FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
+\echo :attempt :recovery_point :recovery_state :same_birth
 SELECT idem.renew(:'t1');
 SELECT idem.checkpoint(:'t1', 'x');
 SELECT idem.complete(:'t1');
