@@ -23,16 +23,22 @@ SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((i.use
 \echo 'Client transactions: pgbench'
 SELECT m.scene, m.contender, round((1e6 / m.usec)::numeric) AS "tps", round((m.usec / i.usec)::numeric, 2) AS "idem's throughput ×"
   FROM median m JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
- WHERE m.scene LIKE 'client%' ORDER BY m.scene, m.usec;
+ WHERE m.scene LIKE 'client%' OR m.scene LIKE 'limits, %' ORDER BY m.scene, m.usec;
 
 \echo 'WAL of the primary key of 5 million records just after a checkpoint (or as many as were filled)'
 SELECT scene, contender AS keys, round(wal::numeric) AS "WAL bytes/index entry" FROM median WHERE scene = 'index wal' ORDER BY wal DESC;
+
+\echo 'Consumers: pgbench, 1 client; and limits, inside the server'
+SELECT scene, contender, round((usec / CASE contender WHEN 'once_each' THEN 1000 ELSE 1 END)::numeric, 2) AS "µs/key"
+  FROM median WHERE scene LIKE 'consumer%' OR scene = 'limits' ORDER BY 1, 3;
 
 \echo 'Against the targets'
 WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
      v AS (SELECT scene, max(usec) FILTER (WHERE contender = 'bare') bare, max(usec) FILTER (WHERE contender = 'insert') ins,
                   max(usec) FILTER (WHERE contender = 'recipe') recipe, max(usec) FILTER (WHERE contender = 'idem') idem,
                   max(usec) FILTER (WHERE contender = 'select') sel,
+                  max(usec) FILTER (WHERE contender = 'limited') limited, max(usec) FILTER (WHERE contender = 'once') once,
+                  max(usec) FILTER (WHERE contender = 'once_each') once_each,
                   max(wal) FILTER (WHERE contender = 'idem') wal_idem, max(wal) FILTER (WHERE contender = 'recipe') wal_recipe,
                   max(dead) FILTER (WHERE contender = 'idem') dead_idem, max(dead) FILTER (WHERE contender = 'recipe') dead_recipe
              FROM m GROUP BY 1),
@@ -42,6 +48,8 @@ WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
        UNION ALL SELECT scene || ': replay / SELECT by key', idem / NULLIF(sel, 0), 1.2, true FROM v WHERE scene LIKE 'replay%'
        UNION ALL SELECT scene || ': throughput / one plain INSERT', ins / NULLIF(idem, 0), 1.0, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
        UNION ALL SELECT scene || ': throughput / the recipe', recipe / NULLIF(idem, 0), 1.4, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
+       UNION ALL SELECT scene || ': throughput with limits / without', idem / NULLIF(limited, 0), 0.9, false FROM v WHERE scene LIKE 'limits%'
+       UNION ALL SELECT scene || ': once_each / calls of once, per key', once_each / 1000 / NULLIF(once, 0), 0.25, true FROM v WHERE scene LIKE 'consumer%'
        UNION ALL SELECT scene || ': WAL / the recipe''s', wal_idem / NULLIF(wal_recipe, 0), 0.70, true FROM v WHERE scene = 'fresh v4'
        UNION ALL SELECT 'row versions made dead per operation', dead_idem, 0, true FROM v WHERE scene = 'dead rows'
        UNION ALL SELECT 'index WAL of UUIDv7 / of UUIDv4 keys', (SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v7')

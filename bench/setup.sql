@@ -62,6 +62,20 @@ BEGIN
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
 END $$;
 
+-- limited: idem in a scope whose new claims are counted
+SELECT idem.create_scope('limited', claims_per_minute => 1000000000) \g /dev/null
+CREATE FUNCTION pay_limited(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('limited', key, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO bench.payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
+END $$;
+
+-- once and once_each: message consumers
+SELECT idem.create_scope('events') \g /dev/null
+
 -- select: the least that a replay can be
 CREATE FUNCTION pay_select(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE answer jsonb;
@@ -92,7 +106,7 @@ CREATE FUNCTION dead() RETURNS bigint LANGUAGE sql AS $$
 DO $do$
 DECLARE contender text;
 BEGIN
-  FOREACH contender IN ARRAY ARRAY['bare', 'insert', 'recipe', 'idem', 'select', 'claim'] LOOP
+  FOREACH contender IN ARRAY ARRAY['bare', 'insert', 'recipe', 'idem', 'limited', 'select', 'claim'] LOOP
     EXECUTE format($sql$
       CREATE PROCEDURE bench.run_%1$s(scene text, keys text[]) LANGUAGE plpgsql AS $$
       DECLARE
