@@ -109,6 +109,14 @@ for my $victim (qw(backend server))
 	}
 }
 
+# A worker that dies before it gets anywhere takes nothing away from what the one before has reached.
+$node->safe_psql('processor', 'TRUNCATE charge, call');
+work('thrice', killed_after => 'charged', victim => 'server');
+is((work('thrice', killed_after => 'claim', victim => 'backend'))[0], 'claimed 2 charged', 'the second of three attempts');
+is((work('thrice'))[0], 'claimed 3 charged', 'the third goes on where the first stood');
+is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*) FROM call'), '1|1', 'and calls nobody');
+is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = 'thrice'"), 1, 'one payment');
+
 # The same with a key of its own for each attempt: so that we know that the test can tell.
 $node->safe_psql('processor', 'TRUNCATE charge, call');
 work('control', killed_after => 'call', victim => 'backend', child_key => 'idem.new_key()');
