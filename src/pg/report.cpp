@@ -138,8 +138,8 @@ void not_leased(const char* function) {
 void not_claimed(const char* detail) {
     ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail),
-                    errhint("Pass the token of a claim that this transaction made and has not "
-                            "finished; idem.lookup() tells what became of a key.")));
+                    errhint("Pass the token of an unfinished claim that this transaction made, or of "
+                            "a leased one; idem.lookup() tells what became of a key.")));
     pg_unreachable();
 }
 
