@@ -136,10 +136,11 @@ void not_leased(const char* function) {
 }
 
 void not_claimed(const char* detail) {
-    ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
-                    errdetail_internal("%s", detail),
-                    errhint("Pass the token of an unfinished claim that this transaction made, or of "
-                            "a leased one; idem.lookup() tells what became of a key.")));
+    ereport(ERROR,
+            (errcode(errcode_not_claimed), errmsg("token names no open claim"),
+             errdetail_internal("%s", detail),
+             errhint("Pass the token of an unfinished claim that this transaction made, or of "
+                     "a leased one; idem.lookup() tells what became of a key.")));
     pg_unreachable();
 }
 
