@@ -332,6 +332,31 @@ COMMENT ON VIEW idem.weak_keys IS 'how many weak keys the unexpired records have
 GRANT SELECT ON idem.weak_keys TO PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
+-- Statistics
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.scope_stats(OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint,
+                                 OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint,
+                                 OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint,
+                                 OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint,
+                                 OUT stats_reset timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_scope_stats' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.scope_stats() IS
+'What has happened in each scope that the current role may use; the view idem.stats shows it. No rows unless idem is preloaded.';
+
+CREATE VIEW idem.stats WITH (security_barrier) AS SELECT * FROM idem.scope_stats();
+COMMENT ON VIEW idem.stats IS 'what has happened, since stats_reset, in each scope whose owner''s privileges the current role has';
+GRANT SELECT ON idem.stats TO PUBLIC;
+
+CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_stats_reset' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.stats_reset(text) FROM PUBLIC;
+COMMENT ON FUNCTION idem.stats_reset(text) IS
+'Sets the statistics of a scope, or of all scopes of this database, to zero; not undone by a rollback. For superusers and whoever is granted EXECUTE. Raises ID008.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@
 #include "pg/guc.hpp"
 #include "pg/key_lock.hpp"
 #include "pg/request.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 using core::Verdict;
+using pg::Counter;
 
 constexpr std::int32_t first_attempt = 1;
 // A wait for a lease wakes at least this often: whoever finishes early signals nobody.
@@ -95,6 +97,9 @@ Claiming claimed(const ClaimCall& call, const Look& seen) {
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     if (call.lease) write_lease(call, claim, old);
+    pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
+    if (!taken_over && claim.over == pg::Over::outlived)
+        pg::count(call.scope->id, Counter::expired_reused);
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
 }
 
@@ -157,6 +162,74 @@ bool grants(Verdict verdict) {
     return verdict == Verdict::claim || verdict == Verdict::take_over;
 }
 
+// Also tells since when it has waited; 0: not at all.
+Claiming settle(const ClaimCall& call, TimestampTz& waiting_since) {
+    const pg::Claim* mine = pg::find_claim(call.name.digest);
+    if (mine != nullptr && mine->phase == pg::Phase::open) return {.outcome = Outcome::open_here};
+
+    const TimestampTz start = GetCurrentTimestamp();
+    const TimestampTz deadline = start + call.wait;
+    pg::KeyLock lock(call.name.digest);
+    bool locked = lock.try_acquire();
+    for (;;) {
+        const Look seen = look(call, locked);
+        if (locked && grants(seen.verdict)) {
+            const Claiming result = granted(call, seen);
+            if (result.outcome != Outcome::claimed) lock.release();
+            return result;
+        }
+        if (seen.verdict == Verdict::leased) {
+            if (locked) lock.release();
+            locked = false;
+            if (call.wait > 0) waiting_since = start;
+            if (!nap(*seen.found.record.lease_end, deadline)) return leased(seen.found.record);
+            continue;
+        }
+        if (!grants(seen.verdict) && seen.verdict != Verdict::in_flight) {
+            if (locked) lock.release();
+            return answered(seen);
+        }
+        if (call.wait > 0) waiting_since = start;
+        // Without the lock its holder is at the key; with it, a writer that went past the lock.
+        const bool waited = locked ? pg::wait_for_transaction(seen.found.working, deadline)
+                                   : lock.try_acquire() || lock.acquire_by(deadline);
+        if (!waited) {
+            const auto holder = lock.holder();
+            if (locked) lock.release();
+            return in_progress(holder.value_or(report::Holder{}));
+        }
+        locked = true;
+    }
+}
+
+// A grant is counted where it is made.
+void count_outcome(const ClaimCall& call, Outcome outcome) {
+    switch (outcome) {
+        case Outcome::claimed:
+            return;
+        case Outcome::completed:
+        case Outcome::failed:
+        case Outcome::exhausted:
+            return pg::count(call.scope->id, Counter::replays);
+        case Outcome::in_progress:
+        case Outcome::open_here:
+            return pg::count(call.scope->id, Counter::in_flight);
+        case Outcome::conflict:
+            return pg::count(call.scope->id, Counter::conflicts);
+        case Outcome::stale_key:
+            return pg::count(call.scope->id, Counter::stale);
+        case Outcome::too_many:
+        case Outcome::limited:
+            return pg::count(call.scope->id, Counter::limited);
+    }
+}
+
+void count_wait(const ClaimCall& call, TimestampTz since) {
+    pg::count(call.scope->id, Counter::waits);
+    const TimestampTz waited = GetCurrentTimestamp() - since;
+    pg::count(call.scope->id, Counter::wait_time, std::max<TimestampTz>(waited, 0));
+}
+
 }  // namespace
 
 ClaimCall claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
@@ -173,39 +246,11 @@ ClaimCall claim_call(const pg::Scope& scope, std::string_view key, std::string_v
 }
 
 Claiming claim_key(const ClaimCall& call) {
-    const pg::Claim* mine = pg::find_claim(call.name.digest);
-    if (mine != nullptr && mine->phase == pg::Phase::open) return {.outcome = Outcome::open_here};
-
-    const TimestampTz deadline = GetCurrentTimestamp() + call.wait;
-    pg::KeyLock lock(call.name.digest);
-    bool locked = lock.try_acquire();
-    for (;;) {
-        const Look seen = look(call, locked);
-        if (locked && grants(seen.verdict)) {
-            const Claiming result = granted(call, seen);
-            if (result.outcome != Outcome::claimed) lock.release();
-            return result;
-        }
-        if (seen.verdict == Verdict::leased) {
-            if (locked) lock.release();
-            locked = false;
-            if (!nap(*seen.found.record.lease_end, deadline)) return leased(seen.found.record);
-            continue;
-        }
-        if (!grants(seen.verdict) && seen.verdict != Verdict::in_flight) {
-            if (locked) lock.release();
-            return answered(seen);
-        }
-        // Without the lock its holder is at the key; with it, a writer that went past the lock.
-        const bool waited = locked ? pg::wait_for_transaction(seen.found.working, deadline)
-                                   : lock.try_acquire() || lock.acquire_by(deadline);
-        if (!waited) {
-            const auto holder = lock.holder();
-            if (locked) lock.release();
-            return in_progress(holder.value_or(report::Holder{}));
-        }
-        locked = true;
-    }
+    TimestampTz waiting_since = 0;
+    const Claiming result = settle(call, waiting_since);
+    if (waiting_since != 0) count_wait(call, waiting_since);
+    count_outcome(call, result.outcome);
+    return result;
 }
 
 void refuse(const ClaimCall& call, const Claiming& result) {

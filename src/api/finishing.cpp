@@ -3,12 +3,14 @@
 #include "api/holding.hpp"
 #include "pg/redact.hpp"
 #include "pg/scope.hpp"
+#include "pg/stats.hpp"
 #include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {
 
 using core::TokenKind;
+using pg::Counter;
 
 struct Stored {
     Ending ending;
@@ -54,11 +56,22 @@ pg::Record finished(const Stored& stored, TimestampTz created, std::int64_t ttl,
     };
 }
 
+void note_finished(pg::Claim& claim, core::State state) {
+    pg::close_claim(claim, pg::Phase::finished);
+    const bool failed = state == core::State::failed;
+    pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+}
+
+void note_released(pg::Claim& claim) {
+    pg::close_claim(claim, pg::Phase::released);
+    pg::count(claim.scope_id, Counter::releases);
+}
+
 void finish_leased(const Holding& holding, const Ending& ending) {
     const pg::Record& old = holding.record;
     update(holding, finished(stored_part(ending, holding.scope), old.created, ttl_of(old),
                              old.attempt, old.fingerprint, old.nonce));
-    pg::close_claim(*holding.claim, pg::Phase::finished);
+    note_finished(*holding.claim, ending.state);
 }
 
 // The row and its attempt stay, so that the token is fenced off; the next claim gets the key at
@@ -69,7 +82,7 @@ void release_leased(const Holding& holding) {
     record.expires = expires_after(holding.record, *record.lease_end);
     record.nonce = std::nullopt;
     update(holding, record);
-    pg::close_claim(*holding.claim, pg::Phase::released);
+    note_released(*holding.claim);
 }
 
 }  // namespace
@@ -90,7 +103,7 @@ void finish_atomic(pg::Claim& claim, const Ending& ending) {
                  claim.fingerprint, std::nullopt),
         claim.over);
     records.close();
-    pg::close_claim(claim, pg::Phase::finished);
+    note_finished(claim, ending.state);
 }
 
 void finish(std::optional<std::string_view> text, const Ending& ending) {
@@ -102,8 +115,7 @@ void finish(std::optional<std::string_view> text, const Ending& ending) {
 // An atomic claim's lock stays until the transaction ends: what it did before may still commit.
 void release(std::optional<std::string_view> text) {
     const core::Token token = pg::read_token(text);
-    if (token.kind == TokenKind::atomic)
-        return pg::close_claim(pg::open_claim(token), pg::Phase::released);
+    if (token.kind == TokenKind::atomic) return note_released(pg::open_claim(token));
     release_leased(hold(token));
 }
 

@@ -4,6 +4,7 @@
 #include "core/weakness.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
@@ -33,6 +34,7 @@ void check_strength(const pg::Scope& scope, std::string_view key) {
     if (scope.weak_keys == pg::WeakKeys::allow) return;
     const core::Weakness weakness = core::weakness(key);
     if (weakness == core::Weakness::none) return;
+    pg::count(scope.id, pg::Counter::weak);
     const std::string_view name = core::weakness_name(weakness);
     if (scope.weak_keys == pg::WeakKeys::reject) report::weak_key(key, scope.name, name);
     report::warn_of_weak_key(key, scope.name, name);

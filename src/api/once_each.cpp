@@ -13,12 +13,14 @@
 #include "api/new_key_rules.hpp"
 #include "pg/bulk.hpp"
 #include "pg/report.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 using core::Verdict;
+using pg::Counter;
 
 enum Argument { arg_scope, arg_keys, arg_tenant };
 
@@ -128,10 +130,22 @@ pg::Record record_for(Verdict verdict, const pg::Record& old, const Batch& batch
 // What may stand against a new key.
 void admit(const Batch& batch, std::string_view key, TimestampTz now) {
     const pg::Scope& scope = batch.scope;
-    if (is_out_of_memory(scope, key, now, scope.ttl)) refuse_out_of_memory(key);
+    if (is_out_of_memory(scope, key, now, scope.ttl)) {
+        pg::count(scope.id, Counter::stale);
+        refuse_out_of_memory(key);
+    }
     check_strength(scope, key);
     const std::int64_t wait = charge_claim(scope, batch.tenant, now);
-    if (wait > 0) report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
+    if (wait <= 0) return;
+    pg::count(scope.id, Counter::limited);
+    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
+}
+
+void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
+    const bool is_new = verdict == Verdict::claim;
+    pg::count(scope.id, is_new ? Counter::claims : Counter::takeovers);
+    pg::count(scope.id, Counter::completions);
+    if (is_new && over != core::Presence::absent) pg::count(scope.id, Counter::expired_reused);
 }
 
 // Looks until the key is ours, or somebody's for good.
@@ -148,9 +162,10 @@ bool take(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:
-                if (writer.write(name, record_for(verdict, found.record, batch, now), found))
-                    return true;
-                break;
+                if (!writer.write(name, record_for(verdict, found.record, batch, now), found))
+                    break;
+                count_new(batch.scope, verdict, found.presence);
+                return true;
             case Verdict::in_flight:
                 writer.wait();
                 break;
@@ -162,6 +177,7 @@ bool take(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
             case Verdict::replay:
             case Verdict::failed:
             case Verdict::exhausted:
+                pg::count(batch.scope.id, Counter::replays);
                 return false;
         }
     }

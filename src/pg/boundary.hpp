@@ -61,6 +61,15 @@ inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
     return PG_ARGISNULL(n) ? nullptr : PG_GETARG_ARRAYTYPE_P(n);
 }
 
+// Raises when the installed SQL objects are older or newer than the library.
+inline void check_columns(int found, int expected) {
+    if (found == expected) return;
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("library and SQL objects of extension \"idem\" do not match"),
+                    errdetail("A result type has %d columns instead of %d.", found, expected),
+                    errhint("Run ALTER EXTENSION idem UPDATE.")));
+}
+
 // A row under construction: every column NULL until it is set. Columns are numbered from 0.
 template <int Columns>
 class Row {
@@ -95,15 +104,16 @@ class Row {
     Datum as_result_of(FunctionCallInfo fcinfo) {
         ExpandedRecordHeader* record = make_expanded_record_from_typeid(
             get_func_rettype(fcinfo->flinfo->fn_oid), -1, CurrentMemoryContext);
-        const int natts = expanded_record_get_tupdesc(record)->natts;
-        if (natts != Columns)
-            ereport(ERROR,
-                    (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                     errmsg("library and SQL objects of extension \"idem\" do not match"),
-                     errdetail("A result type has %d columns instead of %d.", natts, Columns),
-                     errhint("Run ALTER EXTENSION idem UPDATE.")));
+        check_columns(expanded_record_get_tupdesc(record)->natts, Columns);
         expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
         return EOHPGetRWDatum(&record->hdr);
+    }
+
+    // As one more row of a function that returns a set, after InitMaterializedSRF().
+    void add_to_result_of(FunctionCallInfo fcinfo) {
+        auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
+        check_columns(result->setDesc->natts, Columns);
+        tuplestore_putvalues(result->setResult, result->setDesc, values_.data(), nulls_.data());
     }
 
   private:

@@ -6,6 +6,7 @@ namespace idem::pg::guc {
 
 constinit char* tenant = nullptr;
 constinit int max_open_claims = 2000;
+constinit int counted_scopes = 1000;
 constinit int limited_tenants = 10000;
 
 namespace {
@@ -27,6 +28,13 @@ void define() {
                             "Sets the maximum number of key locks that a transaction holds.",
                             "A claim keeps its lock until the transaction ends.", &max_open_claims,
                             max_open_claims, 1, INT_MAX, PGC_SUSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomIntVariable("idem.counted_scopes",
+                            "Sets the maximum number of scopes, of all databases, that have "
+                            "statistics.",
+                            "Each takes 256 bytes of shared memory. Has no effect unless the "
+                            "library is preloaded.",
+                            &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
+                            nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants that \"claims_per_minute\" counts "
                             "at a time.",

@@ -6,6 +6,7 @@ namespace idem::pg::guc {
 extern char* tenant;         // idem.tenant: the tenant of calls that name none
 extern int max_open_claims;  // idem.max_open_claims: key locks a transaction may hold
 
+extern int counted_scopes;   // idem.counted_scopes: scopes with counters in shared memory
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 
 void define();

@@ -1,6 +1,7 @@
 #include "pg/shared_memory.hpp"
 
 #include "pg/limiter.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::pg {
 namespace {
@@ -15,6 +16,7 @@ struct Piece {
 
 constexpr std::array pieces = {
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
+    Piece{"idem_stats", stats_locks, stats_size, attach_stats},
 };
 
 constinit shmem_request_hook_type next_request_hook = nullptr;

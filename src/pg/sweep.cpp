@@ -2,6 +2,7 @@
 
 #include "pg/compat.hpp"
 #include "pg/scope.hpp"
+#include "pg/stats.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
 
@@ -32,6 +33,7 @@ ItemPointerData place(BlockNumber block, OffsetNumber offset) {
 void purge(Sweep& sweep, TupleTableSlot* slot) {
     if (delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
         return;  // somebody is at it; the next round will see
+    count(record_scope(slot), Counter::purged);
     ++sweep.deleted;
     --sweep.left;
 }

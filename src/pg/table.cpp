@@ -75,10 +75,14 @@ void on_invalidation(Table table, void (*forget)()) {
     forgetters[static_cast<std::size_t>(table)] = forget;
 }
 
-Relation open_table(Table table, LOCKMODE mode) {
+Oid table_oid(Table table) {
     const auto index = static_cast<std::size_t>(table);
     if (!OidIsValid(oids[index])) oids[index] = find_table(table_names[index]);
-    return table_open(oids[index], mode);
+    return oids[index];
+}
+
+Relation open_table(Table table, LOCKMODE mode) {
+    return table_open(table_oid(table), mode);
 }
 
 bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {

@@ -17,6 +17,9 @@ inline constexpr std::size_t table_count = 5;
 // Opens the table, or raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);
 
+// The table's OID; raises as open_table() does.
+Oid table_oid(Table table);
+
 // Has the function called whenever the table is invalidated: changed by whoever announces it with
 // CacheInvalidateRelcache(), altered, dropped, or any of that rolled back. One function a table; it
 // must not raise or read tables.

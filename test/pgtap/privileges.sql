@@ -197,9 +197,10 @@ SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
 -- Maintenance ------------------------------------------------------------------------------------
 
 CREATE ROLE test_purger;
-GRANT EXECUTE ON FUNCTION idem.purge(integer) TO test_purger;
-SELECT is((pg_temp.attempt(role, 'SELECT idem.purge()')).state, expected, format('%s calls purge', role))
-  FROM (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
+GRANT EXECUTE ON FUNCTION idem.purge(integer), idem.stats_reset(text) TO test_purger;
+SELECT is((pg_temp.attempt(role, format('SELECT idem.%s()', call))).state, expected, format('%s calls %s', role, call))
+  FROM (VALUES ('purge'), ('stats_reset')) AS c (call),
+       (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
                ('test_purger', 'ok'), ('test_super', 'ok')) AS attempt (role, expected);
 CREATE ROLE test_rotator;
 GRANT EXECUTE ON FUNCTION idem.rotate_secret() TO test_rotator;
@@ -212,7 +213,7 @@ SELECT set_eq(
     ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
           'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'problem', 'records_needed', 'release',
-          'renew', 'require_claim', 'retention_window', 'try_claim'],
+          'renew', 'require_claim', 'retention_window', 'scope_stats', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ SELECT is_empty(
     $$SELECT c.oid::regclass, grantee::regrole, privilege_type
         FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
-         AND grantee <> relowner AND NOT (c.oid IN ('idem.scopes'::regclass, 'idem.weak_keys'::regclass)
+         AND grantee <> relowner AND NOT (c.oid IN ('idem.scopes'::regclass, 'idem.stats'::regclass, 'idem.weak_keys'::regclass)
                                              AND privilege_type = 'SELECT')$$,
     'nobody has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute

@@ -53,6 +53,8 @@ SELECT set_eq(
     ('require_claim', '', 'trigger'),
     ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
+    ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone', 'SETOF record'),
+    ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 
@@ -60,7 +62,7 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname = 'once_each') OR prokind <> 'f'
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname IN ('once_each', 'scope_stats')) OR prokind <> 'f'
           OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
     'every function is C, and neither STRICT nor SECURITY DEFINER');
 SELECT set_eq(
@@ -116,7 +118,7 @@ SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
     $$VALUES ('record', 'r', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('sweep', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('sweep', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 
 -- The one index of the record table is its primary key: as such it is the replica identity too.
@@ -166,7 +168,8 @@ SELECT results_eq(
 LOAD 'idem';
 SELECT set_eq(
     $$SELECT name, boot_val, context, vartype, min_val FROM pg_settings WHERE name LIKE 'idem.%'$$,
-    $$VALUES ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
+    $$VALUES ('idem.counted_scopes', '1000', 'sighup', 'integer', '1'),
+             ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');

@@ -1,0 +1,173 @@
+#include "pg/stats.hpp"
+
+#include "pg/guc.hpp"
+#include "pg/stats_file.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+// In shared memory. Who owns a slot is read and written under the lock; database InvalidOid: free.
+struct alignas(PG_CACHE_LINE_SIZE) Slot {
+    ScopeIdentity scope;
+    TimestampTz since;
+    std::array<pg_atomic_uint64, counter_count> counters;
+};
+
+// In shared memory: this, then the slots.
+struct alignas(PG_CACHE_LINE_SIZE) Shared {
+    pg_atomic_uint64 given_up;  // how many slots ever were; tells backends to look again
+    std::int32_t slots;
+    std::int32_t used;  // no slot from here on was ever allotted
+};
+
+// What a backend remembers: the slot of a scope, or that there is none for it.
+struct Known {
+    ScopeIdentity scope;
+    Slot* slot;
+};
+
+constinit Shared* shared = nullptr;
+constinit LWLock* lock = nullptr;
+constinit std::array<Known, 64> known{};
+constinit std::uint64_t known_given_up = 0;
+
+std::span<Slot> all_slots() {
+    return {reinterpret_cast<Slot*>(shared + 1), static_cast<std::size_t>(shared->slots)};
+}
+
+std::span<Slot> used_slots() {
+    return all_slots().first(static_cast<std::size_t>(shared->used));
+}
+
+void zero(Slot& slot) {
+    for (pg_atomic_uint64& counter : slot.counters) pg_atomic_write_u64(&counter, 0);
+    slot.since = GetCurrentTimestamp();
+}
+
+// The table's OID tells a scope from one of the same id in an extension that was dropped since.
+ScopeIdentity identity(std::int32_t scope_id) {
+    return {MyDatabaseId, table_oid(Table::scope), scope_id};
+}
+
+Slot* find(const ScopeIdentity& scope) {
+    for (Slot& slot : used_slots())
+        if (slot.scope == scope) return &slot;
+    return nullptr;
+}
+
+Slot* allot(const ScopeIdentity& scope) {
+    Slot* slot = find(ScopeIdentity{});
+    if (slot == nullptr) {
+        if (shared->used == shared->slots) return nullptr;
+        slot = &all_slots()[static_cast<std::size_t>(shared->used++)];
+    }
+    zero(*slot);
+    slot->scope = scope;
+    return slot;
+}
+
+Slot* find_or_allot(const ScopeIdentity& scope) {
+    LWLockAcquire(lock, LW_SHARED);
+    Slot* slot = find(scope);
+    LWLockRelease(lock);
+    if (slot != nullptr) return slot;
+    LWLockAcquire(lock, LW_EXCLUSIVE);
+    slot = find(scope);
+    if (slot == nullptr) slot = allot(scope);
+    LWLockRelease(lock);
+    return slot;
+}
+
+// NULL when every slot is another's.
+Slot* slot_of(const ScopeIdentity& scope) {
+    const std::uint64_t given_up = pg_atomic_read_u64(&shared->given_up);
+    if (given_up != known_given_up) {
+        known = {};
+        known_given_up = given_up;
+    }
+    Known& mine = known[static_cast<std::uint32_t>(scope.scope_id) % known.size()];
+    if (mine.scope != scope) mine = {scope, find_or_allot(scope)};
+    return mine.slot;
+}
+
+ScopeStats read(Slot& slot) {
+    ScopeStats stats{{}, slot.since};
+    for (std::size_t i = 0; i < counter_count; ++i)
+        stats.counters[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&slot.counters[i]));
+    return stats;
+}
+
+void restore(const SavedStats& saved) {
+    Slot* slot = allot(saved.scope);
+    if (slot == nullptr) return;
+    slot->since = saved.stats.since;
+    for (std::size_t i = 0; i < counter_count; ++i)
+        pg_atomic_write_u64(&slot->counters[i],
+                            static_cast<std::uint64_t>(saved.stats.counters[i]));
+}
+
+extern "C" {
+// Runs in the postmaster, last of all; a code other than 0 means a crash.
+static void at_shutdown(int code, Datum) {
+    if (code != 0 || shared == nullptr) return;
+    StatsWriter writer;
+    for (Slot& slot : used_slots())
+        if (OidIsValid(slot.scope.database)) writer.write({slot.scope, read(slot)});
+    writer.finish();
+}
+}
+
+}  // namespace
+
+bool stats_available() {
+    return shared != nullptr;
+}
+
+void count(std::int32_t scope_id, Counter which, std::int64_t n) {
+    if (shared == nullptr) return;
+    Slot* slot = slot_of(identity(scope_id));
+    if (slot == nullptr) return;
+    pg_atomic_fetch_add_u64(&slot->counters[static_cast<std::size_t>(which)], n);
+}
+
+std::optional<ScopeStats> read_stats(std::int32_t scope_id) {
+    if (shared == nullptr) return std::nullopt;
+    Slot* slot = slot_of(identity(scope_id));
+    if (slot == nullptr) return std::nullopt;
+    return read(*slot);
+}
+
+void reset_stats(std::optional<std::int32_t> scope_id) {
+    if (shared == nullptr) return;
+    const ScopeIdentity which = identity(scope_id.value_or(0));
+    LWLockAcquire(lock, LW_EXCLUSIVE);
+    for (Slot& slot : used_slots()) {
+        const bool meant = scope_id ? slot.scope == which
+                                    : slot.scope.database == which.database &&
+                                          slot.scope.relation == which.relation;
+        if (meant) zero(slot);
+    }
+    LWLockRelease(lock);
+}
+
+Size stats_size() {
+    return add_size(sizeof(Shared), mul_size(sizeof(Slot), static_cast<Size>(guc::counted_scopes)));
+}
+
+void attach_stats(void* memory, LWLockPadded* locks, bool found) {
+    shared = static_cast<Shared*>(memory);
+    lock = &locks->lock;
+    if (!IsUnderPostmaster) on_shmem_exit(at_shutdown, Datum{0});
+    if (found) return;
+    shared->slots = guc::counted_scopes;
+    shared->used = 0;
+    pg_atomic_init_u64(&shared->given_up, 0);
+    for (Slot& slot : all_slots()) {
+        slot.scope = ScopeIdentity{};
+        for (pg_atomic_uint64& counter : slot.counters) pg_atomic_init_u64(&counter, 0);
+    }
+    read_stats_file(restore);
+}
+
+}  // namespace idem::pg

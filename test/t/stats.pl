@@ -1,0 +1,208 @@
+# The statistics: exact under concurrency, untouched by rollback, kept over a clean restart only.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('stats',
+	conf => "shared_preload_libraries = 'idem'\nidem.counted_scopes = 8\nmax_connections = 40");
+
+my @counters = qw(claims replays in_flight waits conflicts takeovers completions failures releases
+  stale weak limited expired_reused purged);
+
+# The counters that are not zero.
+sub stats
+{
+	my ($scope, $database) = @_;
+	my $columns = join ' || ', map { "CASE WHEN $_ <> 0 THEN ' $_ ' || $_ ELSE '' END" } @counters;
+	my $row = $node->safe_psql($database // 'postgres',
+		"SELECT $columns FROM idem.stats WHERE scope = '$scope'");
+	$row =~ s/^ //;
+	return $row;
+}
+
+sub sql { return $node->safe_psql('postgres', shift); }
+
+# Every counter ------------------------------------------------------------------------------------
+
+is(sql('SELECT string_agg(scope, \',\') FROM idem.stats'), 'payments', 'a row a scope, from the first');
+is(stats('payments'), '', 'which has done nothing yet');
+
+sql(q(SELECT pay('a', '{"amount": 1}')));
+is(stats('payments'), 'claims 1 completions 1', 'an operation');
+sql(q(SELECT pay('a', '{"amount": 1}')));
+is(stats('payments'), 'claims 1 replays 1 completions 1', 'its retry');
+sql(q(SELECT outcome FROM idem.try_claim('payments', 'a', '{"amount": 2}')));
+is(stats('payments'), 'claims 1 replays 1 conflicts 1 completions 1', 'another request under its key');
+
+sql('SELECT idem.stats_reset()');
+is(stats('payments'), '', 'a reset');
+sql(<<'SQL');
+BEGIN;
+SELECT idem.fail(token, '{"message": "no"}') FROM idem.claim('payments', 'f');
+SELECT idem.release(token) FROM idem.claim('payments', 'r');
+COMMIT;
+SELECT outcome FROM idem.try_claim('payments', 'f');
+SQL
+is(stats('payments'), 'claims 2 replays 1 failures 1 releases 1', 'failures and releases');
+$node->psql('postgres', "SELECT idem.claim('payments', 'f')");
+is(stats('payments'), 'claims 2 replays 2 failures 1 releases 1', 'a failure that is raised again');
+
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+SELECT outcome FROM idem.claim('payments', 'l', lease => '1 millisecond');
+SELECT pg_sleep(0.01);
+SELECT idem.complete(token) FROM idem.claim('payments', 'l', lease => '1 hour');
+SQL
+is(stats('payments'), 'claims 1 takeovers 1 completions 1', 'a takeover');
+
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+SELECT idem.complete(token) FROM idem.claim('payments', 'e', ttl => '1 millisecond');
+SELECT idem.complete(token) FROM idem.claim('payments', 'p', ttl => '1 millisecond');
+SELECT pg_sleep(0.01);
+SELECT idem.complete(token) FROM idem.claim('payments', 'e');
+SELECT idem.purge();
+SQL
+is(stats('payments'), 'claims 3 completions 3 expired_reused 1 purged 1', 'expired keys');
+
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+SELECT idem.create_scope('limited', claims_per_minute => 1);
+BEGIN;
+SELECT idem.release(token) FROM idem.claim('limited', 'one');
+SELECT outcome FROM idem.try_claim('limited', 'two');
+COMMIT;
+SQL
+is(stats('limited'), 'claims 1 releases 1 limited 1', 'a limit');
+
+# Waiting, and not waiting.
+my $holder = $node->background_psql('postgres');
+$holder->query_safe(claim_open('w'));
+sql(q(SELECT outcome FROM idem.try_claim('payments', 'w')));
+is(stats('payments'), 'claims 1 in_flight 1', 'a hit that does not wait');
+sql(q(SELECT outcome FROM idem.try_claim('payments', 'w', wait => '200 milliseconds')));
+is(stats('payments'), 'claims 1 in_flight 2 waits 1', 'a hit that waits');
+is(sql(q(SELECT wait_time >= '200 milliseconds' FROM idem.stats WHERE scope = 'payments')),
+	't', 'for as long as it was asked to');
+$holder->query_safe('ROLLBACK');
+$holder->quit;
+
+# Rollback -----------------------------------------------------------------------------------------
+
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+BEGIN;
+SELECT pay('undone', '{"amount": 1}');
+SAVEPOINT s;
+SELECT pay('undone too', '{"amount": 1}');
+ROLLBACK TO s;
+ROLLBACK;
+SQL
+$node->psql('postgres', "SELECT idem.claim('payments', 'left open')");
+is(stats('payments'), 'claims 3 completions 2', 'what was counted survives a rollback');
+
+sql('SELECT idem.stats_reset()');
+sql('BEGIN; SELECT idem.stats_reset(); ROLLBACK; SELECT pay(\'x\', \'{"amount": 1}\')');
+sql('BEGIN; SELECT idem.stats_reset(\'payments\'); ROLLBACK');
+is(stats('payments'), '', 'so does a reset');
+isnt(sql('SELECT count(DISTINCT stats_reset) FROM idem.stats'), 1, 'a scope is reset on its own');
+
+# Concurrency --------------------------------------------------------------------------------------
+
+sql('SELECT idem.stats_reset()');
+my $script = PostgreSQL::Test::Utils::tempdir . '/load.sql';
+append_to_file($script, <<'SQL');
+\set key random(1, 500)
+SELECT pay('load ' || :key, '{"amount": 1}');
+SQL
+$node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 500, '-f', $script, 'postgres' ],
+	'16 clients on 500 keys');
+is( sql(q(SELECT claims = completions AND claims = (SELECT count(*) FROM payment WHERE key LIKE 'load %')
+	        AND claims + replays = 16 * 500 FROM idem.stats WHERE scope = 'payments')),
+	't', 'every call is counted once');
+
+# Who sees what ------------------------------------------------------------------------------------
+
+sql('CREATE ROLE stranger; CREATE ROLE member; CREATE ROLE shop; GRANT shop TO member');
+sql("SELECT idem.create_scope('orders', owner => 'shop')");
+is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'orders', 'a member sees its scope');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'nor behind the view');
+my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
+like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
+(undef, undef, $stderr) = $node->psql('postgres',
+	"\\set VERBOSITY verbose\nSELECT idem.stats_reset('nowhere')");
+like($stderr, qr/ID008/, 'and a scope that exists');
+
+# Restart ------------------------------------------------------------------------------------------
+
+my $file = $node->data_dir . '/pg_stat/idem.stat';
+my $before = sql("SELECT * FROM idem.stats ORDER BY scope");
+ok(!-e $file, 'no file while the server runs');
+$node->stop;
+ok(-e $file, 'a clean shutdown writes it');
+$node->start;
+ok(!-e $file, 'the start takes it');
+is(sql("SELECT * FROM idem.stats ORDER BY scope"), $before, 'a clean restart keeps every counter');
+
+crash($node, 'server');
+is(stats('payments'), '', 'a crash loses them');
+is(sql('SELECT count(*) FROM idem.stats'), 3, 'and nothing else');
+sql(q(SELECT pay('after', '{"amount": 1}')));
+is(stats('payments'), 'claims 1 completions 1', 'counting goes on');
+
+my $session = $node->background_psql('postgres', on_error_stop => 0);
+crash($node, 'backend', $session);
+is(stats('payments'), '', 'so does a killed backend');
+
+# A damaged file is as good as none.
+sql(q(SELECT pay('b', '{"amount": 1}')));
+$node->stop;
+my $saved = slurp_file($file);
+substr($saved, 40, 1) ^= "\x01";
+open(my $out, '>:raw', $file) or die $!;
+print $out $saved;
+close $out;
+$node->start;
+is(stats('payments'), '', 'a damaged file is dropped');
+ok(!-e $file, 'and gone');
+like(slurp_file($node->logfile), qr/ignoring invalid data in file "pg_stat\/idem.stat"/, 'which the log says');
+
+# A smaller table takes what it can.
+sql(q(SELECT pay('c', '{"amount": 1}')));
+$node->append_conf('postgresql.conf', 'idem.counted_scopes = 1');
+$node->restart;
+is(sql("SELECT string_agg(scope || claims, ',') FROM idem.stats"), 'payments1', 'one slot, one scope');
+sql(q(BEGIN; SELECT idem.release(token) FROM idem.claim('orders', 'x'); COMMIT));
+is(stats('orders'), '', 'a scope that finds no slot is not counted');
+$node->append_conf('postgresql.conf', 'idem.counted_scopes = 8');
+$node->restart;
+
+# Scopes that come and go --------------------------------------------------------------------------
+
+sql('CREATE DATABASE other');
+install_payments($node, 'other');
+$node->safe_psql('other', q(SELECT pay('a', '{"amount": 1}')));
+is(stats('payments', 'other'), 'claims 1 completions 1', 'each database has its own');
+is(stats('payments'), 'claims 1 completions 1', 'and the first keeps its');
+
+$node->safe_psql('other', 'DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
+install_payments($node, 'other');
+is(stats('payments', 'other'), '', 'a new extension begins at zero, whatever its scopes\' ids');
+
+$node->stop;
+log_is_clean($node, killed => 1);
+
+# Without preload ----------------------------------------------------------------------------------
+
+my $plain = idem_node('plain');
+$plain->safe_psql('postgres', q(SELECT pay('a', '{"amount": 1}')));
+is($plain->safe_psql('postgres', 'SELECT count(*) FROM idem.stats'), 0, 'without preload, no rows');
+$plain->safe_psql('postgres', 'SELECT idem.stats_reset()');
+$plain->stop;
+
+done_testing();
