@@ -18,7 +18,7 @@ else
 EXTENSION = idem
 EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
-OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp)))
+OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp src/worker/*.cpp)))
 DATA_built = idem--$(EXTVERSION).sql
 
 PG_CONFIG ?= pg_config

@@ -6,6 +6,7 @@
 #include "pg/server.hpp"
 #include "pg/shared_memory.hpp"
 #include "pg/table.hpp"
+#include "worker/worker.hpp"
 
 extern "C" {
 PG_MODULE_MAGIC;
@@ -19,4 +20,5 @@ void _PG_init(void) {
     idem::pg::init_secrets();
     idem::pg::init_claims();
     idem::pg::init_shared_memory();
+    idem::worker::register_launcher();
 }

@@ -12,5 +12,6 @@ IDEM_FUNCTION(idem_purge) {
     api::require_writable("idem.purge()");
     const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(default_max_records);
     if (max_records < 1) pg::report::invalid_argument("max_records", "It must be at least 1.");
-    PG_RETURN_INT64(pg::sweep_expired(GetCurrentTimestamp(), max_records));
+    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
+    PG_RETURN_INT64(swept.deleted);
 }

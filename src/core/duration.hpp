@@ -10,6 +10,7 @@
 namespace idem::core {
 
 inline constexpr std::int64_t usecs_per_second = 1'000'000;
+inline constexpr std::int64_t usecs_per_minute = 60 * usecs_per_second;
 inline constexpr std::int64_t usecs_per_day = 86'400 * usecs_per_second;
 // Far beyond any retry, and small enough that adding it to a timestamp cannot overflow.
 inline constexpr std::int64_t max_duration = 1000 * 365 * usecs_per_day;

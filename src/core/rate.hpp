@@ -16,8 +16,6 @@
 
 namespace idem::core {
 
-inline constexpr std::int64_t usecs_per_minute = 60 * usecs_per_second;
-
 struct Bucket {
     std::int64_t arrival = std::numeric_limits<std::int64_t>::min();  // microseconds
     std::int32_t fraction = 0;                                        // and N-ths of one more

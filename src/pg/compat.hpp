@@ -30,6 +30,16 @@ inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot sn
 #endif
 }
 
+// What pg_stat_activity shows of a process that waits for nothing but time; PostgreSQL 17 and later
+// know it by name.
+inline std::uint32_t wait_event([[maybe_unused]] const char* name) {
+#if PG_VERSION_NUM >= 170000
+    return WaitEventExtensionNew(name);
+#else
+    return PG_WAIT_EXTENSION;
+#endif
+}
+
 enum class Waiting : bool { no, yes };
 
 // Replaces the row at tid; new_entries tells whether the indexes need entries for the new version

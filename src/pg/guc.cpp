@@ -8,6 +8,8 @@ constinit char* tenant = nullptr;
 constinit int max_open_claims = 2000;
 constinit int counted_scopes = 1000;
 constinit int limited_tenants = 10000;
+constinit int purge_naptime = 10'000;
+constinit int purge_rate = 0;
 
 namespace {
 
@@ -41,6 +43,17 @@ void define() {
                             "Each takes about 300 bytes of shared memory. Has no effect unless "
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
+                            nullptr, nullptr, nullptr);
+    DefineCustomIntVariable("idem.purge_naptime",
+                            "Sets the time between two visits of the purge worker to a database.",
+                            "It comes sooner while it finds much to delete, and later while it "
+                            "finds little. 0 means that it does not come.",
+                            &purge_naptime, purge_naptime, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MS,
+                            nullptr, nullptr, nullptr);
+    DefineCustomIntVariable("idem.purge_rate",
+                            "Sets the maximum number of records that the purge worker deletes in "
+                            "a second.",
+                            "0 means no bound.", &purge_rate, purge_rate, 0, INT_MAX, PGC_SIGHUP, 0,
                             nullptr, nullptr, nullptr);
     MarkGUCPrefixReserved("idem");
 }

@@ -9,6 +9,10 @@ extern int max_open_claims;  // idem.max_open_claims: key locks a transaction ma
 extern int counted_scopes;   // idem.counted_scopes: scopes with counters in shared memory
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 
+extern int
+    purge_naptime;      // idem.purge_naptime: between two visits to a database, ms; 0: no purging
+extern int purge_rate;  // idem.purge_rate: records per second; 0: no bound
+
 void define();
 
 }  // namespace idem::pg::guc

@@ -2,6 +2,7 @@
 
 #include "pg/limiter.hpp"
 #include "pg/stats.hpp"
+#include "pg/visit.hpp"
 
 namespace idem::pg {
 namespace {
@@ -17,6 +18,7 @@ struct Piece {
 constexpr std::array pieces = {
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
+    Piece{"idem_visit", 0, visit_size, attach_visit},
 };
 
 constinit shmem_request_hook_type next_request_hook = nullptr;
@@ -28,7 +30,7 @@ static void request() {
     if (next_request_hook != nullptr) next_request_hook();
     for (const Piece& piece : pieces) {
         RequestAddinShmemSpace(piece.size());
-        RequestNamedLWLockTranche(piece.name, piece.locks);
+        if (piece.locks > 0) RequestNamedLWLockTranche(piece.name, piece.locks);
     }
 }
 
@@ -38,7 +40,7 @@ static void startup() {
     for (const Piece& piece : pieces) {
         bool found;
         void* memory = ShmemInitStruct(piece.name, piece.size(), &found);
-        piece.attach(memory, GetNamedLWLockTranche(piece.name), found);
+        piece.attach(memory, piece.locks > 0 ? GetNamedLWLockTranche(piece.name) : nullptr, found);
     }
     LWLockRelease(AddinShmemInitLock);
 }

@@ -45,7 +45,6 @@ void zero(Slot& slot) {
     slot.since = GetCurrentTimestamp();
 }
 
-// The table's OID tells a scope from one of the same id in an extension that was dropped since.
 ScopeIdentity identity(std::int32_t scope_id) {
     return {MyDatabaseId, table_oid(Table::scope), scope_id};
 }
@@ -147,6 +146,27 @@ void reset_stats(std::optional<std::int32_t> scope_id) {
                                     : slot.scope.database == which.database &&
                                           slot.scope.relation == which.relation;
         if (meant) zero(slot);
+    }
+    LWLockRelease(lock);
+}
+
+std::span<const ScopeIdentity> counted_scopes() {
+    if (shared == nullptr) return {};
+    const auto size = sizeof(ScopeIdentity) * static_cast<Size>(shared->slots);
+    auto* scopes = static_cast<ScopeIdentity*>(palloc(size));
+    std::size_t n = 0;
+    LWLockAcquire(lock, LW_SHARED);
+    for (const Slot& slot : used_slots())
+        if (OidIsValid(slot.scope.database)) scopes[n++] = slot.scope;
+    LWLockRelease(lock);
+    return {scopes, n};
+}
+
+void give_up_stats(const ScopeIdentity& scope) {
+    LWLockAcquire(lock, LW_EXCLUSIVE);
+    if (Slot* slot = find(scope); slot != nullptr) {
+        slot->scope = ScopeIdentity{};
+        pg_atomic_fetch_add_u64(&shared->given_up, 1);
     }
     LWLockRelease(lock);
 }

@@ -39,6 +39,15 @@ bool stats_available();
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
+// A scope, whatever its database. The table tells it from a scope of the same id in an extension
+// that has been dropped since.
+struct ScopeIdentity {
+    Oid database = InvalidOid;
+    Oid relation = InvalidOid;  // idem.scope
+    std::int32_t scope_id = 0;
+    bool operator==(const ScopeIdentity&) const = default;
+};
+
 struct ScopeStats {
     std::array<std::int64_t, counter_count> counters;
     TimestampTz since;
@@ -49,6 +58,13 @@ std::optional<ScopeStats> read_stats(std::int32_t scope_id);
 
 // Back to zero: one scope of this database, or all.
 void reset_stats(std::optional<std::int32_t> scope_id);
+
+// What is counted: every scope that has a slot, in any database. Copied, palloc'd; empty when
+// nothing is counted at all.
+std::span<const ScopeIdentity> counted_scopes();
+
+// Gives the scope's slot up, for another to take.
+void give_up_stats(const ScopeIdentity& scope);
 
 inline constexpr int stats_locks = 1;
 Size stats_size();

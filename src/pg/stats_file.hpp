@@ -10,13 +10,6 @@
 
 namespace idem::pg {
 
-struct ScopeIdentity {
-    Oid database = InvalidOid;
-    Oid relation = InvalidOid;  // idem.scope of that database
-    std::int32_t scope_id = 0;
-    bool operator==(const ScopeIdentity&) const = default;
-};
-
 struct SavedStats {
     ScopeIdentity scope;
     ScopeStats stats;

@@ -166,6 +166,12 @@ bool replace(const Records& records, const KeyName& name, const Record& record,
 
 }  // namespace
 
+bool has_record_layout() {
+    const Oid table = table_oid(Table::record);
+    return get_attnum(table, "expires") == column_expires + 1 &&
+           get_attnum(table, "scope") == column_scope + 1;
+}
+
 TimestampTz record_expires(TupleTableSlot* slot) {
     bool null;
     return DatumGetTimestampTz(column(slot, column_expires, null));

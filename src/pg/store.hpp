@@ -62,6 +62,9 @@ class Records : public KeyedTable {
     Records(const KeyedTable& table) : KeyedTable(table) {}
 };
 
+// Whether the table is laid out as this library reads it: not while an upgrade is due.
+bool has_record_layout();
+
 // The end of life, and the scope's id, of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);

@@ -9,14 +9,14 @@
 namespace idem::pg {
 namespace {
 
-// How many blocks a scan covers before the hand is looked at again.
-constexpr BlockNumber stretch = 128;
+// How many blocks one scan covers: its ring of buffers is filled anew each time.
+constexpr BlockNumber stretch = 1024;
 
 struct Sweep {
     Relation records;
     TimestampTz now;
     std::int64_t left;
-    std::int64_t deleted;
+    Swept result;
     HTAB* scopes;  // of KnownScope: those whose records we have met
 };
 
@@ -25,16 +25,11 @@ struct KnownScope {
     bool dropped;
 };
 
-// What ItemPointerSet() does, without its narrowing conversions.
-ItemPointerData place(BlockNumber block, OffsetNumber offset) {
-    return {{static_cast<uint16>(block >> 16), static_cast<uint16>(block & 0xffff)}, offset};
-}
-
 void purge(Sweep& sweep, TupleTableSlot* slot) {
     if (delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
         return;  // somebody is at it; the next round will see
     count(record_scope(slot), Counter::purged);
-    ++sweep.deleted;
+    ++sweep.result.deleted;
     --sweep.left;
 }
 
@@ -56,18 +51,20 @@ bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
 }
 
 // Returns the block at which to go on: the one after the stretch, or where the allowance ran out.
-BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber end) {
-    ItemPointerData low = place(first, FirstOffsetNumber);
-    ItemPointerData high = place(end - 1, MaxOffsetNumber);
+// The scan of a large table reads through a ring of buffers and leaves the others alone.
+BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     TupleTableSlot* slot = table_slot_create(sweep.records, nullptr);
-    TableScanDesc scan = table_beginscan_tidrange(sweep.records, SnapshotSelf, &low, &high);
-    BlockNumber next = end;
-    while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot)) {
+    TableScanDesc scan =
+        table_beginscan_strat(sweep.records, SnapshotSelf, 0, nullptr, true, false);
+    heap_setscanlimits(scan, first, size);
+    BlockNumber next = first + size;
+    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
         CHECK_FOR_INTERRUPTS();
         if (sweep.left == 0) {
             next = ItemPointerGetBlockNumber(&slot->tts_tid);
             break;
         }
+        ++sweep.result.seen;
         if (record_expires(slot) <= sweep.now || is_orphaned(sweep, slot)) purge(sweep, slot);
     }
     table_endscan(scan);
@@ -111,22 +108,26 @@ void put_hand(Hand& hand, BlockNumber block) {
 
 }  // namespace
 
-std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records) {
-    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, max_records, 0, make_scopes()};
-    const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
+Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
+    Sweep sweep{
+        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, make_scopes()};
+    Swept& result = sweep.result;
+    result.table = RelationGetNumberOfBlocks(sweep.records);
+    const BlockNumber budget = std::min(result.table, limits.blocks);
     Hand hand = take_hand();
-    BlockNumber at = blocks == 0 ? 0 : hand.block % blocks;
-    for (BlockNumber visited = 0; visited < blocks && sweep.left > 0;) {
-        const BlockNumber size = std::min({stretch, blocks - at, blocks - visited});
-        const BlockNumber next = sweep_stretch(sweep, at, at + size);
-        visited += next - at;
-        at = next == blocks ? 0 : next;
+    result.hand = result.table == 0 ? 0 : hand.block % result.table;
+    while (result.blocks < budget && sweep.left > 0) {
+        const BlockNumber size =
+            std::min({stretch, result.table - result.hand, budget - result.blocks});
+        const BlockNumber next = sweep_stretch(sweep, result.hand, size);
+        result.blocks += next - result.hand;
+        result.hand = next == result.table ? 0 : next;
     }
-    put_hand(hand, at);
+    put_hand(hand, result.hand);
     hash_destroy(sweep.scopes);
     table_close(sweep.records, NoLock);
     CommandCounterIncrement();
-    return sweep.deleted;
+    return result;
 }
 
 }  // namespace idem::pg

@@ -13,8 +13,22 @@
 
 namespace idem::pg {
 
-// Deletes records that expired by now or whose scope was dropped, at most max_records, visiting
-// each block at most once. Returns how many. Part of the caller's transaction.
-std::int64_t sweep_expired(TimestampTz now, std::int64_t max_records);
+struct SweepLimits {
+    std::int64_t records;  // to delete
+    BlockNumber blocks;    // to read
+};
+
+struct Swept {
+    std::int64_t seen;     // records read
+    std::int64_t deleted;  // of them
+    BlockNumber blocks;    // read to the end
+    BlockNumber table;     // blocks there are
+    BlockNumber hand;      // where the next step begins
+};
+
+// Deletes records that expired by now or whose scope was dropped, within the limits, visiting each
+// block at most once. Part of the caller's transaction, which must have an active snapshot (for
+// what is stored out of line).
+Swept sweep_step(TimestampTz now, const SweepLimits& limits);
 
 }  // namespace idem::pg

@@ -20,13 +20,7 @@ void forget_table(Datum, Oid relation) {
 
 Oid find_table(const char* name) {
     const Oid schema = get_namespace_oid(schema_name, true);
-    const Oid oid = OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
-    if (!OidIsValid(oid))
-        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                        errmsg("extension \"idem\" is not installed in this database"),
-                        errdetail("Table \"%s.%s\" does not exist.", schema_name, name),
-                        errhint("Run CREATE EXTENSION idem.")));
-    return oid;
+    return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
 }
 
 // Nothing to evaluate: the entry is made of the row's columns.
@@ -75,10 +69,21 @@ void on_invalidation(Table table, void (*forget)()) {
     forgetters[static_cast<std::size_t>(table)] = forget;
 }
 
-Oid table_oid(Table table) {
+Oid find_table_oid(Table table) {
     const auto index = static_cast<std::size_t>(table);
     if (!OidIsValid(oids[index])) oids[index] = find_table(table_names[index]);
     return oids[index];
+}
+
+Oid table_oid(Table table) {
+    const Oid oid = find_table_oid(table);
+    if (!OidIsValid(oid))
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("extension \"idem\" is not installed in this database"),
+                        errdetail("Table \"%s.%s\" does not exist.", schema_name,
+                                  table_names[static_cast<std::size_t>(table)]),
+                        errhint("Run CREATE EXTENSION idem.")));
+    return oid;
 }
 
 Relation open_table(Table table, LOCKMODE mode) {

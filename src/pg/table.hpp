@@ -20,6 +20,9 @@ Relation open_table(Table table, LOCKMODE mode);
 // The table's OID; raises as open_table() does.
 Oid table_oid(Table table);
 
+// The same, but InvalidOid when there is none.
+Oid find_table_oid(Table table);
+
 // Has the function called whenever the table is invalidated: changed by whoever announces it with
 // CacheInvalidateRelcache(), altered, dropped, or any of that rolled back. One function a table; it
 // must not raise or read tables.

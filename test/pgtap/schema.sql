@@ -171,6 +171,8 @@ SELECT set_eq(
     $$VALUES ('idem.counted_scopes', '1000', 'sighup', 'integer', '1'),
              ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
+             ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
+             ('idem.purge_rate', '0', 'sighup', 'integer', '0'),
              ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 

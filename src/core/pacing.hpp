@@ -1,0 +1,83 @@
+// How often, how much and whether to purge.
+//
+// A database is visited again soon while visits find much to delete, and ever more rarely while
+// they find little: each deleted record pays for the live ones that were read to find it. Whoever
+// finds the clocks at odds skips a round: records expire by the wall clock, and one that has just
+// jumped may jump back. Pure functions over microseconds; nothing thrown.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/duration.hpp"
+
+namespace idem::core {
+
+// What a visit found. more: it was cut off before it had seen the whole table.
+struct Tally {
+    std::int64_t seen;
+    std::int64_t deleted;
+    bool more;
+};
+
+// The shortest and the longest nap between two visits to one database.
+constexpr std::int64_t least_nap(std::int64_t naptime) noexcept {
+    return std::max<std::int64_t>(naptime / 10, 10'000);
+}
+constexpr std::int64_t most_nap(std::int64_t naptime) noexcept {
+    return std::max<std::int64_t>(naptime, 10'000) * 30;
+}
+
+constexpr std::int64_t longer_nap(std::int64_t nap, std::int64_t naptime) noexcept {
+    return std::clamp(std::clamp<std::int64_t>(nap, 0, max_duration) * 2, least_nap(naptime),
+                      most_nap(naptime));
+}
+
+// A tenth expired is much, a hundredth little.
+constexpr std::int64_t next_nap(std::int64_t nap, std::int64_t naptime,
+                                const Tally& found) noexcept {
+    const std::int64_t least = least_nap(naptime);
+    if (found.deleted > 0 && found.deleted >= found.seen / 10)
+        return found.more ? least : std::clamp(nap / 2, least, most_nap(naptime));
+    if (found.deleted <= found.seen / 100) return longer_nap(nap, naptime);
+    return std::clamp(nap, least, most_nap(naptime));
+}
+
+// How long to leave off when there is no worker to be had.
+constexpr std::int64_t back_off(std::int64_t previous) noexcept {
+    return std::clamp(previous * 2, usecs_per_second, 60 * usecs_per_second);
+}
+
+// One commit covers at most so many records, so that a claim of one of them waits for no longer.
+// rate is in records per second; 0: no bound.
+inline constexpr std::int32_t most_records_a_batch = 1000;
+constexpr std::int32_t batch_records(std::int32_t rate) noexcept {
+    if (rate <= 0) return most_records_a_batch;
+    return std::clamp(rate / 10, 1, most_records_a_batch);
+}
+
+// How long to rest after a batch, for the rate to be kept.
+constexpr std::int64_t rest_after(std::int64_t deleted, std::int32_t rate,
+                                  std::int64_t took) noexcept {
+    if (rate <= 0) return 0;
+    return std::max<std::int64_t>(deleted * usecs_per_second / rate - took, 0);
+}
+
+// Two readings of a moment: the time of day, and a clock that nobody sets.
+struct Clocks {
+    std::int64_t wall;
+    std::int64_t steady;
+};
+
+// How far the time of day has gone beyond the time that has passed; negative: behind.
+constexpr std::int64_t jump(const Clocks& before, const Clocks& now) noexcept {
+    return (now.wall - before.wall) - (now.steady - before.steady);
+}
+
+// Slewing is no jump: it makes up half a millisecond a second at most.
+constexpr bool agree(const Clocks& before, const Clocks& now) noexcept {
+    const std::int64_t by = jump(before, now);
+    return by > -usecs_per_second && by < usecs_per_second;
+}
+
+}  // namespace idem::core

@@ -1,0 +1,31 @@
+#include "pg/installation.hpp"
+
+#include "pg/store.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+constexpr std::array needed = {Table::scope, Table::record, Table::sweep};
+
+// Somebody may have made a schema and tables of our names without the extension.
+bool belongs_to(Oid extension, Oid table) {
+    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
+}
+
+}  // namespace
+
+Installation lock_installation() {
+    const Oid extension = get_extension_oid("idem", true);
+    if (!OidIsValid(extension)) return Installation::absent;
+    for (const Table table : needed) {
+        const Oid oid = find_table_oid(table);
+        if (!belongs_to(extension, oid)) return Installation::absent;
+        if (!ConditionalLockRelationOid(oid, RowExclusiveLock)) return Installation::busy;
+        // It may have gone before we had the lock, which brought the news.
+        if (find_table_oid(table) != oid) return Installation::absent;
+    }
+    return has_record_layout() ? Installation::ready : Installation::absent;
+}
+
+}  // namespace idem::pg

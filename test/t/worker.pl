@@ -1,0 +1,404 @@
+# The purge worker: it deletes what has expired, nothing else, and nothing keeps it from it for good.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $conf = <<'CONF';
+shared_preload_libraries = 'idem'
+idem.purge_naptime = '50ms'
+log_min_duration_statement = -1
+log_statement = 'none'
+log_line_prefix = '%m [%p] %b '
+CONF
+my $node = idem_node('worker', conf => $conf, init => { allows_streaming => 1 });
+
+sub sql { return $node->safe_psql('postgres', shift); }
+
+# Puts records into a database, past idem, that expire so long from now.
+sub fill
+{
+	my ($database, $n, $ttl) = @_;
+	$node->safe_psql($database, <<"SQL");
+INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
+SELECT gen_random_uuid(), now(), now() + '$ttl', (SELECT min(id) FROM idem.scope), 1, 'c', false, '', 'filled ' || i
+  FROM generate_series(1, $n) i
+SQL
+	return;
+}
+
+sub records
+{
+	my ($database) = @_;
+	return $node->safe_psql($database, 'SELECT count(*) FROM idem.record');
+}
+
+# Waits until so many records are left.
+sub left
+{
+	my ($database, $n, $what) = @_;
+	ok($node->poll_query_until($database, "SELECT count(*) = $n FROM idem.record"), $what);
+	return;
+}
+
+# The processes of idem, of one kind.
+sub pids
+{
+	my ($type) = @_;
+	return split /\n/, sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'idem $type'");
+}
+
+sub wait_for_launcher
+{
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idem launcher'")
+	  or die 'no launcher';
+	return (pids('launcher'))[0];
+}
+
+# Waits until a worker is at work in the database, and returns its process id.
+sub catch_worker
+{
+	my ($database) = @_;
+	my $worker = "FROM pg_stat_activity WHERE backend_type = 'idem purger' AND datname = '$database'";
+	for (1 .. 10)
+	{
+		$node->poll_query_until('postgres', "SELECT count(*) > 0 $worker") or die 'no worker';
+		my $pid = sql("SELECT pid $worker");
+		return $pid if $pid ne '';
+	}
+	die 'the worker was always gone';
+}
+
+sub set_conf
+{
+	my (%settings) = @_;
+	$node->append_conf('postgresql.conf', "$_ = '$settings{$_}'") for sort keys %settings;
+	$node->reload;
+	return;
+}
+
+# What it is for -----------------------------------------------------------------------------------
+
+fill('postgres', 2500, '-1 second');
+fill('postgres', 10, '1 hour');
+left('postgres', 10, 'expired records are deleted, the others stay');
+is(sql("SELECT purged FROM idem.stats"), 2500, 'and counted');
+ok($node->poll_query_until('postgres',
+		"SELECT n_tup_del >= 2500 FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass"),
+	'and autovacuum learns of them');
+
+sql(<<'SQL');
+SELECT idem.complete(token, to_jsonb((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 10000) i)))
+  FROM idem.claim('payments', 'large', ttl => '1 millisecond')
+SQL
+left('postgres', 10, 'those that are stored out of line too');
+
+sql("SELECT idem.complete(token) FROM idem.claim('payments', 'soon', ttl => '1 second')");
+left('postgres', 10, 'a record that expires later is deleted later');
+
+# A leased claim is no record to be deleted while its lease runs, whatever its TTL.
+sql("SELECT outcome FROM idem.claim('payments', 'leased', ttl => '1 millisecond', lease => '1 hour')");
+fill('postgres', 1, '-1 second');
+left('postgres', 11, 'a running lease keeps its record');
+
+# An expired row that is just being replaced is its claim's.
+set_conf('idem.purge_naptime' => '0');
+wait_for_launcher();
+sql("SELECT idem.complete(token) FROM idem.claim('payments', 'again', ttl => '1 millisecond')");
+my $claimer = $node->background_psql('postgres');
+$claimer->query_safe(<<'SQL');
+BEGIN;
+SELECT idem.complete(token, '"second"') FROM idem.claim('payments', 'again');
+SQL
+set_conf('idem.purge_naptime' => '50ms');
+fill('postgres', 1, '-1 second');
+left('postgres', 12, 'the worker passes by a row that is being replaced');
+$claimer->query_safe('COMMIT');
+$claimer->quit;
+is(sql("SELECT response FROM idem.claim('payments', 'again')"), '"second"', 'which lives');
+sql('DELETE FROM idem.record');
+
+# Tables that others rebuild -----------------------------------------------------------------------
+
+my $locker = $node->background_psql('postgres');
+$locker->query_safe('BEGIN; LOCK TABLE idem.record IN SHARE MODE');
+my $logged = -s $node->logfile;
+$locker->query_safe("SELECT pg_sleep(0.5)");
+is(sql("SELECT count(*) FROM pg_locks WHERE NOT granted"), 0, 'the worker waits for no lock');
+$locker->query_safe('COMMIT');
+$locker->quit;
+fill('postgres', 5, '-1 second');
+left('postgres', 0, 'and goes on afterwards');
+
+# Extensions that come and go ----------------------------------------------------------------------
+
+set_conf('idem.purge_rate' => 500);
+fill('postgres', 3000, '-1 second');
+for my $round (1 .. 3)
+{
+	catch_worker('postgres');
+	sql('DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
+	install_payments($node, 'postgres');
+	fill('postgres', 3000, '-1 second');
+}
+sql('DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
+pass('the extension is dropped and created while the worker is at work');
+set_conf('idem.purge_rate' => 0);
+
+# Objects of our names that are somebody else's are not touched.
+sql('CREATE SCHEMA idem; CREATE TABLE idem.record (expires timestamptz, scope int);'
+	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.sweep (); INSERT INTO idem.record VALUES ('-infinity', 1)");
+sql('CREATE DATABASE bystander');
+install_payments($node, 'bystander');
+fill('bystander', 10, '-1 second');
+left('bystander', 0, 'a database beside one without the extension');
+is(records('postgres'), 1, 'a table that is not the extension\'s is left alone');
+sql('DROP SCHEMA idem CASCADE');
+install_payments($node, 'postgres');
+
+# Before ALTER EXTENSION UPDATE the tables may be laid out otherwise.
+fill('bystander', 10, '1 hour');
+$node->safe_psql('bystander', "ALTER TABLE idem.record RENAME expires TO expired;
+	UPDATE idem.record SET expired = '-infinity'");
+fill('postgres', 10, '-1 second');
+left('postgres', 0, 'a database beside one that awaits an upgrade');
+is(records('bystander'), 10, 'tables of another layout are left alone');
+$node->safe_psql('bystander', 'ALTER TABLE idem.record RENAME expired TO expires');
+left('bystander', 0, 'until the upgrade is done');
+unlike(substr(slurp_file($node->logfile), $logged), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/,
+	'and the log is silent about it');
+
+# Databases ----------------------------------------------------------------------------------------
+
+# The progress of a slow visit can be seen, and a database be dropped in the midst of it.
+sql('CREATE DATABASE template_for_all');
+install_payments($node, 'template_for_all');
+fill('template_for_all', 3000, '-1 second');
+set_conf('idem.purge_naptime' => '0');
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
+sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
+sql("CREATE DATABASE $_ TEMPLATE template_for_all") for qw(dropped forced renamed refusing invalid);
+sql('ALTER DATABASE refusing ALLOW_CONNECTIONS false');
+sql("UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'invalid'");
+set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 100);
+
+catch_worker('dropped');
+ok( $node->poll_query_until('postgres', <<'SQL'), 'progress is visible');
+SELECT count(*) > 0 FROM pg_stat_activity
+ WHERE backend_type = 'idem purger' AND query ~ '^idem: purging, block \d+ of \d+, [1-9]\d* records deleted$'
+SQL
+catch_worker('dropped');
+is(sql('DROP DATABASE dropped'), '', 'DROP DATABASE waits for the worker to leave');
+catch_worker('forced');
+is(sql('DROP DATABASE forced WITH (FORCE)'), '', 'DROP DATABASE (FORCE) throws it out');
+catch_worker('renamed');
+is(sql('ALTER DATABASE renamed RENAME TO other_name'), '', 'a database is renamed');
+
+# SIGTERM and kill -9 ------------------------------------------------------------------------------
+
+kill 'TERM', catch_worker('other_name');
+catch_worker('other_name');
+pass('a terminated worker is followed by another');
+my $launcher = wait_for_launcher();
+kill 'TERM', $launcher;
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $launcher")
+  or die 'the launcher stays';
+isnt(wait_for_launcher(), $launcher, 'a terminated launcher is started again');
+catch_worker('other_name');
+
+for my $victim ('worker', 'launcher')
+{
+	my $pid = $victim eq 'worker' ? catch_worker('other_name') : wait_for_launcher();
+	my $before = -s $node->logfile;
+	kill 'KILL', $pid;
+	$node->wait_for_log(qr/reinitializing/, $before);
+	$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
+	catch_worker('other_name');
+	pass("a killed $victim is followed by another");
+}
+
+set_conf('idem.purge_rate' => 0);
+left('other_name', 0, 'and the work gets done');
+$node->restart;
+fill('other_name', 100, '-1 second');
+left('other_name', 0, 'also after a restart');
+
+# Those that must not be visited have kept what they had.
+set_conf('idem.purge_naptime' => '0');
+wait_for_launcher();
+sql("ALTER DATABASE template_for_all IS_TEMPLATE false");
+sql("UPDATE pg_database SET datallowconn = true, datconnlimit = -1
+      WHERE datname IN ('template_for_all', 'refusing', 'invalid')");
+is(records('template_for_all'), 3000, 'a template is not visited');
+is(records('refusing'), 3000, 'a database that refuses connections neither');
+is(records('invalid'), 3000, 'nor one whose DROP DATABASE was interrupted');
+
+# Reload -------------------------------------------------------------------------------------------
+
+is(scalar pids('purger'), 0, 'a naptime of 0 stops the visits');
+fill('other_name', 50, '-1 second');
+is(records('other_name'), 50, 'nobody comes');
+set_conf('idem.purge_naptime' => '50ms');
+left($_, 0, "after a reload $_ is visited") for qw(other_name template_for_all refusing invalid);
+
+# Many databases -----------------------------------------------------------------------------------
+
+set_conf('idem.purge_naptime' => '0');
+fill('template_for_all', 5, '-1 second');
+sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
+my $many = 200;
+$node->safe_psql('postgres', join '', map { "CREATE DATABASE many_$_ TEMPLATE template_for_all;\n" } 1 .. $many);
+set_conf('idem.purge_naptime' => '50ms');
+left("many_$_", 0, "database $_ of $many is visited") for (1, 2, $many / 2, $many);
+sql("ALTER SYSTEM SET idem.purge_naptime = '10s'");
+$node->reload;
+$node->safe_psql('postgres', join '', map { "DROP DATABASE many_$_;\n" } 1 .. $many);
+pass('and all of them can be dropped');
+sql('ALTER SYSTEM RESET ALL');
+$node->reload;
+fill('other_name', 50, '-1 second');
+left('other_name', 0, 'the others are visited as before');
+
+# Statistics of what is gone -----------------------------------------------------------------------
+
+set_conf('idem.counted_scopes' => 3);
+$node->stop;
+unlink $node->data_dir . '/pg_stat/idem.stat';
+$node->start;
+wait_for_launcher();
+sql('CREATE DATABASE counted');
+install_payments($node, 'counted');
+$node->safe_psql('counted', "SELECT idem.create_scope(name) FROM unnest('{a,b}'::text[]) name");
+$node->safe_psql('counted', "SELECT count(*) FROM idem.stats");
+is(sql('SELECT count(*) FROM idem.stats'), 0, 'another database has all the slots');
+sql('DROP DATABASE counted');
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 1 FROM idem.stats'),
+	'the slots of a dropped database are free again');
+sql("SELECT idem.create_scope(name) FROM unnest('{a,b}'::text[]) name");
+is(sql('SELECT count(*) FROM idem.stats'), 3, 'three scopes, three slots');
+sql("SELECT idem.drop_scope('a')");
+sql("SELECT idem.create_scope('c')");
+ok($node->poll_query_until('postgres',
+		"SELECT string_agg(scope, ',' ORDER BY scope) = 'b,c,payments' FROM idem.stats"),
+	'and that of a scope that is gone');
+
+# Standby and promotion ----------------------------------------------------------------------------
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idem%'"),
+	0, 'a standby has no launcher');
+set_conf('idem.purge_naptime' => '0');
+fill('postgres', 20, '-1 second');
+$node->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 20, 'and deletes nothing');
+$node->stop;
+$standby->append_conf('postgresql.conf', "idem.purge_naptime = '50ms'");
+$standby->reload;
+$standby->promote;
+ok($standby->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idem.record'),
+	'the promoted standby purges');
+$standby->stop;
+log_is_clean($standby);
+$node->start;
+
+# No worker to be had ------------------------------------------------------------------------------
+
+set_conf('idem.purge_naptime' => '50ms', 'max_worker_processes' => 2);
+$logged = -s $node->logfile;
+$node->restart;
+my $launchers = wait_for_launcher();
+my $complaint = qr/no background worker is free to purge expired idempotency keys/;
+$node->wait_for_log($complaint, $logged);
+sql('SELECT pg_sleep(4)');
+my $complaints = () = substr(slurp_file($node->logfile), $logged) =~ /$complaint/g;
+is($complaints, 1, 'one line when there is no worker to be had');
+is(records('postgres'), 20, 'and no work done');
+set_conf('max_worker_processes' => 8);
+$node->restart;
+left('postgres', 0, 'until there is one');
+
+# Binary upgrade -----------------------------------------------------------------------------------
+
+$node->stop;
+$logged = -s $node->logfile;
+command_ok([ 'pg_ctl', '-w', '-D', $node->data_dir, '-l', $node->logfile, '-o', '-b', 'start' ],
+	'start as pg_upgrade does');
+is(scalar pids('launcher'), 0, 'no launcher in a binary upgrade');
+command_ok([ 'pg_ctl', '-w', '-D', $node->data_dir, '-m', 'fast', 'stop' ], 'stop again');
+log_is_clean($node, killed => 1);
+my $everything = slurp_file($node->logfile);
+unlike($everything, qr/idem (purger|launcher) (ERROR|WARNING)/, 'no error of ours in the log');
+
+# A clock that jumps -------------------------------------------------------------------------------
+
+SKIP:
+{
+	my $directory = PostgreSQL::Test::Utils::tempdir;
+	my $shim = "$directory/clock.so";
+	skip 'there is no C compiler', 6
+	  if system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/clock.c") != 0;
+	my $clock = "$directory/clock";
+	my $set_clock = sub {
+		open(my $file, '>', "$clock.new") or die $!;
+		print $file shift;
+		close $file;
+		rename "$clock.new", $clock or die $!;
+	};
+	$set_clock->(0);
+	my $jumpy = PostgreSQL::Test::Cluster->new('jumpy');
+	$jumpy->init;
+	$jumpy->append_conf('postgresql.conf', $conf . "idem.purge_naptime = '5min'\nautovacuum = off\n");
+	{
+		local $ENV{LD_PRELOAD} = $shim;
+		local $ENV{IDEM_TEST_CLOCK} = $clock;
+		$jumpy->start;
+	}
+	$node = $jumpy;
+	install_payments($node);
+	fill('postgres', 100, '1 hour');
+	wait_for_launcher();
+
+	# Forward and back, before the round that is skipped is over.
+	my $since = -s $node->logfile;
+	$set_clock->(7200);
+	$node->reload;
+	$node->wait_for_log(qr/the clock was set forward by 7200 seconds/, $since);
+	pass('a clock that is set forward is noticed');
+	$set_clock->(0);
+	$node->reload;
+	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
+	pass('and set back again');
+	set_conf('idem.purge_naptime' => '50ms');
+	fill('postgres', 10, '-1 second');
+	left('postgres', 100, 'no living record was deleted meanwhile');
+
+	# In the midst of a visit.
+	set_conf('idem.purge_naptime' => '10s', 'idem.purge_rate' => 20);
+	fill('postgres', 1000, '-1 second');
+	set_conf('idem.purge_naptime' => '11s');
+	catch_worker('postgres');
+	$since = -s $node->logfile;
+	$set_clock->(7200);
+	$node->wait_for_log(qr/the clock was set forward by 7200 seconds/, $since);
+	$set_clock->(0);
+	$node->reload;
+	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
+	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'nor by a visit that was under way');
+
+	# A clock that stays ahead is right in the end.
+	set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 0);
+	$set_clock->(7200);
+	left('postgres', 0, 'a clock that stays where it was set is believed');
+	$node->stop;
+	log_is_clean($node);
+}
+
+done_testing();

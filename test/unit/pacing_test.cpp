@@ -1,0 +1,93 @@
+// How often and how much to purge.
+#include "core/pacing.hpp"
+
+#include <cstdint>
+
+#include "support.hpp"
+
+using namespace idem::core;
+
+namespace {
+
+constexpr std::int64_t second = usecs_per_second;
+constexpr std::int64_t naptime = 10 * second;
+
+}  // namespace
+
+TEST(Pacing, ABacklogIsVisitedAgainAtOnce) {
+    EXPECT_EQ(next_nap(naptime, naptime, {100, 100, true}), second);
+    EXPECT_EQ(next_nap(300 * second, naptime, {1000, 100, true}), second);
+}
+
+TEST(Pacing, MuchToDeleteShortensTheNap) {
+    EXPECT_EQ(next_nap(naptime, naptime, {1000, 100, false}), naptime / 2);
+    EXPECT_EQ(next_nap(second, naptime, {1000, 1000, false}), second);
+    EXPECT_EQ(next_nap(naptime, naptime, {1, 1, false}), naptime / 2);
+}
+
+TEST(Pacing, LittleToDeleteMakesItLonger) {
+    EXPECT_EQ(next_nap(naptime, naptime, {0, 0, false}), 2 * naptime);
+    EXPECT_EQ(next_nap(naptime, naptime, {1000, 10, false}), 2 * naptime);
+    EXPECT_EQ(next_nap(naptime, naptime, {1'000'000, 0, true}), 2 * naptime);
+    EXPECT_EQ(next_nap(200 * second, naptime, {0, 0, false}), 300 * second);
+}
+
+TEST(Pacing, InBetweenItStays) {
+    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 11, false}), 7 * second);
+    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 99, true}), 7 * second);
+}
+
+// The time between visits finds the one at which a few hundredths have expired.
+TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
+    constexpr std::int64_t lifetime = 600 * second;
+    std::int64_t nap = naptime;
+    for (int i = 0; i < 20; ++i) {
+        const std::int64_t expired = std::min<std::int64_t>(100'000, 100'000 * nap / lifetime);
+        nap = next_nap(nap, naptime, {100'000, expired, false});
+    }
+    EXPECT_GE(nap, lifetime / 100);
+    EXPECT_LE(nap, lifetime / 10);
+}
+
+TEST(Pacing, AChangedNaptimeCountsAtOnce) {
+    EXPECT_EQ(next_nap(300 * second, second, {1000, 50, false}), 30 * second);
+    EXPECT_EQ(next_nap(second, 3600 * second, {1000, 50, false}), 360 * second);
+    EXPECT_EQ(next_nap(0, 1, {1000, 50, false}), 10'000);
+    EXPECT_EQ(longer_nap(0, naptime), second);
+    EXPECT_EQ(longer_nap(INT64_MAX, naptime), 300 * second);
+}
+
+TEST(Pacing, NoWorkerMeansWaitingLonger) {
+    std::int64_t wait = 0;
+    for (const int seconds : {1, 2, 4, 8, 16, 32, 60, 60}) {
+        wait = back_off(wait);
+        EXPECT_EQ(wait, seconds * second);
+    }
+}
+
+TEST(Pacing, TheRateIsKept) {
+    EXPECT_EQ(batch_records(0), 1000);
+    EXPECT_EQ(batch_records(1'000'000), 1000);
+    EXPECT_EQ(batch_records(500), 50);
+    EXPECT_EQ(batch_records(1), 1);
+    EXPECT_EQ(rest_after(50, 500, 0), second / 10);
+    EXPECT_EQ(rest_after(50, 500, 60'000), 40'000);
+    EXPECT_EQ(rest_after(50, 500, second), 0);
+    EXPECT_EQ(rest_after(0, 500, 0), 0);
+    EXPECT_EQ(rest_after(1000, 0, 0), 0);
+    EXPECT_EQ(rest_after(1000, 1, 0), 1000 * second);
+}
+
+TEST(Pacing, ClocksAgreeUntilOneIsSet) {
+    constexpr Clocks before{800'000'000 * second, 5 * second};
+    const auto later = [&](std::int64_t wall, std::int64_t steady) {
+        return agree(before, {before.wall + wall, before.steady + steady});
+    };
+    EXPECT_TRUE(later(0, 0));
+    EXPECT_TRUE(later(3600 * second, 3600 * second));
+    EXPECT_TRUE(later(60 * second + 30'000, 60 * second));
+    EXPECT_FALSE(later(61 * second, 60 * second));
+    EXPECT_FALSE(later(59 * second, 60 * second));
+    EXPECT_FALSE(later(-3600 * second, 0));
+    EXPECT_EQ(jump(before, {before.wall - 3600 * second, before.steady + second}), -3601 * second);
+}
