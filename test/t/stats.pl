@@ -79,7 +79,29 @@ COMMIT;
 SQL
 is(stats('limited'), 'claims 1 releases 1 limited 1', 'a limit');
 
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+SELECT idem.once('payments', 'm1');
+SELECT idem.once('payments', 'm1');
+SELECT idem.once_each('payments', '{m1,m2,m3,m2}');
+SQL
+is(stats('payments'), 'claims 3 replays 2 completions 3', 'messages, one by one and as a set');
+sql('CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE \'no\'; END $$');
+sql('CREATE FUNCTION accept(request jsonb) RETURNS jsonb LANGUAGE sql RETURN request');
+sql("SELECT idem.execute('payments', 'x1', 'refuse(jsonb)'), idem.execute('payments', 'x2', 'accept(jsonb)')");
+is(stats('payments'), 'claims 5 replays 2 completions 4 failures 1', 'executed operations');
+
+sql(<<'SQL');
+SELECT idem.create_scope('picky', ttl => '1 hour', reject_stale_keys => true, weak_keys => 'reject');
+SELECT outcome FROM idem.try_claim('picky', '01890a5d-ac96-774b-bcce-b302099a8057');
+SQL
+$node->psql('postgres', "SELECT idem.once_each('picky', '{01890a5d-ac96-774b-bcce-b302099a8057}')");
+$node->psql('postgres', "SELECT idem.try_claim('picky', '12345')");
+is(stats('picky'), 'stale 2 weak 1', 'keys that are too old, or too weak');
+sql("SELECT idem.drop_scope('picky')");
+
 # Waiting, and not waiting.
+sql('SELECT idem.stats_reset()');
 my $holder = $node->background_psql('postgres');
 $holder->query_safe(claim_open('w'));
 sql(q(SELECT outcome FROM idem.try_claim('payments', 'w')));
