@@ -16,28 +16,28 @@ constexpr std::int64_t naptime = 10 * second;
 
 TEST(Pacing, ABacklogIsVisitedAgainAtOnce) {
     EXPECT_EQ(next_nap(naptime, naptime, {100, 100, true}), second);
-    EXPECT_EQ(next_nap(300 * second, naptime, {1000, 100, true}), second);
+    EXPECT_EQ(next_nap(300 * second, naptime, {1000, 250, true}), second);
 }
 
 TEST(Pacing, MuchToDeleteShortensTheNap) {
-    EXPECT_EQ(next_nap(naptime, naptime, {1000, 100, false}), naptime / 2);
+    EXPECT_EQ(next_nap(naptime, naptime, {1000, 250, false}), naptime / 2);
     EXPECT_EQ(next_nap(second, naptime, {1000, 1000, false}), second);
     EXPECT_EQ(next_nap(naptime, naptime, {1, 1, false}), naptime / 2);
 }
 
 TEST(Pacing, LittleToDeleteMakesItLonger) {
     EXPECT_EQ(next_nap(naptime, naptime, {0, 0, false}), 2 * naptime);
-    EXPECT_EQ(next_nap(naptime, naptime, {1000, 10, false}), 2 * naptime);
+    EXPECT_EQ(next_nap(naptime, naptime, {1000, 100, false}), 2 * naptime);
     EXPECT_EQ(next_nap(naptime, naptime, {1'000'000, 0, true}), 2 * naptime);
     EXPECT_EQ(next_nap(200 * second, naptime, {0, 0, false}), 300 * second);
 }
 
 TEST(Pacing, InBetweenItStays) {
-    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 11, false}), 7 * second);
-    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 99, true}), 7 * second);
+    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 101, false}), 7 * second);
+    EXPECT_EQ(next_nap(7 * second, naptime, {1000, 249, true}), 7 * second);
 }
 
-// The time between visits finds the one at which a few hundredths have expired.
+// The time between visits finds the one at which a tenth to a quarter has expired.
 TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
     constexpr std::int64_t lifetime = 600 * second;
     std::int64_t nap = naptime;
@@ -45,14 +45,14 @@ TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
         const std::int64_t expired = std::min<std::int64_t>(100'000, 100'000 * nap / lifetime);
         nap = next_nap(nap, naptime, {100'000, expired, false});
     }
-    EXPECT_GE(nap, lifetime / 100);
-    EXPECT_LE(nap, lifetime / 10);
+    EXPECT_GT(nap, lifetime / 10);
+    EXPECT_LT(nap, lifetime / 4);
 }
 
 TEST(Pacing, AChangedNaptimeCountsAtOnce) {
-    EXPECT_EQ(next_nap(300 * second, second, {1000, 50, false}), 30 * second);
-    EXPECT_EQ(next_nap(second, 3600 * second, {1000, 50, false}), 360 * second);
-    EXPECT_EQ(next_nap(0, 1, {1000, 50, false}), 10'000);
+    EXPECT_EQ(next_nap(300 * second, second, {1000, 150, false}), 30 * second);
+    EXPECT_EQ(next_nap(second, 3600 * second, {1000, 150, false}), 360 * second);
+    EXPECT_EQ(next_nap(0, 1, {1000, 150, false}), 10'000);
     EXPECT_EQ(longer_nap(0, naptime), second);
     EXPECT_EQ(longer_nap(INT64_MAX, naptime), 300 * second);
 }
