@@ -20,17 +20,22 @@ struct Tally {
     bool more;
 };
 
-// The shortest and the longest nap between two visits to one database.
+// The shortest and the longest nap between two visits to one database. An idle one may fill up at
+// any time, so it is never forgotten for long.
 constexpr std::int64_t least_nap(std::int64_t naptime) noexcept {
     return std::max<std::int64_t>(naptime / 10, 10'000);
 }
 constexpr std::int64_t most_nap(std::int64_t naptime) noexcept {
-    return std::max<std::int64_t>(naptime, 10'000) * 30;
+    return std::max<std::int64_t>(naptime, 10'000) * 5;
 }
 
-constexpr std::int64_t longer_nap(std::int64_t nap, std::int64_t naptime) noexcept {
-    return std::clamp(std::clamp<std::int64_t>(nap, 0, max_duration) * 2, least_nap(naptime),
-                      most_nap(naptime));
+constexpr std::int64_t doubled(std::int64_t nap, std::int64_t least, std::int64_t most) noexcept {
+    return std::clamp(std::clamp<std::int64_t>(nap, 0, max_duration) * 2, least, most);
+}
+
+// Where the extension is not installed: there may be hundreds of these.
+constexpr std::int64_t absent_nap(std::int64_t nap, std::int64_t naptime) noexcept {
+    return doubled(nap, least_nap(naptime), 6 * most_nap(naptime));
 }
 
 // A quarter expired is much, a tenth little. So a visit reads four to ten records for one that it
@@ -41,7 +46,7 @@ constexpr std::int64_t next_nap(std::int64_t nap, std::int64_t naptime,
     const std::int64_t least = least_nap(naptime);
     if (found.deleted > 0 && found.deleted >= found.seen / 4)
         return found.more ? least : std::clamp(nap / 2, least, most_nap(naptime));
-    if (found.deleted <= found.seen / 10) return longer_nap(nap, naptime);
+    if (found.deleted <= found.seen / 10) return doubled(nap, least, most_nap(naptime));
     return std::clamp(nap, least, most_nap(naptime));
 }
 

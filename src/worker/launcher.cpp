@@ -195,7 +195,7 @@ std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
         case pg::Ending::absent:
             break;
     }
-    return core::longer_nap(nap, naptime());
+    return core::absent_nap(nap, naptime());
 }
 
 void visit(Launcher& self, Database& database, const Clocks& now) {

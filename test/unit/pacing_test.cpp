@@ -29,7 +29,7 @@ TEST(Pacing, LittleToDeleteMakesItLonger) {
     EXPECT_EQ(next_nap(naptime, naptime, {0, 0, false}), 2 * naptime);
     EXPECT_EQ(next_nap(naptime, naptime, {1000, 100, false}), 2 * naptime);
     EXPECT_EQ(next_nap(naptime, naptime, {1'000'000, 0, true}), 2 * naptime);
-    EXPECT_EQ(next_nap(200 * second, naptime, {0, 0, false}), 300 * second);
+    EXPECT_EQ(next_nap(40 * second, naptime, {0, 0, false}), 50 * second);
 }
 
 TEST(Pacing, InBetweenItStays) {
@@ -39,7 +39,7 @@ TEST(Pacing, InBetweenItStays) {
 
 // The time between visits finds the one at which a tenth to a quarter has expired.
 TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
-    constexpr std::int64_t lifetime = 600 * second;
+    constexpr std::int64_t lifetime = 300 * second;
     std::int64_t nap = naptime;
     for (int i = 0; i < 20; ++i) {
         const std::int64_t expired = std::min<std::int64_t>(100'000, 100'000 * nap / lifetime);
@@ -50,11 +50,15 @@ TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
 }
 
 TEST(Pacing, AChangedNaptimeCountsAtOnce) {
-    EXPECT_EQ(next_nap(300 * second, second, {1000, 150, false}), 30 * second);
+    EXPECT_EQ(next_nap(300 * second, second, {1000, 150, false}), 5 * second);
     EXPECT_EQ(next_nap(second, 3600 * second, {1000, 150, false}), 360 * second);
     EXPECT_EQ(next_nap(0, 1, {1000, 150, false}), 10'000);
-    EXPECT_EQ(longer_nap(0, naptime), second);
-    EXPECT_EQ(longer_nap(INT64_MAX, naptime), 300 * second);
+}
+
+TEST(Pacing, ADatabaseWithoutTheExtensionIsVisitedRarely) {
+    EXPECT_EQ(absent_nap(0, naptime), second);
+    EXPECT_EQ(absent_nap(100 * second, naptime), 200 * second);
+    EXPECT_EQ(absent_nap(INT64_MAX, naptime), 300 * second);
 }
 
 TEST(Pacing, NoWorkerMeansWaitingLonger) {
