@@ -357,6 +357,47 @@ COMMENT ON FUNCTION idem.stats_reset(text) IS
 'Sets the statistics of a scope, or of all scopes of this database, to zero; not undone by a rollback. For superusers and whoever is granted EXECUTE. Raises ID008.';
 
 -- ---------------------------------------------------------------------------------------------
+-- Records and claims, as those who use a scope see them
+-- ---------------------------------------------------------------------------------------------
+
+CREATE VIEW idem.records WITH (security_barrier) AS
+    SELECT s.name AS scope, r.tenant, r.key,
+           CASE WHEN r.state = 'c' THEN 'completed'
+                WHEN r.state = 'f' OR (r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp())
+                THEN 'failed' ELSE 'in_progress' END AS state,
+           r.attempt, r.status, r.created AS created_at, r.expires AS expires_at, r.lease_end, r.recovery_point, r.redacted,
+           coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint + coalesce(pg_catalog.pg_column_size(r.headers), 0)
+           + coalesce(pg_catalog.pg_column_size(r.body), 0) + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes
+      FROM idem.record r JOIN idem.scope s ON s.id = r.scope
+     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+       AND r.expires > pg_catalog.statement_timestamp();
+COMMENT ON VIEW idem.records IS 'the unexpired records, without their answers, of the scopes whose owner''s privileges the current role has; states as idem.lookup() says them; answer_bytes is what the stored answer takes, compressed';
+GRANT SELECT ON idem.records TO PUBLIC;
+
+CREATE FUNCTION idem.open_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+                                 OUT since timestamptz, OUT pid integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_open_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.open_claims() IS
+'The newest open atomic claim of each transaction that has one, of the scopes that the current role may use; the view idem.in_flight shows them. No rows unless idem is preloaded.';
+
+-- A claim that was released is nobody's, though its row waits for the next attempt. The UNION is in
+-- a subquery, because as the view's own query it would be pulled up, barrier or not.
+CREATE VIEW idem.in_flight WITH (security_barrier) AS
+    SELECT c.scope, c.tenant, c.key, c.attempt, c.since, pg_catalog.clock_timestamp() - c.since AS age,
+           c.lease_end, c.lapsed, c.recovery_point, c.pid
+      FROM (SELECT s.name AS scope, r.tenant, r.key, r.attempt, r.created AS since, r.lease_end,
+                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point, NULL::integer AS pid
+              FROM idem.record r JOIN idem.scope s ON s.id = r.scope
+             WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+               AND r.state = 'p' AND r.nonce IS NOT NULL AND r.expires > pg_catalog.statement_timestamp()
+               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)
+            UNION ALL
+            SELECT scope, tenant, key, attempt, since, NULL, false, NULL, pid FROM idem.open_claims()) AS c;
+COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (lapsed: the lease is over, and nobody has taken over) and, if idem is preloaded, the newest atomic claim of each transaction, with its process id; reads all records';
+GRANT SELECT ON idem.in_flight TO PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 

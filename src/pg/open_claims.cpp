@@ -1,6 +1,7 @@
 #include "pg/open_claims.hpp"
 
 #include "pg/boundary.hpp"
+#include "pg/census.hpp"
 #include "pg/report.hpp"
 
 namespace idem::pg {
@@ -10,6 +11,7 @@ namespace {
 struct Claims {
     Claim* newest;
     int count;
+    int open;  // atomic ones
     bool durable;
     std::array<Claim*, 64> buckets;
 };
@@ -26,6 +28,27 @@ void unlink(Claim* claim) {
     while (*link != claim) link = &(*link)->in_bucket;
     *link = claim->in_bucket;
     --claims->count;
+}
+
+bool is_open_atomic(const Claim& claim) {
+    return claim.phase == Phase::open && claim.token.kind == core::TokenKind::atomic;
+}
+
+// The newest open atomic claim, for others to see.
+void show_newest() {
+    if (!census_available()) return;
+    const Claim* claim = claims->open == 0 ? nullptr : claims->newest;
+    while (claim != nullptr && !is_open_atomic(*claim)) claim = claim->older;
+    if (claim == nullptr) return note_no_claim();
+    note_open_claim(claim->scope_id, claim->tenant, claim->key,
+                    static_cast<std::int32_t>(claim->token.attempt), claim->created);
+}
+
+int count_open() {
+    int open = 0;
+    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
+        if (is_open_atomic(*claim)) ++open;
+    return open;
 }
 
 // A subtransaction came to nothing: what it claimed is gone, what it finished is open again.
@@ -51,7 +74,7 @@ void hand_over(SubTransactionId sub, SubTransactionId parent) {
 
 void refuse_open_claims(bool preparing) {
     for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
-        if (claim->phase == Phase::open && claim->token.kind == core::TokenKind::atomic)
+        if (is_open_atomic(*claim))
             report::claim_incomplete(claim->scope_name, claim->key, preparing);
 }
 
@@ -72,7 +95,11 @@ extern "C" {
 static void at_subtransaction_end(SubXactEvent event, SubTransactionId sub, SubTransactionId parent,
                                   void*) {
     if (claims == nullptr) return;
-    if (event == SUBXACT_EVENT_ABORT_SUB) undo(sub);
+    if (event == SUBXACT_EVENT_ABORT_SUB) {
+        undo(sub);
+        claims->open = count_open();
+        show_newest();
+    }
     if (event == SUBXACT_EVENT_COMMIT_SUB) hand_over(sub, parent);
 }
 
@@ -86,6 +113,7 @@ static void at_transaction_end(XactEvent event, void*) {
         case XACT_EVENT_COMMIT:
         case XACT_EVENT_ABORT:
         case XACT_EVENT_PREPARE:
+            if (claims->open > 0) note_no_claim();
             claims = nullptr;  // the memory goes with TopTransactionContext
             return;
         default:
@@ -160,12 +188,20 @@ Claim& remember_claim(const Claim& from) {
     claim->in_bucket = bucket;
     bucket = claim;
     ++claims->count;
+    if (is_open_atomic(*claim)) {
+        ++claims->open;
+        show_newest();
+    }
     return *claim;
 }
 
 void close_claim(Claim& claim, Phase phase) {
+    const bool was_open = is_open_atomic(claim);
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
+    if (!was_open) return;
+    --claims->open;
+    show_newest();
 }
 
 // A note that is there was made here or in a transaction around: it lasts as long as ours would.

@@ -8,7 +8,7 @@
 // checkpointed under a lease commits durably, whatever synchronous_commit says: what follows it
 // outside the database must not be forgotten.
 //
-// Backend-local; no locking.
+// Backend-local; no locking. What is open is noted in pg/census for others to see.
 #pragma once
 
 #include "core/token.hpp"

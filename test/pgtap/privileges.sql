@@ -109,18 +109,21 @@ SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM
  ORDER BY role, name;
 
 SELECT idem.complete(token) FROM idem.claim('owned', '4711', tenant => 'hidden');
-SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.weak_keys WHERE scope = ''owned'') = %s; END'$$,
-                                        (of_owned = 'ok')::int))).state,
-          'ok', format('%s %s weak keys of the scope "owned"', role, CASE WHEN of_owned = 'ok' THEN 'counts' ELSE 'does not count' END))
-  FROM reader ORDER BY role;
+SELECT outcome FROM idem.claim('owned', 'held', tenant => 'hidden', lease => '1 hour');
+SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.%s WHERE scope = ''owned'' AND tenant = ''hidden'') = %s; END'$$,
+                                        view, CASE WHEN of_owned = 'ok' THEN rows ELSE 0 END))).state,
+          'ok', format('%s %s %s of the scope "owned"', role, CASE WHEN of_owned = 'ok' THEN 'sees' ELSE 'does not see' END, view))
+  FROM reader, (VALUES ('weak_keys', 2), ('records', 2), ('in_flight', 1)) AS v (view, rows) ORDER BY role, view;
 CREATE FUNCTION pg_temp.peek_tenant(tenant text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
 BEGIN
     IF tenant = 'hidden' THEN RAISE EXCEPTION 'seen: %', tenant; END IF;
     RETURN true;
 END $$;
-SELECT is((pg_temp.attempt(role, 'SELECT FROM idem.weak_keys WHERE pg_temp.peek_tenant(tenant)')).state, expected,
-          format('%s''s predicate on weak_keys', role))
-  FROM (VALUES ('test_stranger', 'ok'), ('test_member', 'P0001')) AS v (role, expected);
+SELECT is((pg_temp.attempt(role, format('SELECT FROM idem.%s WHERE pg_temp.peek_tenant(tenant)', view))).state, expected,
+          format('%s''s predicate on %s', role, view))
+  FROM (VALUES ('weak_keys'), ('records'), ('in_flight')) AS v (view),
+       (VALUES ('test_stranger', 'ok'), ('test_member', 'P0001')) AS r (role, expected)
+ ORDER BY role, view;
 
 SELECT is_empty(
     $$SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')
@@ -212,8 +215,9 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
-          'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'problem', 'records_needed', 'release',
-          'renew', 'require_claim', 'retention_window', 'scope_stats', 'try_claim'],
+          'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'open_claims',
+          'problem', 'records_needed', 'release', 'renew', 'require_claim', 'retention_window',
+          'scope_stats', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------
@@ -222,7 +226,8 @@ SELECT is_empty(
     $$SELECT c.oid::regclass, grantee::regrole, privilege_type
         FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
-         AND grantee <> relowner AND NOT (c.oid IN ('idem.scopes'::regclass, 'idem.stats'::regclass, 'idem.weak_keys'::regclass)
+         AND grantee <> relowner AND NOT (c.oid IN ('idem.in_flight'::regclass, 'idem.records'::regclass, 'idem.scopes'::regclass,
+                                                       'idem.stats'::regclass, 'idem.weak_keys'::regclass)
                                              AND privilege_type = 'SELECT')$$,
     'nobody has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute

@@ -43,6 +43,7 @@ SELECT set_eq(
     ('key_weakness', 'key text', 'text'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
+    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer', 'SETOF record'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
@@ -62,7 +63,7 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname IN ('once_each', 'scope_stats')) OR prokind <> 'f'
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname IN ('once_each', 'open_claims', 'scope_stats')) OR prokind <> 'f'
           OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
     'every function is C, and neither STRICT nor SECURITY DEFINER');
 SELECT set_eq(
@@ -109,6 +110,17 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
     'weak_keys text', 'store_response boolean', 'response_exclude text[]'], 'columns of the view scopes');
 
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
+    'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
+    'created_at timestamp with time zone', 'expires_at timestamp with time zone',
+    'lease_end timestamp with time zone', 'recovery_point text', 'redacted boolean',
+    'answer_bytes bigint'], 'columns of the view records');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
+    'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
+    'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
+    'pid integer'], 'columns of the view in_flight');
+
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
     'scope text', 'tenant text', 'weakness text', 'keys bigint'], 'columns of the view weak_keys');
 
@@ -117,7 +129,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('record', 'r', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
+    $$VALUES ('in_flight', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
              ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('sweep', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 

@@ -1,0 +1,96 @@
+#include "pg/census.hpp"
+
+#include "pg/compat.hpp"
+
+namespace idem::pg {
+namespace {
+
+struct alignas(PG_CACHE_LINE_SIZE) Slot {
+    pg_atomic_uint32 changes;  // odd while it is being written
+    OpenClaim claim;
+};
+
+constinit Slot* slots = nullptr;
+
+Slot& my_slot() {
+    return slots[MyProc - ProcGlobal->allProcs];
+}
+
+void begin_change(Slot& slot) {
+    pg_atomic_write_u32(&slot.changes, pg_atomic_read_u32(&slot.changes) + 1);
+    pg_write_barrier();
+}
+
+void end_change(Slot& slot) {
+    pg_write_barrier();
+    pg_atomic_write_u32(&slot.changes, pg_atomic_read_u32(&slot.changes) + 1);
+}
+
+std::uint8_t copy(std::string_view from, char* to) {
+    std::copy(from.begin(), from.end(), to);
+    return static_cast<std::uint8_t>(from.size());
+}
+
+// False when the owner was at it.
+bool try_read(Slot& slot, OpenClaim& claim) {
+    const std::uint32_t before = pg_atomic_read_u32(&slot.changes);
+    pg_read_barrier();
+    claim = slot.claim;
+    pg_read_barrier();
+    return before % 2 == 0 && before == pg_atomic_read_u32(&slot.changes);
+}
+
+}  // namespace
+
+bool census_available() {
+    return slots != nullptr;
+}
+
+void note_open_claim(std::int32_t scope_id, std::string_view tenant, std::string_view key,
+                     std::int32_t attempt, TimestampTz since) {
+    if (slots == nullptr) return;
+    Slot& slot = my_slot();
+    begin_change(slot);
+    GET_VXID_FROM_PGPROC(slot.claim.transaction, *MyProc);
+    slot.claim.database = MyDatabaseId;
+    slot.claim.scope_id = scope_id;
+    slot.claim.attempt = attempt;
+    slot.claim.since = since;
+    slot.claim.tenant_size = copy(tenant, slot.claim.tenant_bytes);
+    slot.claim.key_size = copy(key, slot.claim.key_bytes);
+    end_change(slot);
+}
+
+void note_no_claim() {
+    if (slots == nullptr) return;
+    Slot& slot = my_slot();
+    begin_change(slot);
+    slot.claim.transaction.localTransactionId = InvalidLocalTransactionId;
+    end_change(slot);
+}
+
+int backends_in_census() {
+    return slots == nullptr ? 0 : MaxBackends;
+}
+
+int read_open_claim(int backend, OpenClaim& claim) {
+    while (!try_read(slots[backend], claim)) CHECK_FOR_INTERRUPTS();
+    if (!VirtualTransactionIdIsValid(claim.transaction) || claim.database != MyDatabaseId) return 0;
+    const PGPROC* process = compat::process_running(claim.transaction);
+    return process == nullptr ? 0 : process->pid;
+}
+
+Size census_size() {
+    return mul_size(sizeof(Slot), static_cast<Size>(MaxBackends));
+}
+
+void attach_census(void* memory, LWLockPadded*, bool found) {
+    slots = static_cast<Slot*>(memory);
+    if (found) return;
+    for (int i = 0; i < MaxBackends; ++i) {
+        pg_atomic_init_u32(&slots[i].changes, 0);
+        slots[i].claim.transaction.localTransactionId = InvalidLocalTransactionId;
+    }
+}
+
+}  // namespace idem::pg
