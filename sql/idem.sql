@@ -219,7 +219,7 @@ CREATE FUNCTION idem.child_key(token text, step text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_child_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.child_key(text, text) IS
-'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of any claim, open or not. Raises ID005 for what is no token, 22004, 22023, 22021.';
+'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of a claim of this transaction, open or not, or that of a leased claim of a scope that the caller may use. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 22021.';
 
 CREATE FUNCTION idem.current_key()
 RETURNS text

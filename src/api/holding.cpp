@@ -21,13 +21,11 @@ struct Named {
 
 Named named_by(const core::Token& token) {
     const pg::Records records = pg::Records::to_read();
-    const pg::Named seen = pg::probe_digest(records, token.digest);
+    const auto name = pg::name_behind(records, token.digest);
     records.close();
-    const bool there =
-        seen.found.presence != Presence::absent && seen.found.presence != Presence::inserting;
-    const pg::Scope* scope = there ? pg::find_scope_by_id(seen.name.scope_id) : nullptr;
+    const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
-    return {scope, seen.name};
+    return {scope, *name};
 }
 
 core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::Scope& scope,
@@ -91,6 +89,15 @@ Holding hold_leased(std::optional<std::string_view> text, const char* function) 
     const core::Token token = pg::read_token(text);
     if (token.kind != core::TokenKind::leased) report::not_leased(function);
     return hold(token);
+}
+
+void check_usable(const core::Token& token) {
+    if (token.kind == core::TokenKind::leased) {
+        (void)named_by(token);
+        return;
+    }
+    const pg::Claim* claim = pg::find_claim(token.digest);
+    if (claim == nullptr || claim->token != token) report::foreign_claim();
 }
 
 void update(const Holding& holding, const pg::Record& record) {

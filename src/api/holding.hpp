@@ -26,6 +26,11 @@ Holding hold(const core::Token& token);
 // For renew and checkpoint: raises 22023 for the token of an atomic claim.
 Holding hold_leased(std::optional<std::string_view> token, const char* function);
 
+// For calls that only compute from a token: that it is of a claim of this transaction, finished or
+// not, or of a leased one that has its record in a scope of the caller's, whatever the attempt.
+// Raises ID005 and ID004.
+void check_usable(const core::Token& token);
+
 // Writes what became of the record, which stays this transaction's.
 void update(const Holding& holding, const pg::Record& record);
 

@@ -1,9 +1,10 @@
 // idem.new_key(), idem.derive_key(), idem.child_key() and idem.current_key(): keys for callers that
 // have none of their own, for the services that an operation calls, and for the rows it writes.
 //
-// Nothing is written, and nothing but the secrets is read: they work on a standby. The last tick
+// Nothing is written: they work on a standby. The last tick
 // given out is backend-local.
 #include "api/arguments.hpp"
+#include "api/holding.hpp"
 #include "core/derive.hpp"
 #include "core/duration.hpp"
 #include "core/uuid.hpp"
@@ -88,6 +89,8 @@ IDEM_FUNCTION(idem_child_key) {
     using namespace idem;
     const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
     const std::string_view step = api::checked_step(pg::text_arg(fcinfo, api::arg_step));
+    // Anybody can compute the digest of a key that he has heard of, and so make up a token.
+    api::check_usable(token);
     core::KeyText key;
     if (!core::child_key(pg::secrets().seed, token.digest, step, key)) pg::report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));

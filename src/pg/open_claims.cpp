@@ -156,9 +156,7 @@ Claim* find_claim(const core::Digest& digest) {
 
 Claim& open_claim(const core::Token& token) {
     Claim* claim = find_claim(token.digest);
-    if (claim == nullptr || claim->token != token)
-        report::not_claimed(
-            "It belongs to another transaction, or to a claim that was released or rolled back.");
+    if (claim == nullptr || claim->token != token) report::foreign_claim();
     if (claim->phase != Phase::open) report::not_claimed("The claim is already finished.");
     return *claim;
 }

@@ -144,6 +144,11 @@ void not_claimed(const char* detail) {
     pg_unreachable();
 }
 
+void foreign_claim() {
+    not_claimed(
+        "It belongs to another transaction, or to a claim that was released or rolled back.");
+}
+
 void claim_incomplete(std::string_view scope, std::string_view key, bool preparing) {
     ereport(ERROR,
             (errcode(errcode_claim_incomplete),

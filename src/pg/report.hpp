@@ -25,6 +25,8 @@ struct Holder {
 [[noreturn]] void lease_lost();
 [[noreturn]] void not_leased(const char* function);
 [[noreturn]] void not_claimed(const char* detail);
+[[noreturn]] void
+foreign_claim();  // the same, of an atomic token that this transaction did not make
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.

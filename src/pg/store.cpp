@@ -210,15 +210,14 @@ Found probe(const Records& records, const KeyName& name) {
     return found;
 }
 
-Named probe_digest(const Records& records, const core::Digest& digest) {
-    Named named{};
+std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {
+    std::optional<KeyName> name;
+    trivial<std::optional<KeyName>>();
     DigestScan scan(records);
-    if (scan.find(digest)) {
-        named.name = read_name(scan.slot(), digest);
-        named.found = read_hit(scan, Contents::all);
-    }
+    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
+        name = read_name(scan.slot(), digest);
     scan.end();
-    return named;
+    return name;
 }
 
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {

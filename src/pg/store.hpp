@@ -80,12 +80,10 @@ Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
 // The same with a scan of its own.
 Found probe(const Records& records, const KeyName& name);
 
-// As probe(), by the digest alone, for whoever has only a token; name is what the row says.
-struct Named {
-    Found found;
-    KeyName name;  // valid unless absent or inserting; palloc'd
-};
-Named probe_digest(const Records& records, const core::Digest& digest);
+// Whose row it is, palloc'd, for a caller who has only a token: nothing when there is none, or it
+// is still being inserted. Reads no more than that: whether the caller may know more is yet to be
+// decided, and how long the decision takes must not depend on what is stored.
+std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest);
 
 // What may stand under the key that is being written.
 enum class Over : bool {

@@ -51,25 +51,33 @@ ROLLBACK TO first_attempt;
 SELECT idem.child_key(token, 'charge') = :'charge' AS same, token <> :'first_token' AS another_attempt, token AS second_token
   FROM idem.claim('orders', 'k', tenant => 't') \gset retry_
 SELECT :'retry_same' AS same, :'retry_another_attempt' AS another_attempt;
-SELECT idem.child_key(:'first_token', 'charge') = :'charge' AS of_an_old_token_too;
 SELECT :'charge' ~ '^[0-9a-f]{64}$' AS shape;
 SELECT count(DISTINCT key), count(*) FROM (
   SELECT idem.child_key(:'retry_second_token', step) FROM unnest(ARRAY['charge', 'charge ', 'Charge', 'refund', repeat('x', 255)]) step
   UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'k2', tenant => 't')
   UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'k', tenant => 't2')
   UNION ALL SELECT idem.child_key(token, 'charge') FROM idem.claim('other', 'k', tenant => 't')) x(key);
+SAVEPOINT refused;
+SELECT idem.child_key(:'first_token', 'charge') AS of_a_claim_that_was_rolled_back;
+ROLLBACK TO refused;
+-- anybody could compute all of a token but its last characters, from what he knows of the key
+SELECT idem.child_key(left(:'retry_second_token', 28) || CASE right(:'retry_second_token', 11) WHEN 'AAAAAAAAAAA' THEN 'BAAAAAAAAAA' ELSE 'AAAAAAAAAAA' END, 'charge') AS of_a_token_that_was_made_up;
 ROLLBACK;
-BEGIN READ ONLY;
-SELECT idem.child_key(:'first_token', 'charge') = :'charge' AS also_later_and_read_only;
+BEGIN;
+SELECT token AS third_token FROM idem.claim('orders', 'k', tenant => 't') \gset
+SELECT idem.complete(:'third_token');
+SELECT idem.child_key(:'third_token', 'charge') = :'charge' AS of_a_finished_claim;
 COMMIT;
+SELECT idem.child_key(:'third_token', 'charge') AS of_a_claim_that_is_committed;
+\echo :LAST_ERROR_SQLSTATE
 SELECT idem.child_key(NULL, 'charge');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.child_key('banana', 'charge');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.child_key(:'first_token', NULL);
+SELECT idem.child_key(token, NULL) FROM idem.claim('orders', 'wrong');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.child_key(:'first_token', '');
-SELECT idem.child_key(:'first_token', repeat('x', 256));
+SELECT idem.child_key(token, '') FROM idem.claim('orders', 'wrong');
+SELECT idem.child_key(token, repeat('x', 256)) FROM idem.claim('orders', 'wrong');
 \echo :LAST_ERROR_SQLSTATE
 -- of a leased claim too, in any transaction and every attempt
 SELECT token AS leased FROM idem.claim('orders', 'leased', lease => '1 hour') \gset
@@ -77,9 +85,19 @@ SELECT idem.child_key(:'leased', 'charge') AS charge \gset
 SELECT idem.release(:'leased');
 SELECT attempt, idem.child_key(token, 'charge') = :'charge' AS same, token AS second FROM idem.claim('orders', 'leased', lease => '1 hour') \gset leased_
 SELECT :'leased_attempt' AS attempt, :'leased_same' AS same;
+BEGIN READ ONLY;
+SELECT idem.child_key(:'leased', 'charge') = :'charge' AS of_an_old_attempt_and_read_only;
+COMMIT;
 BEGIN;
 SELECT idem.child_key(token, 'charge') = :'charge' AS of_another_key FROM idem.claim('orders', 'leased 2');
 ROLLBACK;
+-- for whoever may use the scope
+CREATE ROLE test_stranger;
+SET ROLE test_stranger;
+SELECT idem.child_key(:'leased', 'charge');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+DROP ROLE test_stranger;
 
 -- current_key: of the newest claim that is open, through savepoints
 CREATE TABLE effect (id int, key text DEFAULT idem.current_key());
