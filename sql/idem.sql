@@ -159,14 +159,14 @@ CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status in
 RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_complete' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
-'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as it was given, though the scope may keep parts of it out of the record. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed.';
+'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as it was given, though the scope may keep parts of it out of the record. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed, 54000 beyond idem.max_answer_size.';
 
 CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
                           headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_fail' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
-'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023.';
+'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 54000.';
 
 CREATE FUNCTION idem.release(token text)
 RETURNS void
@@ -184,14 +184,14 @@ CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_checkpoint' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.checkpoint(text, text, jsonb) IS
-'Stores a recovery point of a leased claim: its name (1 to 255 bytes) and state come back as recovery_point and recovery_state of the claim that takes over. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023.';
+'Stores a recovery point of a leased claim: its name (1 to 255 bytes) and state come back as recovery_point and recovery_state of the claim that takes over. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 54000.';
 
 CREATE FUNCTION idem.execute(scope text, key text, operation regprocedure, request jsonb DEFAULT NULL,
                              tenant text DEFAULT NULL, ttl interval DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS idem.execution
 AS 'MODULE_PATHNAME', 'idem_execute' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
-'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, 42501, 22023.';
+'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, 42501, 22023, 54000.';
 
 CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
 RETURNS idem.record_info

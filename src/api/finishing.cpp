@@ -1,6 +1,7 @@
 #include "api/finishing.hpp"
 
 #include "api/holding.hpp"
+#include "api/stored_size.hpp"
 #include "pg/redact.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
@@ -19,7 +20,7 @@ struct Stored {
 
 // What may be stored of an answer, by the scope's rules as they are now; when the scope is gone,
 // nothing. A failure is kept whole: it is raised again.
-Stored stored_part(const Ending& ending, const pg::Scope* scope) {
+Stored kept_part(const Ending& ending, const pg::Scope* scope) {
     if (ending.state != core::State::completed) return {ending, false};
     Ending kept = ending;
     if (scope == nullptr || !scope->store_response) {
@@ -30,6 +31,13 @@ Stored stored_part(const Ending& ending, const pg::Scope* scope) {
     }
     return {kept, kept.headers != ending.headers || kept.response != ending.response ||
                       kept.body != ending.body};
+}
+
+Stored stored_part(const Ending& ending, const pg::Scope* scope) {
+    const Stored stored = kept_part(ending, scope);
+    const Ending& kept = stored.ending;
+    check_stored_size("answer", {kept.headers, kept.response, kept.body, kept.error});
+    return stored;
 }
 
 // Recovery point and lease have served their purpose; the token's bits stay, so that a second

@@ -3,6 +3,7 @@
 // Both commit durably, as the claim did: the caller goes on outside the database relying on them.
 #include "api/arguments.hpp"
 #include "api/holding.hpp"
+#include "api/stored_size.hpp"
 #include "core/key.hpp"
 #include "pg/duration.hpp"
 #include "pg/report.hpp"
@@ -49,7 +50,9 @@ IDEM_FUNCTION(idem_checkpoint) {
     const auto name = pg::text_arg(fcinfo, 1);
     if (!name) pg::report::missing_argument("name");
     api::check_name(*name);
+    Jsonb* state = pg::jsonb_arg(fcinfo, 2);
+    api::check_stored_size("recovery state", {state});
     const api::Holding holding = api::hold_leased(pg::text_arg(fcinfo, 0), "checkpoint");
-    api::checkpoint(holding, *name, pg::jsonb_arg(fcinfo, 2));
+    api::checkpoint(holding, *name, state);
     PG_RETURN_VOID();
 }

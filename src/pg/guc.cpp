@@ -7,6 +7,7 @@ namespace idem::pg::guc {
 constinit char* tenant = nullptr;
 constinit int max_open_claims = 2000;
 constinit int counted_scopes = 1000;
+constinit int max_answer_size = 64 * 1024;
 constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
 constinit int purge_rate = 0;
@@ -37,6 +38,13 @@ void define() {
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
+    // What is stored lies in tables of the extension's owner, so a session cannot raise this
+    // either. Beyond a gigabyte the server has no datum.
+    DefineCustomIntVariable(
+        "idem.max_answer_size", "Sets the maximum size of what one call stores.",
+        "Of an answer: response, headers, body and error together, before compression.",
+        &max_answer_size, max_answer_size, 1, MaxAllocSize / 1024, PGC_SUSET, GUC_UNIT_KB, nullptr,
+        nullptr, nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants that \"claims_per_minute\" counts "
                             "at a time.",

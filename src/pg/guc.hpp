@@ -7,6 +7,8 @@ extern char* tenant;         // idem.tenant: the tenant of calls that name none
 extern int max_open_claims;  // idem.max_open_claims: key locks a transaction may hold
 
 extern int counted_scopes;   // idem.counted_scopes: scopes with counters in shared memory
+extern int max_answer_size;  // idem.max_answer_size: of what one call stores, in kilobytes
+
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 
 extern int

@@ -2,6 +2,7 @@
 
 #include "core/sqlstate.hpp"
 #include "pg/error_object.hpp"
+#include "pg/guc.hpp"
 
 namespace idem::pg::report {
 namespace {
@@ -265,6 +266,15 @@ void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int6
              errhint("Retry with the same key after %.1f seconds. Retries of finished operations "
                      "are answered all the time.",
                      static_cast<double>((retry_after + 99'999) / 100'000) / 10)));
+    pg_unreachable();
+}
+
+void too_large(const char* what, Size size) {
+    ereport(ERROR,
+            (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
+             errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %d kB.", size,
+                       guc::max_answer_size),
+             errhint("Store what is large in a table of your own, and a reference to it here.")));
     pg_unreachable();
 }
 

@@ -41,6 +41,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
+// what: the answer, or whatever else was to be stored.
+[[noreturn]] void too_large(const char* what, Size size);
 [[noreturn]] void digest_collision();
 [[noreturn]] void serialization_failure(const char* detail);
 [[noreturn]] void missing_argument(const char* name);

@@ -149,6 +149,16 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'fail without an error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, NULL)$$),
     ('22023', 'fail with an array', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '[]')$$),
     ('22023', 'fail with a string', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '"no"')$$),
+    ('54000', 'a response that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
+    ('54000', 'headers and body that are too large together', $$SET LOCAL idem.max_answer_size = 1;
+                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => to_jsonb(repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
+    ('54000', 'an error that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.fail((idem.claim('errors', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
+    ('54000', 'a response of a leased claim that is too large', $$SET LOCAL idem.max_answer_size = 1;
+                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'a recovery state that is too large', $$SET LOCAL idem.max_answer_size = 1;
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'an answer of execute that is too large', $$CREATE FUNCTION pg_temp.much(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(repeat($x$x$x$, 1025))';
+                  SET LOCAL idem.max_answer_size = 1; SELECT idem.execute('errors', 'new', 'pg_temp.much(jsonb)')$$),
     ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),
     ('54000', 'lookup of such a digest', $$SELECT idem.lookup('errors', 'collided')$$),
     ('42710', 'a scope twice', $$SELECT idem.create_scope('errors')$$),

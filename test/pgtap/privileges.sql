@@ -245,6 +245,7 @@ SELECT is((pg_temp.attempt(role, $$SELECT nextval('idem.scope_id')$$)).state, '4
 -- idem.max_open_claims protects the whole server; idem.tenant is the caller's own.
 SELECT is((pg_temp.attempt(role, 'SET LOCAL ' || setting)).state, expected, format('%s: SET %s', role, setting))
   FROM (VALUES ('test_stranger', 'idem.max_open_claims = 100000', '42501'),
+               ('test_stranger', 'idem.max_answer_size = $$1GB$$', '42501'),
                ('test_stranger', 'idem.tenant = acme', 'ok'),
                ('test_super', 'idem.max_open_claims = 100000', 'ok')) AS attempt (role, setting, expected);
 
