@@ -1,0 +1,291 @@
+-- Who may do what: every function and every relation of the extension, for every kind of role. What
+-- the extension contains is read from the catalogs, so that nothing new goes without a row here.
+BEGIN;
+SELECT no_plan();
+
+CREATE ROLE matrix_owner;
+CREATE ROLE matrix_admin IN ROLE matrix_owner;
+CREATE ROLE matrix_member IN ROLE matrix_owner;
+CREATE ROLE matrix_dormant NOINHERIT IN ROLE matrix_owner;  -- has the privileges only after SET ROLE
+CREATE ROLE matrix_stranger;                                -- has scopes of its own, and may create them
+CREATE ROLE matrix_public;                                  -- has nothing but what PUBLIC has
+CREATE ROLE matrix_reader IN ROLE pg_read_all_data;
+CREATE ROLE matrix_writer IN ROLE pg_write_all_data;
+CREATE ROLE matrix_super SUPERUSER;
+GRANT CREATE ON SCHEMA idem TO matrix_admin, matrix_stranger;
+
+SELECT idem.create_scope('owned', owner => 'matrix_owner');
+SELECT idem.create_scope('theirs', owner => 'matrix_stranger');
+SELECT idem.complete(token, '{"answer": "swordfish"}')
+  FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
+SELECT idem.complete(token) FROM idem.claim('owned', '4711');
+CREATE FUNCTION pg_temp.work(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+
+-- What each kind of role gets ---------------------------------------------------------------------
+
+CREATE TEMP TABLE rule (rule text PRIMARY KEY, admin text, owner text, member text, dormant text,
+                        stranger text, public text, reader text, super text);
+INSERT INTO rule VALUES
+    --                admin    owner    member   dormant  stranger public   reader   super
+    ('everybody',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
+    ('user',          'ok',    'ok',    'ok',    '42501', '42501', '42501', '42501', 'ok'),
+    ('lease holder',  'ok',    'ok',    'ok',    'ID004', 'ID004', 'ID004', 'ID004', 'ok'),
+    ('administrator', 'ok',    '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
+    ('creator',       'ok',    '42501', '42501', '42501', 'ok',    '42501', '42501', 'ok'),
+    ('superuser',     '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
+    ('reader',        '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok'),
+    ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
+    ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
+    ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
+    ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows');
+CREATE TEMP VIEW verdict AS
+    SELECT rule, 'matrix_' || kind AS role, expected
+      FROM rule AS line, jsonb_each_text(to_jsonb(line) - 'rule') AS cell (kind, expected);
+
+-- The functions. In a call, $1 is the token of an atomic claim of this transaction, $2 that of a
+-- leased one; both were made by a superuser, in scope "owned".
+CREATE TEMP TABLE call (function regprocedure, rule text REFERENCES rule, call text);
+INSERT INTO call VALUES
+    ('idem.claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.claim('owned', 'new')$$),
+    ('idem.claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.claim('owned', 'finished', '{"card": "hunter2"}')$$),
+    ('idem.claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.claim('owned', 'new', lease => '1 min')$$),
+    ('idem.try_claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.try_claim('owned', 'new')$$),
+    ('idem.try_claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.try_claim('owned', 'finished', '{"card": "hunter2"}')$$),
+    ('idem.try_claim(text,text,jsonb,text,interval,interval,interval)', 'user', $$SELECT idem.try_claim('owned', 'open')$$),
+    ('idem.execute(text,text,regprocedure,jsonb,text,interval,interval)', 'user', $$SELECT idem.execute('owned', 'new', 'pg_temp.work(jsonb)')$$),
+    ('idem.execute(text,text,regprocedure,jsonb,text,interval,interval)', 'user', $$SELECT idem.execute('owned', 'finished', 'pg_temp.work(jsonb)', '{"card": "hunter2"}')$$),
+    ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'new')$$),
+    ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'finished')$$),
+    ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'open')$$),
+    -- An atomic token is the right to finish, within the transaction that claimed.
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.complete($1)$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.fail($1, '{}')$$),
+    ('idem.release(text)', 'everybody', $$SELECT idem.release($1)$$),
+    ('idem.child_key(text,text)', 'everybody', $$SELECT idem.child_key($1, 'step')$$),
+    -- One that was made up is nothing, whatever it is made from: here, all but the random bits.
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.complete(left($1, 28) || 'AAAAAAAAAAA')$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.fail(left($1, 28) || 'AAAAAAAAAAA', '{}')$$),
+    ('idem.release(text)', 'no token', $$SELECT idem.release(left($1, 28) || 'AAAAAAAAAAA')$$),
+    ('idem.child_key(text,text)', 'no token', $$SELECT idem.child_key(left($1, 28) || 'AAAAAAAAAAA', 'step')$$),
+    -- A leased one lives on, so it is no right by itself: it takes the scope's owner's privileges too.
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'lease holder', $$SELECT idem.complete($2)$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'lease holder', $$SELECT idem.fail($2, '{}')$$),
+    ('idem.release(text)', 'lease holder', $$SELECT idem.release($2)$$),
+    ('idem.child_key(text,text)', 'lease holder', $$SELECT idem.child_key($2, 'step')$$),
+    ('idem.renew(text,interval)', 'lease holder', $$SELECT idem.renew($2)$$),
+    ('idem.checkpoint(text,text,jsonb)', 'lease holder', $$SELECT idem.checkpoint($2, 'step')$$),
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'no lease', $$SELECT idem.complete(left($2, 28) || 'AAAAAAAAAAA')$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'no lease', $$SELECT idem.fail(left($2, 28) || 'AAAAAAAAAAA', '{}')$$),
+    ('idem.release(text)', 'no lease', $$SELECT idem.release(left($2, 28) || 'AAAAAAAAAAA')$$),
+    ('idem.renew(text,interval)', 'no lease', $$SELECT idem.renew(left($2, 28) || 'AAAAAAAAAAA')$$),
+    ('idem.checkpoint(text,text,jsonb)', 'no lease', $$SELECT idem.checkpoint(left($2, 28) || 'AAAAAAAAAAA', 'step')$$),
+    ('idem.current_key()', 'everybody', $$SELECT idem.current_key()$$),
+    ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
+    -- Scopes and their records.
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',
+     'creator', $$SELECT idem.create_scope('new')$$),
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',
+     'administrator', $$SELECT idem.create_scope('new', owner => 'matrix_owner')$$),
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',
+     'superuser', $$SELECT idem.create_scope('new', owner => 'matrix_super')$$),
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',
+     'administrator', $$SELECT idem.alter_scope('owned', ttl => '1 day')$$),
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',
+     'superuser', $$SELECT idem.alter_scope('owned', owner => 'matrix_stranger')$$),
+    ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('owned')$$),
+    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
+    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
+    -- The whole database: whoever is granted EXECUTE, see below.
+    ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
+    ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
+    -- These only compute.
+    ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
+    ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
+    ('idem.key_weakness(text)', 'everybody', $$SELECT idem.key_weakness('4711')$$),
+    ('idem.http_status(text)', 'everybody', $$SELECT idem.http_status('ID001')$$),
+    ('idem.problem(text,text)', 'everybody', $$SELECT idem.problem('ID001')$$),
+    ('idem.retention_window(interval,interval,interval,interval)', 'everybody', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
+    ('idem.records_needed(double precision,interval,double precision)', 'everybody', $$SELECT idem.records_needed(1, '1 s')$$),
+    ('idem.collision_probability(bigint,integer)', 'everybody', $$SELECT idem.collision_probability(1, 1)$$);
+
+-- The relations. 'rows' or 'none' is what the query finds of scope "owned".
+CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);
+INSERT INTO query VALUES
+    ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
+    ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$);
+-- The tables are for idem's eyes only; pg_read_all_data is the superuser's decision, see below.
+INSERT INTO query
+    SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
+      FROM pg_class c,
+           (VALUES ('reader', 'SELECT FROM %s', 'rvS'),
+                   ('superuser', 'INSERT INTO %s SELECT * FROM %s WHERE false', 'r'),
+                   ('superuser', 'DELETE FROM %s', 'r'),
+                   ('superuser', 'TRUNCATE %s', 'r'),
+                   ('reader', 'LOCK %s IN ACCESS SHARE MODE', 'r'),
+                   ('superuser', $$SELECT nextval('%s')$$, 'S'),
+                   ('superuser', $$SELECT setval('%s', 1)$$, 'S')) AS v (rule, query, kinds)
+     WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S') AND strpos(kinds, relkind::text) > 0;
+
+-- Nothing is left out ----------------------------------------------------------------------------
+
+CREATE TEMP VIEW owned AS
+    SELECT classid, objid FROM pg_depend
+     WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
+       AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem');
+SELECT set_eq('SELECT DISTINCT function FROM call',
+              $$SELECT objid::regprocedure FROM owned WHERE classid = 'pg_proc'::regclass$$,
+              'every function of the extension is in the matrix');
+SELECT set_eq('SELECT DISTINCT relation FROM query',
+              $$SELECT objid::regclass FROM owned JOIN pg_class c ON c.oid = objid
+                 WHERE classid = 'pg_class'::regclass AND relkind <> 'c'$$,
+              'and every relation');
+SELECT is_empty($$SELECT function, call FROM call JOIN pg_proc ON oid = function
+                   WHERE strpos(call, 'idem.' || proname || '(') = 0$$,
+                'each call calls its function');
+
+-- A call as a role, undone: 'ok', 'rows', 'none' or the SQLSTATE.
+CREATE FUNCTION pg_temp.attempt(as_role name, call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    atomic text;
+    leased text;
+    found_rows bigint;
+BEGIN
+    atomic := (idem.claim('owned', 'open')).token;
+    leased := (idem.claim('owned', 'leased', lease => '1 hour')).token;
+    EXECUTE format('SET LOCAL ROLE %I', as_role);
+    EXECUTE call USING atomic, leased;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    RAISE EXCEPTION USING ERRCODE = 'ZZ000', MESSAGE = found_rows;
+EXCEPTION WHEN OTHERS THEN
+    IF SQLSTATE <> 'ZZ000' THEN RETURN SQLSTATE; END IF;
+    RETURN SQLERRM;
+END $$;
+-- A view says nothing of what it hides; everything else works or does not.
+CREATE FUNCTION pg_temp.verdict(as_role name, call text, rule text) RETURNS text LANGUAGE sql AS $$
+    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule <> 'sees' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
+      FROM pg_temp.attempt(as_role, call) AS got
+$$;
+
+CREATE TEMP VIEW task AS
+    SELECT call AS task, rule FROM call UNION ALL SELECT query, rule FROM query;
+
+SELECT is(pg_temp.verdict(role, task, rule), expected, format('%s: %s', role, task))
+  FROM task JOIN verdict USING (rule) ORDER BY task, role;
+
+-- A member by SET ROLE alone has the owner's rights once he has taken the role.
+SELECT is(pg_temp.verdict('matrix_dormant', 'SET LOCAL ROLE matrix_owner; ' || task, rule), expected,
+          format('matrix_dormant, after SET ROLE matrix_owner: %s', task))
+  FROM task JOIN verdict USING (rule) WHERE role = 'matrix_owner' ORDER BY task;
+
+-- A SECURITY DEFINER function acts as its owner, whoever calls it.
+CREATE FUNCTION pg_temp.as_owner(call text, atomic text, leased text) RETURNS bigint SECURITY DEFINER LANGUAGE plpgsql AS $$
+DECLARE found_rows bigint;
+BEGIN
+    EXECUTE call USING atomic, leased;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    RETURN found_rows;
+END $$;
+ALTER FUNCTION pg_temp.as_owner(text, text, text) OWNER TO matrix_owner;
+SELECT is(pg_temp.verdict(caller.role, format('SELECT FROM pg_temp.as_owner(%L, $1, $2) AS n, generate_series(1, n)', task), rule), expected,
+          format('%s, through a function of matrix_owner''s: %s', caller.role, task))
+  FROM task JOIN verdict USING (rule), (VALUES ('matrix_public'), ('matrix_super')) AS caller (role)
+ WHERE verdict.role = 'matrix_owner' ORDER BY task, caller.role;
+
+-- What a grant of EXECUTE is for.
+GRANT EXECUTE ON FUNCTION idem.purge(integer), idem.rotate_secret() TO matrix_public;
+SELECT is(pg_temp.verdict('matrix_public', call, rule), 'ok', 'granted to matrix_public: ' || call)
+  FROM call WHERE function IN ('idem.purge(integer)'::regprocedure, 'idem.rotate_secret()'::regprocedure);
+
+-- pg_read_all_data and pg_write_all_data: the superuser's grants, which go past every scope. What they
+-- give, and what they don't, is documented (SECURITY.md).
+CREATE FUNCTION pg_temp.asked(as_role name, query text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE answer text;
+BEGIN
+    EXECUTE format('SET LOCAL ROLE %I', as_role);
+    EXECUTE query INTO answer;
+    RESET ROLE;
+    RETURN answer;
+END $$;
+SELECT is(pg_temp.asked('matrix_reader', $$SELECT response->>'answer' FROM idem.record WHERE key = 'finished'$$), 'swordfish',
+          'a member of pg_read_all_data reads every stored answer');
+SELECT is(pg_temp.asked('matrix_reader', $$SELECT min(length(secret)) FROM idem.secret$$), '32', 'and the secrets');
+SELECT is(pg_temp.asked('matrix_reader', $$SELECT count(*) FROM idem.scopes$$), '0', 'but the views show him only his own');
+SELECT is(pg_temp.attempt('matrix_writer', $$SELECT FROM idem.record$$), '42501', 'a member of pg_write_all_data reads nothing');
+SELECT cmp_ok(length(pg_temp.attempt('matrix_writer', $$UPDATE idem.record SET response = '1'$$)), '<', 5, 'but may forge every answer');
+
+-- Identity through a transaction -----------------------------------------------------------------
+
+-- SET ROLE between claim and complete: an atomic claim is the transaction's, a leased one the scope's.
+SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
+    DECLARE token text := (idem.claim('owned', 'mine')).token;
+    BEGIN
+        SET LOCAL ROLE NONE;
+        SET LOCAL ROLE matrix_stranger;
+        PERFORM idem.complete(token, '"kept"');
+        SET LOCAL ROLE NONE;
+        SET LOCAL ROLE matrix_owner;
+        ASSERT (idem.lookup('owned', 'mine')).response = '"kept"';
+    END $do$ $$), '0', 'claimed by a member, completed by a stranger: the record is the scope''s');
+SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
+    DECLARE token text := (idem.claim('owned', 'mine', lease => '1 min')).token;
+    BEGIN
+        SET LOCAL ROLE NONE;
+        SET LOCAL ROLE matrix_stranger;
+        PERFORM idem.complete(token);
+    END $do$ $$), 'ID004', 'a leased claim is not completed by a stranger, though he has the token');
+SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
+    BEGIN
+        PERFORM idem.claim('owned', 'mine');
+        SET LOCAL ROLE NONE;
+        SET LOCAL ROLE matrix_stranger;
+        PERFORM idem.claim('owned', 'mine');
+    END $do$ $$), '42501', 'nor is a key of this transaction''s another role''s business');
+
+-- Membership that is taken away ends with the next claim; an operation that is running may finish.
+SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
+    DECLARE token text;
+    BEGIN
+        SET LOCAL ROLE matrix_member;
+        token := (idem.claim('owned', 'mine')).token;
+        SET LOCAL ROLE NONE;
+        REVOKE matrix_owner FROM matrix_member;
+        SET LOCAL ROLE matrix_member;
+        PERFORM idem.complete(token);
+        PERFORM idem.claim('owned', 'another');
+    END $do$ $$), '42501', 'revoked: no more claims');
+SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
+    DECLARE token text;
+    BEGIN
+        SET LOCAL ROLE matrix_member;
+        token := (idem.claim('owned', 'mine')).token;
+        SET LOCAL ROLE NONE;
+        REVOKE matrix_owner FROM matrix_member;
+        SET LOCAL ROLE matrix_member;
+        PERFORM idem.complete(token);
+    END $do$ $$), '0', 'but the open one is completed');
+SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
+    DECLARE token text;
+    BEGIN
+        SET LOCAL ROLE matrix_member;
+        token := (idem.claim('owned', 'mine', lease => '1 min')).token;
+        SET LOCAL ROLE NONE;
+        REVOKE matrix_owner FROM matrix_member;
+        SET LOCAL ROLE matrix_member;
+        PERFORM idem.complete(token);
+    END $do$ $$), 'ID004', 'and a leased one is not');
+
+-- A scope goes by the role, not by its name.
+SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
+    BEGIN
+        ALTER ROLE matrix_owner RENAME TO matrix_renamed;
+        ASSERT (SELECT owner::text FROM idem.scopes WHERE name = 'owned') = 'matrix_renamed';
+        CREATE ROLE matrix_owner;
+        SET LOCAL ROLE matrix_renamed;
+        PERFORM idem.claim('owned', 'new');
+        SET LOCAL ROLE NONE;
+        SET LOCAL ROLE matrix_owner;
+        PERFORM idem.claim('owned', 'new 2');
+    END $do$ $$), '42501', 'a renamed owner keeps the scope, and the next role of that name has none of it');
+
+SELECT * FROM finish();
+ROLLBACK;
