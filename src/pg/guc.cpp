@@ -39,11 +39,11 @@ void define() {
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
     // What is stored lies in tables of the extension's owner, so a session cannot raise this
-    // either. Beyond a gigabyte the server has no datum.
+    // either. What is larger than the maximum could be stored, but not be read as text.
     DefineCustomIntVariable(
         "idem.max_answer_size", "Sets the maximum size of what one call stores.",
         "Of an answer: response, headers, body and error together, before compression.",
-        &max_answer_size, max_answer_size, 1, MaxAllocSize / 1024, PGC_SUSET, GUC_UNIT_KB, nullptr,
+        &max_answer_size, max_answer_size, 1, 512 * 1024, PGC_SUSET, GUC_UNIT_KB, nullptr,
         nullptr, nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants that \"claims_per_minute\" counts "

@@ -5,15 +5,11 @@ namespace idem::pg::guc {
 
 extern char* tenant;         // idem.tenant: the tenant of calls that name none
 extern int max_open_claims;  // idem.max_open_claims: key locks a transaction may hold
-
 extern int counted_scopes;   // idem.counted_scopes: scopes with counters in shared memory
 extern int max_answer_size;  // idem.max_answer_size: of what one call stores, in kilobytes
-
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
-
-extern int
-    purge_naptime;      // idem.purge_naptime: between two visits to a database, ms; 0: no purging
-extern int purge_rate;  // idem.purge_rate: records per second; 0: no bound
+extern int purge_naptime;    // idem.purge_naptime: between two visits, ms; 0: no purging
+extern int purge_rate;       // idem.purge_rate: records per second; 0: no bound
 
 void define();
 

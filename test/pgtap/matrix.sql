@@ -57,6 +57,10 @@ INSERT INTO call VALUES
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'new')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'finished')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'open')$$),
+    ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'new')$$),
+    ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
+    ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),
+    ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{finished}')$$),
     -- An atomic token is the right to finish, within the transaction that claimed.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.complete($1)$$),
     ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.fail($1, '{}')$$),

@@ -1,0 +1,520 @@
+# Hostile surroundings: what somebody may have planted before CREATE EXTENSION and around every call,
+# and arguments that are far too much. idem either works as ever or refuses cleanly; nothing crashes,
+# leaks or runs what it was not given to run.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('hostile', bare => 1, conf => "fsync = off\nlog_statement = none");
+
+# A value, or the SQLSTATE of the first error.
+sub run_sql
+{
+	my ($sql, $database) = @_;
+	my (undef, $stdout, $stderr) =
+	  $node->psql($database // 'postgres', "\\set VERBOSITY sqlstate\n$sql", on_error_stop => 1);
+	return $stderr =~ /ERROR:\s+(\w{5})/ ? $1 : $stdout;
+}
+
+sub fresh_database
+{
+	my ($name) = @_;
+	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	return $name;
+}
+
+# Before CREATE EXTENSION ------------------------------------------------------------------------
+
+my %planted = (
+	'the schema' => 'CREATE SCHEMA idem',
+	'the schema of a stranger' =>
+	  'CREATE ROLE squatter; CREATE SCHEMA idem AUTHORIZATION squatter',
+	'a table of records' => 'CREATE SCHEMA idem; CREATE TABLE idem.record (LIKE pg_class)',
+	'a view' => 'CREATE SCHEMA idem; CREATE VIEW idem.scopes AS SELECT 1',
+	'a type' => 'CREATE SCHEMA idem; CREATE TYPE idem.claim_result AS (claimed boolean)',
+	'a function' => 'CREATE SCHEMA idem; CREATE FUNCTION idem.claim(text, text, jsonb, text, interval, '
+	  . "interval, interval) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+	'a sequence' => 'CREATE SCHEMA idem; CREATE SEQUENCE idem.scope_id',);
+my $n = 0;
+for my $what (sort keys %planted)
+{
+	my $database = fresh_database('planted' . ++$n);
+	$node->safe_psql($database, $planted{$what});
+	my $objects = q{SELECT (SELECT count(*) FROM pg_class) + (SELECT count(*) FROM pg_proc) + (SELECT count(*) FROM pg_type)};
+	my $before = $node->safe_psql($database, $objects);
+	is(run_sql('CREATE EXTENSION idem', $database), '42P06', "planted before: $what");
+	is($node->safe_psql($database, $objects), $before, 'CREATE EXTENSION left nothing of its own');
+}
+my $elsewhere = fresh_database('elsewhere');
+is(run_sql('CREATE EXTENSION idem SCHEMA public', $elsewhere), '0A000', 'it goes into no other schema');
+
+# Event triggers see DDL and may refuse it; then there is nothing. Calls of idem are no DDL.
+my $refuse = q{CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no %', tg_event; END $$};
+for my $event ('ddl_command_start', 'ddl_command_end')
+{
+	my $database = fresh_database($event);
+	$node->safe_psql($database, "$refuse; CREATE EVENT TRIGGER refuse ON $event EXECUTE FUNCTION refuse()");
+	is(run_sql('CREATE EXTENSION idem', $database), 'P0001', "an event trigger on $event refuses CREATE EXTENSION");
+	is($node->safe_psql($database, q{SELECT count(*) FROM pg_namespace WHERE nspname = 'idem'}), 0, 'which leaves nothing');
+}
+
+# A twin of every operator and function of pg_catalog that takes nothing but plain types, each of them
+# a trap, in a schema that comes before pg_catalog; and relations and types of idem's names.
+my $traps = <<'SQL';
+SET check_function_bodies = off;
+CREATE SCHEMA evil;
+GRANT ALL ON SCHEMA evil TO PUBLIC;
+CREATE FUNCTION evil.spring() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'TRAPS', MESSAGE = 'a trap was sprung'; END $$;
+CREATE TABLE evil.plain AS SELECT unnest('{bool,bytea,char,name,int2,int4,int8,text,oid,regclass,regrole,regprocedure,float8,numeric,timestamptz,interval,jsonb,uuid,_text,_int4}'::regtype[]) AS type;
+DO $do$
+DECLARE twin record;
+BEGIN
+  FOR twin IN
+    SELECT oid, proname, pg_get_function_identity_arguments(oid) AS arguments, prorettype::regtype AS result,
+           CASE WHEN proretset THEN 'SETOF ' ELSE '' END AS set
+      FROM pg_proc
+     WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f'
+       AND prorettype NOT IN ('internal'::regtype, 'cstring'::regtype)
+       AND NOT EXISTS (SELECT FROM unnest(proargtypes) AS type WHERE type NOT IN (SELECT p.type FROM evil.plain p))
+       AND proargmodes IS NULL AND provariadic = 0
+  LOOP
+    BEGIN
+      EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s%s LANGUAGE plpgsql AS $f$ BEGIN PERFORM evil.spring(); END $f$',
+                     twin.proname, twin.arguments, twin.set, twin.result);
+    EXCEPTION WHEN OTHERS THEN NULL;      -- pseudo-types and the like
+    END;
+  END LOOP;
+  FOR twin IN
+    SELECT oid, oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
+     WHERE oprkind = 'b' AND oprleft IN (SELECT type FROM evil.plain) AND oprright IN (SELECT type FROM evil.plain)
+  LOOP
+    EXECUTE format('CREATE FUNCTION evil.trap_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN PERFORM evil.spring(); END $f$',
+                   twin.oid, twin.l, twin.r, twin.result);
+    EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.trap_%s, LEFTARG = %s, RIGHTARG = %s)',
+                   twin.oprname, twin.oid, twin.l, twin.r);
+  END LOOP;
+END $do$;
+CREATE DOMAIN evil.regrole AS text; CREATE DOMAIN evil.oid AS text; CREATE DOMAIN evil.timestamptz AS text;
+CREATE DOMAIN evil.jsonb AS text; CREATE DOMAIN evil.bytea AS text; CREATE DOMAIN evil.interval AS text;
+CREATE TYPE evil.claim_result AS (claimed pg_catalog.text);
+CREATE TABLE evil.record (digest pg_catalog.text); CREATE TABLE evil.scope (name pg_catalog.text);
+CREATE VIEW evil.scopes AS SELECT 'forged'::pg_catalog.text AS name;
+CREATE FUNCTION evil.claim(pg_catalog.text, pg_catalog.text) RETURNS void LANGUAGE sql AS 'SELECT evil.spring()';
+SQL
+my $hostile_path = <<'SQL';
+CREATE TEMP TABLE record (digest pg_catalog.text);
+CREATE TEMP TABLE scope (name pg_catalog.text);
+CREATE TEMP TABLE secret (id pg_catalog.int4);
+CREATE TEMP TABLE scopes (name pg_catalog.text);
+SET search_path = pg_temp, evil, public, pg_catalog;
+SQL
+my $evil = fresh_database('evil');
+$node->safe_psql($evil, $traps);
+for my $spring ('SELECT 1 OPERATOR(evil.=) 1', 'SELECT now()', 'SELECT 1 = 1', q{SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.text},
+	q{SELECT pg_has_role(10::pg_catalog.oid, 'USAGE'::pg_catalog.text)}, q{SELECT '{}'::pg_catalog.jsonb = '{}'::pg_catalog.jsonb})
+{
+	is(run_sql("$hostile_path $spring", $evil), 'TRAPS', "the traps are set: $spring");
+}
+is(run_sql("$hostile_path CREATE EXTENSION idem", $evil), '', 'CREATE EXTENSION under a hostile search_path');
+is( $node->safe_psql($evil, <<'SQL'), '', 'nothing of the extension depends on what was planted');
+WITH RECURSIVE owned AS (
+  SELECT classid, objid FROM pg_depend
+   WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
+inner_parts AS (
+  SELECT classid, objid FROM owned
+  UNION SELECT d.classid, d.objid FROM pg_depend d JOIN inner_parts i ON d.refclassid = i.classid AND d.refobjid = i.objid AND d.deptype IN ('i', 'a')),
+planted AS (
+  SELECT 'pg_proc'::regclass AS classid, oid AS objid FROM pg_proc WHERE pronamespace = 'evil'::regnamespace
+  UNION ALL SELECT 'pg_operator'::regclass, oid FROM pg_operator WHERE oprnamespace = 'evil'::regnamespace
+  UNION ALL SELECT 'pg_type'::regclass, oid FROM pg_type WHERE typnamespace = 'evil'::regnamespace
+  UNION ALL SELECT 'pg_class'::regclass, oid FROM pg_class WHERE relnamespace = 'evil'::regnamespace)
+SELECT pg_describe_object(d.classid, d.objid, 0), pg_describe_object(d.refclassid, d.refobjid, 0)
+  FROM pg_depend d JOIN inner_parts i USING (classid, objid)
+  JOIN planted p ON p.classid = d.refclassid AND p.objid = d.refobjid
+SQL
+
+# Every call, made among the traps: the statements name nothing without its schema and use no operator,
+# so whatever springs a trap is idem.
+$node->safe_psql($evil, <<'SQL');
+CREATE ROLE shop;
+CREATE ROLE clerk IN ROLE shop;
+CREATE TABLE public.effect (key text DEFAULT idem.current_key());
+CREATE TRIGGER guard BEFORE INSERT ON public.effect EXECUTE FUNCTION idem.require_claim('shop');
+GRANT ALL ON public.effect TO PUBLIC;
+CREATE FUNCTION public.work(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RETURN $1; END $$;
+CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'broken'; END $$;
+SQL
+my $tour = <<'SQL';
+SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn', reject_stale_keys => true);
+SELECT idem.create_scope('shop', owner => 'shop');
+SELECT idem.alter_scope('tour', ttl => '2 days');
+SET ROLE clerk;
+BEGIN;
+SELECT token FROM idem.claim('shop', 'order-1', '{"amount": 1, "to": ["a", {"b": 1e2}]}') \gset
+INSERT INTO public.effect DEFAULT VALUES;
+SELECT idem.current_key();
+SELECT idem.child_key(:'token', 'charge') \gset
+SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": 1}', '\x00');
+COMMIT;
+SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
+SELECT outcome FROM idem.try_claim('shop', 'order-1', '{"amount": 2}');
+SELECT state FROM idem.lookup('shop', 'order-1');
+SELECT idem.once('shop', 'message-1');
+SELECT idem.once_each('shop', '{message-1, message-2}');
+SELECT outcome FROM idem.execute('shop', 'order-2', 'public.work(pg_catalog.jsonb)', '{}');
+SELECT outcome FROM idem.execute('shop', 'order-3', 'public.break(pg_catalog.jsonb)', '{}');
+SELECT token FROM idem.claim('shop', 'order-4', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'token', 'charged', '{"a": 1}');
+SELECT 'renewed' FROM idem.renew(:'token', '1 millisecond');
+SELECT pg_catalog.pg_sleep(0.01);
+SELECT token, attempt, recovery_point FROM idem.claim('shop', 'order-4', lease => '1 hour') \gset
+SELECT idem.fail(:'token', '{"message": "no"}');
+BEGIN;
+SELECT idem.release(token) FROM idem.claim('shop', 'order-5');
+COMMIT;
+SELECT name FROM idem.scopes;
+SELECT scope, tenant FROM idem.weak_keys;
+SELECT pg_catalog.length(idem.new_key());
+SELECT idem.derive_key('a', 'b');
+SELECT idem.key_weakness('4711');
+SELECT idem.http_status('ID001');
+SELECT idem.problem('ID001', 'x');
+SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s');
+SELECT idem.records_needed(1, '1 s');
+SELECT idem.collision_probability(1, 1);
+RESET ROLE;
+SELECT idem.rotate_secret();
+SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
+SELECT idem.forget('shop', 'order-1');
+SELECT idem.drop_scope('tour');
+SELECT idem.purge();
+SQL
+my $expected = run_sql($tour, do
+{
+	my $plain = fresh_database('plain');
+	$node->safe_psql($plain, <<'SQL');
+CREATE EXTENSION idem;
+CREATE TABLE public.effect (key text DEFAULT idem.current_key());
+CREATE TRIGGER guard BEFORE INSERT ON public.effect EXECUTE FUNCTION idem.require_claim('shop');
+GRANT ALL ON public.effect TO PUBLIC;
+CREATE FUNCTION public.work(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RETURN $1; END $$;
+CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'broken'; END $$;
+SQL
+	$plain;
+});
+like($expected, qr/"answer": 42.*\n.*conflict\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour goes through all of it');
+my $callable = $node->safe_psql($evil, <<'SQL');
+SELECT string_agg(DISTINCT proname || '(', ' ') FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'trigger'::regtype
+SQL
+my $views = $node->safe_psql($evil, q{SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
+ok(index($tour, "idem.$_") >= 0, "the tour visits $_") for split ' ', "$callable $views";
+is(run_sql($hostile_path . $tour, $evil), $expected, 'and sees the same among the traps');
+is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing went into somebody else's tables");
+
+# Row security, triggers, rules and constraints on idem's own tables: they are written and read without
+# the executor, so none of these has a say; nor has row_security over the views.
+$node->safe_psql($evil, <<'SQL');
+SELECT idem.once('shop', '4711', tenant => '4711');
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+DO $$
+DECLARE t regclass;
+BEGIN
+  FOREACH t IN ARRAY '{idem.record, idem.scope, idem.secret}'::regclass[] LOOP
+    EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', t);
+    EXECUTE format('ALTER TABLE %s FORCE ROW LEVEL SECURITY', t);
+    EXECUTE format('CREATE POLICY nobody ON %s USING (false)', t);
+    EXECUTE format('CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION public.refuse()', t);
+    EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER refuse', t);
+  END LOOP;
+END $$;
+SQL
+for my $row_security ('on', 'off')
+{
+	is( run_sql(<<"SQL", $evil), qq({"answer": 1}\nshop\n{"answer": 1}\n4711), "row security, row_security = $row_security");
+SET row_security = $row_security;
+SET ROLE clerk;
+SELECT idem.complete(token, '{"answer": 1}') FROM idem.claim('shop', 'secured $row_security');
+SELECT name FROM idem.scopes;
+SELECT response FROM idem.claim('shop', 'secured $row_security');
+SELECT tenant FROM idem.weak_keys;
+SQL
+}
+$node->safe_psql($evil, <<'SQL');
+CREATE FUNCTION public.no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no ddl'; END $$;
+CREATE EVENT TRIGGER at_start ON ddl_command_start EXECUTE FUNCTION public.no_ddl();
+SQL
+is( run_sql(q{SELECT idem.create_scope('after the event'); SELECT idem.once('after the event', 'k'); SELECT idem.drop_scope('after the event')}, $evil),
+	"\nt\n", 'event triggers do not fire for idem');
+is(run_sql('DROP EXTENSION idem', $evil), 'P0001', '(though they do for DDL)');
+$node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
+
+# What SQL may call at all.
+is( $node->safe_psql($evil, <<'SQL'), '', 'no function takes or returns what SQL cannot make');
+SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+   AND ('internal'::regtype = ANY (proargtypes::oid[]) OR 'cstring'::regtype = ANY (proargtypes::oid[]) OR prorettype IN ('internal'::regtype, 'cstring'::regtype))
+SQL
+is(run_sql(q{SET ROLE clerk; CREATE FUNCTION pg_temp.claim(internal) RETURNS internal AS '$libdir/idem', 'idem_claim' LANGUAGE C}, $evil),
+	'42501', 'and nobody but a superuser gives its symbols another signature');
+
+# Temporary schemas and operations that misbehave --------------------------------------------------
+
+my $db = fresh_database('work');
+install_payments($node, $db);
+$node->safe_psql($db, <<'SQL');
+CREATE EXTENSION amcheck;
+CREATE ROLE worker;
+SELECT idem.create_scope('work', owner => 'worker', wait => '0', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
+SELECT idem.create_scope('plain', owner => 'worker', wait => '0');
+CREATE TABLE effect (key text);
+GRANT ALL ON effect TO PUBLIC;
+SQL
+my %operation = (
+	'drops itself' => [ 'completed', q{BEGIN EXECUTE 'DROP FUNCTION pg_temp.operation'; RETURN '1'; END} ],
+	'claims its own key' => [ 'ID001', q{BEGIN PERFORM idem.claim('work', 'op'); RETURN '1'; END} ],
+	'claims others and completes them' => [ 'completed', q{BEGIN PERFORM idem.complete((idem.claim('work', 'op ' || i)).token) FROM generate_series(1, 50) i; RETURN '1'; END} ],
+	'leaves a claim open' => [ 'ID006', q{BEGIN PERFORM idem.claim('work', 'op open'); RETURN '1'; END} ],
+	'changes the role' => [ 'completed', q{BEGIN SET LOCAL ROLE worker; RETURN '1'; END} ],
+	'commits' => [ 'failed', q{BEGIN COMMIT; RETURN '1'; END} ],
+	'calls itself until the stack is full' => [ 'completed', q{BEGIN RETURN (idem.execute('work', 'op' || (request->>'n'), 'pg_temp.operation(jsonb)', jsonb_build_object('n', (request->>'n')::int + 1))).response; END} ],
+	'fails with a megabyte' => [ 'failed', q{BEGIN RAISE '%', repeat('x', 1000000); END} ],
+	'fails with more than is allowed' => [ '54000', q{BEGIN RAISE '%', repeat('x', 65 * 1024 * 1024); END} ],
+	'says that it is in our class' => [ 'ID001', q{BEGIN RAISE EXCEPTION USING ERRCODE = 'ID001'; END} ],
+	'drops its scope' => [ 'completed', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
+	'changes its scope' => [ 'completed', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
+	'drops the extension' => [ '55000', q{BEGIN EXECUTE 'DROP EXTENSION idem CASCADE'; RETURN '1'; END} ],
+	'returns nothing' => [ 'completed', q{BEGIN RETURN NULL; END} ],);
+for my $what (sort keys %operation)
+{
+	my ($outcome, $body, $scope) = @{ $operation{$what} };
+	$scope //= 'work';
+	like( run_sql(<<"SQL", $db), qr/^$outcome/m, "an operation that $what");
+CREATE FUNCTION pg_temp.operation(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ $body \$\$;
+BEGIN;
+SELECT outcome FROM idem.execute('$scope', 'op', 'pg_temp.operation(jsonb)', '{"n": 0}');
+SET CONSTRAINTS ALL IMMEDIATE;
+COMMIT;
+BEGIN;
+SELECT idem.forget('$scope', 'op') FROM idem.scopes WHERE name = '$scope';
+COMMIT;
+SQL
+	is(locks($node), 0, 'leaves no lock');
+	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0') WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
+}
+
+# Requests and responses ---------------------------------------------------------------------------
+
+# As deep as the server's own parser lets pass, on a small stack and on a large one, whole and without a
+# path; and beyond that the server says so.
+for my $stack ('100kB', '2MB', '7MB')
+{
+	for my $scope ('plain', 'work')
+	{
+		for my $shape ('array', 'object')
+		{
+			my ($open, $close) = $shape eq 'array' ? ('[', ']') : ('{"a": ', '}');
+			for my $depth (10, 100, 130, 1000, 3000, 6000, 20_000, 100_000)
+			{
+				my $json = "(repeat('$open', $depth) || '1' || repeat('$close', $depth))::jsonb";
+				my $got = run_sql(<<"SQL", $db);
+SET max_stack_depth = '$stack';
+BEGIN;
+SELECT idem.complete(token, $json) IS NOT NULL FROM idem.claim('$scope', '$shape $stack $depth', $json);
+SELECT outcome FROM idem.claim('$scope', '$shape $stack $depth', $json);
+COMMIT;
+SQL
+				like($got, qr/^(t\ncompleted|54001)$/, "a $shape, $depth deep, stack $stack, scope $scope");
+			}
+		}
+	}
+}
+is(run_sql(q{SELECT idem.complete(token, r) = r FROM (SELECT (repeat('[', 1000) || repeat(']', 1000))::jsonb AS r) r, idem.claim('plain', 'deep', r)}, $db),
+	't', 'a thousand levels are nothing special');
+
+for my $scope ('plain', 'work')
+{
+	for my $json (q{(SELECT jsonb_agg(i) FROM generate_series(1, 1000000) i)},
+		q{(SELECT jsonb_object_agg('member ' || i, i) FROM generate_series(1, 1000000) i)},
+		q{(SELECT jsonb_build_object('items', jsonb_agg(jsonb_build_object('token', 1, 'seen_at', i, 'n', 2))) FROM generate_series(1, 200000) i)})
+	{
+		is( run_sql(<<"SQL", $db), "t\nt\nconflict\nt", "scope $scope: " . substr($json, 8, 40));
+CREATE TEMP TABLE big AS SELECT $json AS j;
+BEGIN;
+SELECT idem.complete(token, j) = j FROM big, idem.claim('$scope', 'million', j);
+COMMIT;
+SELECT length(response::text) > 1000000 FROM big, idem.claim('$scope', 'million', j);
+SELECT outcome FROM big, idem.try_claim('$scope', 'million', jsonb_build_array(j));
+SELECT idem.forget('$scope', 'million');
+SQL
+	}
+}
+
+# Keys of many bytes a character, of odd characters, and of no characters at all.
+my %keys = (
+	'255 bytes of é' => [ q{repeat('é', 127) || 'x'}, 'claimed' ],
+	'256 bytes of é' => [ q{repeat('é', 128)}, 'ID007' ],
+	'255 bytes of €' => [ q{repeat('€', 85)}, 'claimed' ],
+	'258 bytes of €' => [ q{repeat('€', 86)}, 'ID007' ],
+	'252 bytes of a clef' => [ q{repeat('𝄞', 63)}, 'claimed' ],
+	'256 bytes of a clef' => [ q{repeat('𝄞', 64)}, 'ID007' ],
+	'composed' => [ q{U&'caf\00E9'}, 'claimed' ],
+	'decomposed' => [ q{U&'cafe\0301'}, 'claimed' ],
+	'a zero-width space' => [ q{U&'\200B'}, 'claimed' ],
+	'a byte order mark' => [ q{U&'\FEFF'}, 'claimed' ],
+	'right to left' => [ q{U&'\202Eabc'}, 'claimed' ],
+	'control characters' => [ q{E'\x01\x02\r\n\t\x7f'}, 'claimed' ],
+	'one blank' => [ q{' '}, 'claimed' ],
+	'two blanks' => [ q{'  '}, 'claimed' ],
+	'percent signs' => [ q{'%s%n%x%1$s'}, 'claimed' ],
+	'a quote' => [ q{$$' OR 1=1; --$$}, 'claimed' ],
+	'a backslash' => [ q{$$\\x00$$}, 'claimed' ],);
+for my $what (sort keys %keys)
+{
+	my ($key, $outcome) = @{ $keys{$what} };
+	is(run_sql("SELECT (idem.try_claim('plain', key)).outcome, idem.release(token) FROM (SELECT $key AS key) k, LATERAL idem.try_claim('plain', key || '')", $db) =~ /^(\w+)/ ? $1 : '',
+		$outcome eq 'claimed' ? 'in_progress' : $outcome, "a key of $what");
+	next if $outcome ne 'claimed';
+	is( run_sql(<<"SQL", $db), "t\nt\nt", '... comes back as it went in, as key and as tenant');
+BEGIN;
+SELECT idem.complete(token, to_jsonb(key)) = to_jsonb(key) FROM (SELECT $key AS key) k, idem.claim('plain', key, tenant => key);
+COMMIT;
+SELECT response = to_jsonb(key) FROM (SELECT $key AS key) k, idem.claim('plain', key, tenant => key);
+SELECT count(*) = 1 FROM idem.record WHERE key = $key AND tenant = $key;
+SQL
+}
+is($node->safe_psql($db, q{SELECT count(*), count(DISTINCT digest), count(DISTINCT (tenant, key)) FROM idem.record WHERE tenant = key}) =~ /^(\d+)\|\1\|\1$/ ? 1 : 0,
+	1, 'and each of them is a key of its own');
+
+# Answers ------------------------------------------------------------------------------------------
+
+# The default limit, to the byte; in each way in which a statement can fail without its transaction.
+my $body = sub { my ($bytes) = @_; "convert_to(repeat('x', $bytes), 'UTF8')" };
+my $limit = 64 * 1024 * 1024;
+is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit) ]}) IS NULL FROM idem.claim('plain', 'largest')", $db),
+	't', 'an answer of 64 MB');
+is(run_sql("SELECT length(body) FROM idem.claim('plain', 'largest')", $db), $limit, 'is replayed');
+is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit + 1) ]}) FROM idem.claim('plain', 'too large')", $db),
+	'54000', 'one byte more is refused');
+is( run_sql(<<"SQL", $db), '54000', 'as the sum of its parts, too');
+SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => to_jsonb(repeat('x', 30000000)), body => @{[ $body->(30000000) ]})
+  FROM idem.claim('plain', 'too large')
+SQL
+is( run_sql(<<"SQL", $db), '54000', 'of a transaction, effect and all');
+BEGIN;
+INSERT INTO effect VALUES ('too large');
+SELECT token FROM idem.claim('plain', 'too large') \\gset
+SELECT idem.complete(:'token', to_jsonb(repeat('x', 100000000)));
+COMMIT;
+SQL
+is( $node->safe_psql($db, q{SELECT (SELECT count(*) FROM effect), (idem.lookup('plain', 'too large')).state}),
+	'0|absent', 'nothing of it is left');
+
+my (undef, $stdout, $stderr) = $node->psql($db, <<"SQL", on_error_stop => 0);
+BEGIN;
+SELECT token FROM idem.claim('plain', 'too large') \\gset
+SAVEPOINT s;
+INSERT INTO effect VALUES ('too large');
+SELECT idem.complete(:'token', to_jsonb(repeat('x', 100000000)));
+ROLLBACK TO s;
+SELECT (idem.lookup('plain', 'too large')).state;
+INSERT INTO effect VALUES ('small enough');
+SELECT idem.complete(:'token', '"small"');
+COMMIT;
+SELECT string_agg(key, ',') FROM effect;
+SELECT response FROM idem.claim('plain', 'too large');
+SQL
+is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open, and completes with less');
+like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 65536 kB/, 'the error says how much is allowed');
+is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the verdict is stored, the effect is not');
+TRUNCATE effect;
+DO \$\$
+DECLARE token text := (idem.claim('plain', 'caught')).token;
+BEGIN
+  BEGIN
+    INSERT INTO effect SELECT 'caught';
+    PERFORM idem.complete(token, to_jsonb(repeat('x', 100000000)));
+  EXCEPTION WHEN program_limit_exceeded THEN
+    PERFORM idem.complete(token, to_jsonb(SQLSTATE));
+  END;
+END \$\$;
+SELECT count(*) + 64 FROM effect;
+SELECT response FROM idem.claim('plain', 'caught');
+SQL
+
+# Hundreds of megabytes, where a superuser allows them; and a gigabyte, which nobody can.
+$node->safe_psql('postgres', q{ALTER ROLE worker SET idem.max_answer_size = '512MB'; ALTER ROLE worker LOGIN});
+sub run_as_worker
+{
+	my ($sql) = @_;
+	my (undef, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'worker' ]);
+	return $err =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $out;
+}
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', '300 MB, if a superuser lets the role');
+is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'are replayed');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'more than 512 MB are refused');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'and a gigabyte is no value');
+my $load = "SELECT idem.current_key() \\gset\n";
+is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'the role itself cannot raise the limit');
+is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'nor a superuser beyond that');
+
+# Before the library is loaded, a setting is anybody's placeholder: it does not count.
+is( run_as_worker("SET idem.max_open_claims = 1000000; $load SHOW idem.max_open_claims"),
+	2000, 'a limit that was set before the library was loaded does not count');
+
+# Many claims --------------------------------------------------------------------------------------
+
+is( run_sql(<<'SQL', $db), "claimed,claimed,claimed,limited\nclaimed,claimed\n3", 'max_open_claims counts through savepoints');
+SET idem.max_open_claims = 3;
+BEGIN;
+SAVEPOINT s;
+SELECT string_agg((idem.try_claim('plain', 'many ' || i)).outcome, ',') FROM generate_series(1, 4) i;
+ROLLBACK TO s;
+SELECT (idem.claim('plain', 'one')).outcome \gset
+SAVEPOINT s2;
+SELECT string_agg((idem.try_claim('plain', 'more ' || i)).outcome, ',') FROM generate_series(1, 2) i;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+ROLLBACK;
+SQL
+is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), 'ID009', 'the default is 2,000');
+
+# In the middle of it ------------------------------------------------------------------------------
+
+# Cancelled wherever it happens to be: walking the request, writing the answer, reading it.
+for my $timeout (1, 2, 5, 10, 20, 40, 80, 160, 320)
+{
+	$node->psql($db, <<"SQL", on_error_stop => 0);
+CREATE TEMP TABLE big AS SELECT jsonb_object_agg('member ' || i, i) AS j FROM generate_series(1, 100000) i;
+SET statement_timeout = $timeout;
+BEGIN;
+SAVEPOINT s;
+SELECT idem.complete(token, j) = j FROM big, idem.claim('work', 'cancelled $timeout', j);
+ROLLBACK TO s;
+SELECT idem.complete(token, j) = j FROM big, idem.claim('work', 'cancelled $timeout', j);
+COMMIT;
+SELECT response = j FROM big, idem.claim('work', 'cancelled $timeout', j);
+SQL
+	is(locks($node), 0, "cancelled after $timeout ms: no lock is left");
+}
+for my $round (1 .. 3)
+{
+	my $session = $node->background_psql($db, on_error_stop => 0);
+	my $pid = $session->query('SELECT pg_backend_pid()');
+	$session->query_until(qr/begun/, <<"SQL");
+\\echo begun
+DO \$\$ BEGIN FOR i IN 1..1000000 LOOP PERFORM idem.once('work', 'round $round ' || i); COMMIT; END LOOP; END \$\$;
+SQL
+	$node->poll_query_until($db, "SELECT count(*) > 0 FROM idem.record WHERE key LIKE 'round $round %'") or die 'no progress';
+	$node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
+	ok($node->poll_query_until($db, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid"), 'terminated');
+	eval { $session->quit };
+	is(locks($node), 0, 'a terminated backend leaves no lock');
+}
+
+is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'the index is whole');
+is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, key)) FROM idem.record'), 0, 'one record a key');
+log_is_clean($node);
+$node->stop;
+done_testing();
