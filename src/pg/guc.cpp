@@ -43,8 +43,8 @@ void define() {
     DefineCustomIntVariable(
         "idem.max_answer_size", "Sets the maximum size of what one call stores.",
         "Of an answer: response, headers, body and error together, before compression.",
-        &max_answer_size, max_answer_size, 1, 512 * 1024, PGC_SUSET, GUC_UNIT_KB, nullptr,
-        nullptr, nullptr);
+        &max_answer_size, max_answer_size, 1, 512 * 1024, PGC_SUSET, GUC_UNIT_KB, nullptr, nullptr,
+        nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants that \"claims_per_minute\" counts "
                             "at a time.",
