@@ -62,6 +62,18 @@ CREATE TABLE idem.record (
 );
 COMMENT ON TABLE idem.record IS 'the key records; written by idem.complete() and idem.fail(), read through idem.claim() and idem.lookup(). lease_end and nonce (the token''s random bits) belong to leased claims';
 
+-- How far each source of an ordered stream has come. The digest is that of no key; there is room on
+-- every page, so that moving a watermark stays in the heap.
+CREATE TABLE idem.watermark (
+    digest          uuid        NOT NULL PRIMARY KEY,
+    seq             bigint      NOT NULL,
+    updated         timestamptz NOT NULL,
+    scope           integer     NOT NULL,
+    tenant          text        NOT NULL,
+    source          text        NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE idem.watermark IS 'the highest sequence number of each source; written by idem.advance(), never expires';
+
 -- The permanent seed (lock ids, child keys) and the fingerprint secrets. Made with the first scope, and dumped
 -- with the data: without them a restored record would conflict with its own retries.
 CREATE TABLE idem.secret (
@@ -82,6 +94,7 @@ COMMENT ON TABLE idem.sweep IS 'the block of idem.record at which the next purge
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.record', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.watermark', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.secret', '');
 
 REVOKE ALL ON ALL TABLES IN SCHEMA idem FROM PUBLIC;
@@ -268,6 +281,12 @@ RETURNS SETOF text
 AS 'MODULE_PATHNAME', 'idem_once_each' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.once_each(text, text[], text) IS
 'The keys that are new, each once and in the order of the array; they are finished from now on. For tens of thousands in one call: it takes no key locks, and waits for transactions that write the same keys as a unique index does. A key that is claimed under a running lease, completed or failed is not new. A concurrent atomic claim of such a key gets 40001 when it completes. Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22004, 22023.';
+
+CREATE FUNCTION idem.advance(scope text, source text, seq bigint, tenant text DEFAULT NULL, contiguous boolean DEFAULT false)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_advance' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.advance(text, text, bigint, text, boolean) IS
+'For ordered streams: true if seq is beyond all that the source has sent so far, which it is from now on, false for a duplicate. With contiguous, seq must be the next number (the first of a source may be any). Waits for a transaction that is advancing the source, at most the scope''s wait. Watermarks do not expire. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID012 sequence_gap, 40001, 42501, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes

@@ -76,6 +76,11 @@ std::string_view checked_element(std::optional<std::string_view> key, int positi
     return checked(key, {"idempotency key", "keys", key_hint, position});
 }
 
+std::string_view checked_source(std::optional<std::string_view> source) {
+    return checked(source, {"source", "source",
+                            "Name the source in 1 to 255 bytes, such as a topic and partition."});
+}
+
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     const std::string_view meant = tenant ? *tenant : std::string_view(pg::guc::tenant);
     if (meant.size() > core::max_tenant_bytes)
@@ -87,15 +92,29 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     return meant;
 }
 
-pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
+namespace {
+
+using DigestOf = bool (*)(const core::Identity&, core::Digest&);
+
+pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                  DigestOf digest_of) {
     if (scope.tenant_required && tenant.empty())
         report::invalid_key("tenant is missing",
                             psprintf("Scope \"%s\" requires a tenant.", scope.name),
                             "Pass the argument \"tenant\", or set \"idem.tenant\".");
     pg::KeyName name{scope.id, tenant, key, {}};
-    if (!core::key_digest({scope.id, utf8(tenant), utf8(key)}, name.digest))
-        report::crypto_failure();
+    if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
+}
+
+}  // namespace
+
+pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
+    return named(scope, tenant, key, core::key_digest);
+}
+
+pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source) {
+    return named(scope, tenant, source, core::source_digest);
 }
 
 }  // namespace idem::api

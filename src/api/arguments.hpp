@@ -21,11 +21,14 @@ std::string_view utf8(std::string_view text);
 std::string_view checked_key(std::optional<std::string_view> key);
 // The same for an element of the argument "keys"; the first has position 1.
 std::string_view checked_element(std::optional<std::string_view> key, int position);
+// The source of an ordered stream, which is named by the same rules.
+std::string_view checked_source(std::optional<std::string_view> source);
 
 // NULL means the setting idem.tenant; '' is said explicitly.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);
 
 // Key and tenant are checked; the scope may require a tenant (ID007).
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
+pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source);
 
 }  // namespace idem::api

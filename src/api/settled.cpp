@@ -8,12 +8,6 @@ namespace {
 
 namespace report = pg::report;
 
-[[noreturn]] void refuse_in_flight(const pg::KeyLock& lock, std::string_view key) {
-    const report::Holder holder = lock.holder().value_or(report::Holder{});
-    const TimestampTz now = GetCurrentTimestamp();
-    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
-}
-
 // Whoever is at work on the row past the key lock matters, unless the row is over anyway: the
 // purger, most likely, deletes it.
 bool is_settled(const pg::Found& found) {
@@ -23,6 +17,12 @@ bool is_settled(const pg::Found& found) {
 }
 
 }  // namespace
+
+void refuse_in_flight(const pg::KeyLock& lock, std::string_view key) {
+    const report::Holder holder = lock.holder().value_or(report::Holder{});
+    const TimestampTz now = GetCurrentTimestamp();
+    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
+}
 
 pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, std::int64_t wait) {
     const TimestampTz deadline = GetCurrentTimestamp() + wait;

@@ -9,6 +9,9 @@
 
 namespace idem::api {
 
+// Raises ID001 with what can be told of the lock's holder.
+[[noreturn]] void refuse_in_flight(const pg::KeyLock& lock, std::string_view key);
+
 // wait is in microseconds; raises ID001 when it is over.
 pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, std::int64_t wait);
 

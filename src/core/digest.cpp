@@ -37,24 +37,42 @@ class Message {
     bool fits_ = true;
 };
 
-}  // namespace
-
-bool key_digest(const Identity& identity, Digest& out) noexcept {
+Message message_of(const Identity& identity) noexcept {
     Message message;
     message.add_number<8>(static_cast<std::uint64_t>(identity.scope_id));
     message.add_text(identity.tenant);
     message.add_text(identity.key);
+    return message;
+}
+
+bool hash(const Message& message, Hash& out) noexcept {
     if (!message.fits()) return false;
     Sha256 sha256;
     sha256.write(message.bytes());
+    return sha256.finish(out);
+}
+
+}  // namespace
+
+bool key_digest(const Identity& identity, Digest& out) noexcept {
     Hash full;
-    if (!sha256.finish(full)) return false;
+    if (!hash(message_of(identity), full)) return false;
 
     const auto time = embedded_time(identity.key);
     const auto prefix = big_endian<time_bytes>(time.value_or(0));
     auto rest = out.begin();
     if (time) rest = std::copy(prefix.begin(), prefix.end(), out.begin());
     std::copy_n(full.begin(), out.end() - rest, rest);
+    return true;
+}
+
+// A third text makes the bytes those of no key.
+bool source_digest(const Identity& source, Digest& out) noexcept {
+    Hash full;
+    Message message = message_of(source);
+    message.add_text("source");
+    if (!hash(message, full)) return false;
+    std::copy_n(full.begin(), out.size(), out.begin());
     return true;
 }
 

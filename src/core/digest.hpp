@@ -25,4 +25,7 @@ struct Identity {
 // undefined.
 [[nodiscard]] bool key_digest(const Identity& identity, Digest& out) noexcept;
 
+// The same for the source of an ordered stream, which is named like a key and never meets one.
+[[nodiscard]] bool source_digest(const Identity& source, Digest& out) noexcept;
+
 }  // namespace idem::core

@@ -52,6 +52,11 @@ inline std::optional<std::int32_t> int_arg(FunctionCallInfo fcinfo, int n) {
     return PG_GETARG_INT32(n);
 }
 
+inline std::optional<std::int64_t> bigint_arg(FunctionCallInfo fcinfo, int n) {
+    if (PG_ARGISNULL(n)) return std::nullopt;
+    return PG_GETARG_INT64(n);
+}
+
 inline std::optional<bool> bool_arg(FunctionCallInfo fcinfo, int n) {
     if (PG_ARGISNULL(n)) return std::nullopt;
     return PG_GETARG_BOOL(n);

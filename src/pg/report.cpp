@@ -18,6 +18,7 @@ constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
 constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
 constexpr int errcode_stale_key = MAKE_SQLSTATE('I', 'D', '0', '1', '0');
 constexpr int errcode_claim_required = MAKE_SQLSTATE('I', 'D', '0', '1', '1');
+constexpr int errcode_sequence_gap = MAKE_SQLSTATE('I', 'D', '0', '1', '2');
 
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
@@ -275,6 +276,16 @@ void too_large(const char* what, Size size) {
              errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %d kB.", size,
                        guc::max_answer_size),
              errhint("Store what is large in a table of your own, and a reference to it here.")));
+    pg_unreachable();
+}
+
+void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
+    ereport(ERROR,
+            (errcode(errcode_sequence_gap),
+             errmsg("gap in the sequence of source \"%s\"", c_string(source)),
+             errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
+             errhint("Handle the messages in between first; \"contiguous => false\" passes over "
+                     "them.")));
     pg_unreachable();
 }
 

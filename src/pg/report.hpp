@@ -43,6 +43,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
                                              std::int64_t retry_after);
 // what: the answer, or whatever else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size);
+// A stream without gaps has one.
+[[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 [[noreturn]] void digest_collision();
 [[noreturn]] void serialization_failure(const char* detail);
 [[noreturn]] void missing_argument(const char* name);

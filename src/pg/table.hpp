@@ -11,8 +11,8 @@
 
 namespace idem::pg {
 
-enum class Table { record, scope, secret, sweep, scope_id };  // the last is a sequence
-inline constexpr std::size_t table_count = 5;
+enum class Table { record, watermark, scope, secret, sweep, scope_id };  // the last is a sequence
+inline constexpr std::size_t table_count = 6;
 
 // Opens the table, or raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);

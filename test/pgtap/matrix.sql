@@ -61,6 +61,7 @@ INSERT INTO call VALUES
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{finished}')$$),
+    ('idem.advance(text,text,bigint,text,boolean)', 'user', $$SELECT idem.advance('owned', 'stream', 1)$$),
     -- An atomic token is the right to finish, within the transaction that claimed.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.complete($1)$$),
     ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.fail($1, '{}')$$),
@@ -102,6 +103,10 @@ INSERT INTO call VALUES
     -- The whole database: whoever is granted EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
+    ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
+    -- What they return is cut to the caller's own scopes.
+    ('idem.scope_stats()', 'everybody', $$SELECT FROM idem.scope_stats()$$),
+    ('idem.open_claims()', 'everybody', $$SELECT FROM idem.open_claims()$$),
     -- These only compute.
     ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
@@ -116,7 +121,11 @@ INSERT INTO call VALUES
 CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);
 INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
-    ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$);
+    ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
+    ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned'$$),
+    ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned'$$),
+    -- Empty where idem is not preloaded; t/stats.pl has the others.
+    ('idem.stats', 'everybody', $$SELECT FROM idem.stats$$);
 -- The tables are for idem's eyes only; pg_read_all_data is the superuser's decision, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)

@@ -49,6 +49,7 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.once('%s', 'finished', '{"card": "hunter2"}')$$),
     ($$SELECT idem.once_each('%s', '{new}')$$),
     ($$SELECT idem.once_each('%s', '{finished}')$$),
+    ($$SELECT idem.advance('%s', 'finished', 1)$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
 
@@ -213,7 +214,7 @@ SELECT is((pg_temp.attempt(role, 'SELECT idem.rotate_secret()')).state, expected
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+    ARRAY['advance', 'alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
           'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'open_claims',
           'problem', 'records_needed', 'release', 'renew', 'require_claim', 'retention_window',
@@ -235,7 +236,7 @@ SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                 'nor on a single column');
 SELECT is((pg_temp.attempt(role, format(call, relation))).state, '42501', format('%s: ' || call, role, relation))
   FROM (VALUES ('test_owner'), ('test_stranger'), ('test_creator'), ('test_purger')) AS r (role),
-       (VALUES ('idem.record'), ('idem.scope'), ('idem.secret'), ('idem.sweep')) AS t (relation),
+       (VALUES ('idem.record'), ('idem.scope'), ('idem.secret'), ('idem.sweep'), ('idem.watermark')) AS t (relation),
        (VALUES ('SELECT FROM %s'), ('INSERT INTO %s DEFAULT VALUES'), ('DELETE FROM %s'), ('TRUNCATE %s'),
                ('LOCK %s IN ACCESS SHARE MODE')) AS c (call)
  ORDER BY role, relation, call;

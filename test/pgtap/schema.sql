@@ -26,6 +26,7 @@ SELECT set_eq(
     $$SELECT p.proname::text, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid$$,
     $$VALUES
+    ('advance', 'scope text, source text, seq bigint, tenant text DEFAULT NULL::text, contiguous boolean DEFAULT false', 'boolean'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole', 'void'),
@@ -130,7 +131,8 @@ SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
     $$VALUES ('in_flight', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('sweep', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('sweep', 'r', 'p'),
+             ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 
 -- The one index of the record table is its primary key: as such it is the replica identity too.
@@ -138,6 +140,10 @@ SELECT results_eq(
     $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.record'::regclass$$,
     $$VALUES ('CREATE UNIQUE INDEX record_pkey ON idem.record USING btree (digest)', true)$$,
     'the only index of idem.record is the primary key on the digest');
+SELECT results_eq(
+    $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.watermark'::regclass$$,
+    $$VALUES ('CREATE UNIQUE INDEX watermark_pkey ON idem.watermark USING btree (digest)', true)$$,
+    'the same holds for idem.watermark');
 SELECT col_type_is('idem', 'record', 'digest', 'uuid', 'a digest has 128 bits');
 
 SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.record'::regclass),
@@ -150,8 +156,9 @@ SELECT is_empty($$SELECT tgname FROM pg_trigger WHERE tgrelid IN (SELECT objid F
 SELECT set_eq(
     $$SELECT r::regclass::text, c FROM pg_extension, unnest(extconfig, extcondition) AS u(r, c)
        WHERE extname = 'idem'$$,
-    $$VALUES ('idem.record', ''), ('idem.scope', ''), ('idem.scope_id', ''), ('idem.secret', '')$$,
-    'scopes, their ids, records and secrets are dumped with all their rows');
+    $$VALUES ('idem.record', ''), ('idem.scope', ''), ('idem.scope_id', ''), ('idem.secret', ''),
+             ('idem.watermark', '')$$,
+    'scopes, their ids, records, watermarks and secrets are dumped with all their rows');
 SELECT is((SELECT count(*) FROM idem.secret), 0::bigint,
           'installing makes no secrets: they would collide with those of a dump');
 SELECT results_eq('SELECT hand FROM idem.sweep', ARRAY[0::bigint], 'the sweep begins at the first block');

@@ -182,5 +182,79 @@ UPDATE idem.record SET key = 'other' WHERE key = 'i1';
 SELECT idem.once_each('messages', '{i4,i1}');
 \set VERBOSITY default
 
+-- advance: one watermark a source
+SELECT idem.advance('messages', 'orders-0', 7), idem.advance('messages', 'orders-0', 7),
+       idem.advance('messages', 'orders-0', 6), idem.advance('messages', 'orders-0', 9);
+SELECT idem.advance('messages', 'orders-1', -3), idem.advance('messages', 'orders-0', 1, 'acme');
+SELECT idem.advance('messages', 'orders-0', seq) AS new, seq FROM generate_series(8, 11) seq;
+SELECT source, tenant, seq, updated > now() - interval '1 min' AS just_now FROM idem.watermark ORDER BY tenant, source;
+-- a source and a key of the same name have nothing to do with each other
+SELECT idem.once('messages', 'orders-0'), idem.advance('messages', 'e1', 1), idem.once('messages', 'e1');
+-- without gaps: the first may be any
+SELECT idem.advance('messages', 'ledger', 100, contiguous => true), idem.advance('messages', 'ledger', 101, contiguous => true),
+       idem.advance('messages', 'ledger', 101, contiguous => true);
+SELECT idem.advance('messages', 'ledger', 103, contiguous => true);
+SELECT idem.advance('messages', 'ledger', 102, contiguous => true), idem.advance('messages', 'ledger', 200);
+SELECT idem.advance('messages', 'ends', -9223372036854775808, contiguous => true),
+       idem.advance('messages', 'ends', -9223372036854775807, contiguous => true),
+       idem.advance('messages', 'ends', 9223372036854775807), idem.advance('messages', 'ends', 9223372036854775807, contiguous => true);
+-- rollback and savepoints
+BEGIN;
+SELECT idem.advance('messages', 'orders-0', 12);
+SAVEPOINT s;
+SELECT idem.advance('messages', 'orders-0', 13), idem.advance('messages', 'orders-9', 1);
+ROLLBACK TO s;
+SELECT idem.advance('messages', 'orders-0', 13), idem.advance('messages', 'orders-0', 13);
+ROLLBACK;
+SELECT idem.advance('messages', 'orders-0', 12);
+-- a source is locked once, a duplicate not at all
+BEGIN;
+SET LOCAL idem.max_open_claims = 2;
+SELECT idem.advance('messages', 'l1', seq) FROM generate_series(1, 4) seq;
+SELECT idem.advance('messages', 'l2', 1), idem.advance('messages', 'orders-0', 12), idem.advance('messages', 'orders-1', -3);
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+SAVEPOINT s;
+SELECT idem.advance('messages', 'l3', 1);
+ROLLBACK TO s;
+SELECT idem.advance('messages', 'l2', 2);
+COMMIT;
+-- it counts for require_claim as a claim does; a duplicate does not
+CREATE TABLE shipment (id text);
+CREATE TRIGGER guarded BEFORE INSERT ON shipment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('messages');
+\set VERBOSITY sqlstate
+BEGIN;
+SELECT idem.advance('messages', 'orders-0', 12);
+INSERT INTO shipment VALUES ('dup');
+ROLLBACK;
+BEGIN;
+SELECT idem.advance('messages', 'orders-0', 13), idem.current_key();
+INSERT INTO shipment VALUES ('new');
+SAVEPOINT s;
+ROLLBACK TO s;
+COMMIT;
+BEGIN;
+SAVEPOINT s;
+SELECT idem.advance('messages', 'orders-0', 14);
+ROLLBACK TO s;
+INSERT INTO shipment VALUES ('undone');
+ROLLBACK;
+\set VERBOSITY default
+SELECT * FROM shipment;
+DROP TABLE shipment;
+-- wrong use
+SELECT idem.advance('messages', NULL, 1);
+SELECT idem.advance('messages', '', 1);
+SELECT idem.advance('messages', repeat('s', 256), 1);
+SELECT idem.advance('messages', 'orders-0', NULL);
+SELECT idem.advance('messages', 'orders-0', 1, contiguous => NULL);
+SELECT idem.advance('strict', 'orders-0', 1);
+SELECT idem.advance('strict', 'orders-0', 1, 'acme');  -- has nothing to do with requests
+-- a watermark is moved within its page: the index hears of a source once
+BEGIN;
+SELECT idem.advance('messages', 'hot', 1), idem.advance('messages', 'hot', 2), idem.advance('messages', 'hot', 3);
+SELECT u >= 2 AND u = hot AS in_place FROM pg_stat_get_xact_tuples_updated('idem.watermark'::regclass) u,
+       pg_stat_get_xact_tuples_hot_updated('idem.watermark'::regclass) hot;
+COMMIT;
+
 DROP VIEW seen;
 DROP SCHEMA consumers;

@@ -19,7 +19,8 @@ $primary->safe_psql('postgres', q{BEGIN; SELECT pay('prepared', '{"amount": 3}')
 $primary->wait_for_catchup($standby);
 
 for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_claim('payments', 'k')", "complete('t')",
-	"fail('t', '{}')", "release('t')", "create_scope('s')", 'purge()')
+	"fail('t', '{}')", "release('t')", "once('payments', 'k')", "once_each('payments', '{k}')",
+	"advance('payments', 'source', 1)", "create_scope('s')", 'purge()')
 {
 	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
 	like($stderr, qr/25006/, "idem.$call is refused on a standby");

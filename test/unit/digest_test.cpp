@@ -48,3 +48,27 @@ TEST(Digest, TellsIdentitiesApart) {
     };
     EXPECT_EQ(all.size(), 9U);
 }
+
+TEST(Digest, OfASourceIsThatOfNoKey) {
+    Digest source{};
+    ASSERT_TRUE(source_digest({1, "", "order-4711"}, source));
+    EXPECT_EQ(hex(source), "29741175462ce806cbb15ef99116bb38");
+    EXPECT_NE(hex(source), digest(1, "", "order-4711"));
+}
+
+TEST(Digest, OfASourceCarriesNoTime) {
+    Digest source{};
+    ASSERT_TRUE(source_digest({7, "acme", "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d"}, source));
+    EXPECT_NE(hex(source).substr(0, 12), "0190b8f38c5e");
+}
+
+TEST(Digest, TellsSourcesApart) {
+    std::set<std::string> all;
+    for (const Identity& source : {Identity{1, "a", "bc"}, Identity{1, "ab", "c"},
+                                   Identity{1, "", "abc"}, Identity{2, "a", "bc"}}) {
+        Digest out{};
+        ASSERT_TRUE(source_digest(source, out));
+        all.insert(hex(out));
+    }
+    EXPECT_EQ(all.size(), 4U);
+}

@@ -1,0 +1,107 @@
+// idem.advance(): is this message beyond what its source has sent already? Then it is from now on.
+//
+// For ordered streams one row a source is enough, however many messages it sends. Those who advance
+// one source queue at its key lock, within the scope's wait, until the one before them has
+// committed: a stream is handled in order. What is behind the committed watermark is answered
+// without queueing. Locking: the key lock of the source's digest, kept when the watermark moves,
+// freed in the same call otherwise; the watermark table after it.
+#include "api/arguments.hpp"
+#include "api/settled.hpp"
+#include "core/sequence.hpp"
+#include "pg/entropy.hpp"
+#include "pg/guc.hpp"
+#include "pg/key_lock.hpp"
+#include "pg/open_claims.hpp"
+#include "pg/report.hpp"
+#include "pg/watermark.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+using core::Step;
+
+enum Argument { arg_scope, arg_source, arg_seq, arg_tenant, arg_contiguous };
+
+struct Call {
+    const pg::Scope* scope;
+    pg::KeyName source;
+    std::int64_t seq;
+    bool contiguous;
+};
+
+Call read_call(FunctionCallInfo fcinfo) {
+    const std::string_view source = checked_source(pg::text_arg(fcinfo, arg_source));
+    const auto seq = pg::bigint_arg(fcinfo, arg_seq);
+    if (!seq) report::missing_argument("seq");
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
+    const auto contiguous = pg::bool_arg(fcinfo, arg_contiguous);
+    if (!contiguous) report::missing_argument("contiguous");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "advance");
+    return {&scope, source_name(scope, tenant, source), *seq, *contiguous};
+}
+
+pg::Watermark look(const Call& call, bool locked) {
+    const pg::Watermarks table = locked ? pg::Watermarks::to_write() : pg::Watermarks::to_read();
+    const pg::Watermark found = pg::find_watermark(table, call.source);
+    table.close();
+    if (!found.in_snapshot)
+        report::serialization_failure(
+            "The watermark was moved by a transaction that this one's snapshot cannot see.");
+    return found;
+}
+
+// The transaction's note of the source: its lock counts, and goes with its savepoint. It is like a
+// finished claim whose token nobody has.
+void note(const Call& call) {
+    if (pg::find_claim(call.source.digest) != nullptr) return;
+    if (pg::claims_held() >= pg::guc::max_open_claims)
+        report::too_many_open_claims(pg::guc::max_open_claims);
+    pg::Claim claim{};
+    claim.token = {core::TokenKind::atomic, call.source.digest, 1, pg::random_bits()};
+    claim.scope_id = call.scope->id;
+    claim.scope_name = call.scope->name;
+    claim.tenant = call.source.tenant;
+    claim.key = call.source.key;
+    pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
+}
+
+void move(const Call& call, const pg::Watermark& from) {
+    note(call);
+    const pg::Watermarks table = pg::Watermarks::to_write();
+    pg::move_watermark(table, call.source, from, call.seq);
+    table.close();
+}
+
+bool advance(const Call& call) {
+    const TimestampTz deadline = GetCurrentTimestamp() + call.scope->wait;
+    pg::KeyLock lock(call.source.digest);
+    bool locked = lock.try_acquire();
+    for (;;) {
+        const pg::Watermark mark = look(call, locked);
+        const Step step = core::step(mark.seq, call.seq, call.contiguous);
+        if (step == Step::behind) {
+            if (locked) lock.release();
+            return false;
+        }
+        if (locked && !TransactionIdIsValid(mark.working)) {
+            if (step == Step::gap) report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
+            move(call, mark);
+            return true;
+        }
+        // Without the lock its holder is at the source; with it, a writer that went past the lock.
+        const bool waited = locked ? pg::wait_for_transaction(mark.working, deadline)
+                                   : lock.try_acquire() || lock.acquire_by(deadline);
+        if (!waited) refuse_in_flight(lock, call.source.key);
+        locked = true;
+    }
+}
+
+}  // namespace
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_advance) {
+    using namespace idem;
+    api::require_writable("idem.advance()");
+    PG_RETURN_BOOL(api::advance(api::read_call(fcinfo)));
+}

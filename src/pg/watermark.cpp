@@ -1,0 +1,85 @@
+#include "pg/watermark.hpp"
+
+#include "pg/compat.hpp"
+#include "pg/report.hpp"
+
+namespace idem::pg {
+namespace {
+
+enum Column {
+    column_digest,
+    column_seq,
+    column_updated,
+    column_scope,
+    column_tenant,
+    column_source,
+    columns
+};
+
+Datum column(TupleTableSlot* slot, Column which) {
+    bool null;
+    return slot_getattr(slot, which + 1, &null);
+}
+
+bool is_of(TupleTableSlot* slot, const KeyName& source) {
+    return DatumGetInt32(column(slot, column_scope)) == source.scope_id &&
+           view_of(DatumGetTextPP(column(slot, column_source))) == source.key &&
+           view_of(DatumGetTextPP(column(slot, column_tenant))) == source.tenant;
+}
+
+Row<columns> row_of(const KeyName& source, const pg_uuid_t* digest, std::int64_t seq) {
+    Row<columns> row;
+    row.set(column_digest, UUIDPGetDatum(digest));
+    row.set(column_seq, Int64GetDatum(seq));
+    row.set_time(column_updated, GetCurrentTimestamp());
+    row.set_int(column_scope, source.scope_id);
+    row.set_text(column_tenant, source.tenant);
+    row.set_text(column_source, source.key);
+    return row;
+}
+
+// False when somebody came first.
+bool insert(Relation table, TupleTableSlot* slot) {
+    return !insert_row(table, slot, true);
+}
+
+bool replace(Relation table, ItemPointerData tid, TupleTableSlot* slot) {
+    bool new_entries = false;
+    return compat::update_row(table, &tid, slot, compat::Waiting::yes, new_entries) == TM_Ok &&
+           !(new_entries && add_index_entries(table, slot, true));
+}
+
+}  // namespace
+
+// Of a row that is being moved there are two versions: one counts, the other says who is at it.
+Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
+    Watermark found;
+    DigestScan scan(watermarks);
+    scan.seek(source.digest);
+    while (scan.next()) {
+        if (!is_of(scan.slot(), source)) report::digest_collision();
+        const core::Presence presence = scan.presence();
+        if (presence != core::Presence::own && TransactionIdIsValid(scan.working()))
+            found.working = scan.working();
+        if (presence == core::Presence::inserting) continue;
+        found.seq = DatumGetInt64(column(scan.slot(), column_seq));
+        found.in_snapshot = presence == core::Presence::own || scan.in_snapshot();
+        found.tid = scan.slot()->tts_tid;
+    }
+    scan.end();
+    return found;
+}
+
+void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
+                    std::int64_t seq) {
+    const Relation table = watermarks.table();
+    const pg_uuid_t digest = uuid_of(source.digest);
+    const Row<columns> row = row_of(source, &digest, seq);
+    TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
+    const bool moved = from.seq ? replace(table, from.tid, slot) : insert(table, slot);
+    if (!moved) report::serialization_failure("The watermark was moved past its lock.");
+    ExecDropSingleTupleTableSlot(slot);
+    CommandCounterIncrement();
+}
+
+}  // namespace idem::pg

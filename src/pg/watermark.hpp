@@ -1,0 +1,38 @@
+// The watermark table: how far each source of an ordered stream has come. One row a source, which
+// never expires.
+//
+// Rows are read as those of the record table are, with a dirty scan, and written under the key lock
+// of the source's digest. No indexed column ever changes, and the table's fill factor leaves room,
+// so that moving a watermark stays in the heap.
+#pragma once
+
+#include "pg/keyed_table.hpp"
+#include "pg/store.hpp"
+
+namespace idem::pg {
+
+class Watermarks : public KeyedTable {
+  public:
+    static Watermarks to_read() { return KeyedTable::to_read(Table::watermark); }
+    static Watermarks to_write() { return KeyedTable::to_write(Table::watermark); }
+
+  private:
+    Watermarks(const KeyedTable& table) : KeyedTable(table) {}
+};
+
+struct Watermark {
+    std::optional<std::int64_t> seq;  // of the newest committed row, or this transaction's own
+    bool in_snapshot = true;
+    TransactionId working = InvalidTransactionId;  // who else is moving it
+    ItemPointerData tid{};
+};
+
+// The source is named like a key. Raises 54000 when the digest is taken by another source.
+Watermark find_watermark(const Watermarks& watermarks, const KeyName& source);
+
+// Moves it from where it was found, under the key lock. Raises 40001 when somebody who went past
+// the lock came first.
+void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
+                    std::int64_t seq);
+
+}  // namespace idem::pg
