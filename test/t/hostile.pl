@@ -334,18 +334,19 @@ SQL
 is(run_sql(q{SELECT idem.complete(token, r) = r FROM (SELECT (repeat('[', 1000) || repeat(']', 1000))::jsonb AS r) r, idem.claim('plain', 'deep', r)}, $db),
 	't', 'a thousand levels are nothing special');
 
-for my $scope ('plain', 'work')
+for my $case ([ plain => 1_000_000 ], [ work => 100_000 ])
 {
-	for my $json (q{(SELECT jsonb_agg(i) FROM generate_series(1, 1000000) i)},
-		q{(SELECT jsonb_object_agg('member ' || i, i) FROM generate_series(1, 1000000) i)},
-		q{(SELECT jsonb_build_object('items', jsonb_agg(jsonb_build_object('token', 1, 'seen_at', i, 'n', 2))) FROM generate_series(1, 200000) i)})
+	my ($scope, $members) = @$case;
+	for my $json ("(SELECT jsonb_agg(i) FROM generate_series(1, $members) i)",
+		"(SELECT jsonb_object_agg('member ' || i, i) FROM generate_series(1, $members) i)",
+		"(SELECT jsonb_build_object('items', jsonb_agg(jsonb_build_object('token', 1, 'seen_at', i, 'n', 2))) FROM generate_series(1, $members / 5) i)")
 	{
 		is( run_sql(<<"SQL", $db), "t\nt\nconflict\nt", "scope $scope: " . substr($json, 8, 40));
 CREATE TEMP TABLE big AS SELECT $json AS j;
 BEGIN;
 SELECT idem.complete(token, j) = j FROM big, idem.claim('$scope', 'million', j);
 COMMIT;
-SELECT length(response::text) > 1000000 FROM big, idem.claim('$scope', 'million', j);
+SELECT length(response::text) > 100000 FROM big, idem.claim('$scope', 'million', j);
 SELECT outcome FROM big, idem.try_claim('$scope', 'million', jsonb_build_array(j));
 SELECT idem.forget('$scope', 'million');
 SQL
