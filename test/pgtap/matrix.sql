@@ -37,7 +37,10 @@ INSERT INTO rule VALUES
     ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
     ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
     ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
-    ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows');
+    ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows'),
+    ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
+-- What lives in shared memory is there where the library is preloaded.
+SELECT CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'sees' ELSE 'sees nothing' END AS sees_counted \gset
 CREATE TEMP VIEW verdict AS
     SELECT rule, 'matrix_' || kind AS role, expected
       FROM rule AS line, jsonb_each_text(to_jsonb(line) - 'rule') AS cell (kind, expected);
@@ -103,10 +106,11 @@ INSERT INTO call VALUES
     -- The whole database: whoever is granted EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
+    ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
-    -- What they return is cut to the caller's own scopes.
-    ('idem.scope_stats()', 'everybody', $$SELECT FROM idem.scope_stats()$$),
-    ('idem.open_claims()', 'everybody', $$SELECT FROM idem.open_claims()$$),
+    -- The views below are made of these.
+    ('idem.scope_stats()', :'sees_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
+    ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
     -- These only compute.
     ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
@@ -122,10 +126,10 @@ CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query tex
 INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
     ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
-    ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned'$$),
-    ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned'$$),
-    -- Empty where idem is not preloaded; t/stats.pl has the others.
-    ('idem.stats', 'everybody', $$SELECT FROM idem.stats$$);
+    ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
+    ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
+    ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
+    ('idem.stats', :'sees_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
 -- The tables are for idem's eyes only; pg_read_all_data is the superuser's decision, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
@@ -175,7 +179,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 -- A view says nothing of what it hides; everything else works or does not.
 CREATE FUNCTION pg_temp.verdict(as_role name, call text, rule text) RETURNS text LANGUAGE sql AS $$
-    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule <> 'sees' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
+    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^sees' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
       FROM pg_temp.attempt(as_role, call) AS got
 $$;
 
@@ -205,9 +209,9 @@ SELECT is(pg_temp.verdict(caller.role, format('SELECT FROM pg_temp.as_owner(%L, 
  WHERE verdict.role = 'matrix_owner' ORDER BY task, caller.role;
 
 -- What a grant of EXECUTE is for.
-GRANT EXECUTE ON FUNCTION idem.purge(integer), idem.rotate_secret() TO matrix_public;
+GRANT EXECUTE ON FUNCTION idem.purge(integer), idem.rotate_secret(), idem.stats_reset(text) TO matrix_public;
 SELECT is(pg_temp.verdict('matrix_public', call, rule), 'ok', 'granted to matrix_public: ' || call)
-  FROM call WHERE function IN ('idem.purge(integer)'::regprocedure, 'idem.rotate_secret()'::regprocedure);
+  FROM call WHERE function IN ('idem.purge(integer)', 'idem.rotate_secret()', 'idem.stats_reset(text)');
 
 -- pg_read_all_data and pg_write_all_data: the superuser's grants, which go past every scope. What they
 -- give, and what they don't, is documented (SECURITY.md).

@@ -9,7 +9,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = idem_node('hostile', bare => 1, conf => "fsync = off\nlog_statement = none");
+my $node = idem_node('hostile', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\nlog_statement = none");
 
 # A value, or the SQLSTATE of the first error.
 sub run_sql
@@ -188,6 +188,12 @@ SELECT idem.records_needed(1, '1 s');
 SELECT idem.collision_probability(1, 1);
 RESET ROLE;
 SELECT idem.rotate_secret();
+SELECT scope, claims FROM idem.scope_stats();
+SELECT scope, replays FROM idem.stats;
+SELECT key FROM idem.open_claims();
+SELECT key FROM idem.in_flight;
+SELECT scope, key, state FROM idem.records;
+SELECT idem.stats_reset('shop');
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
 SELECT idem.forget('shop', 'order-1');
 SELECT idem.drop_scope('tour');
@@ -461,10 +467,6 @@ my $load = "SELECT idem.current_key() \\gset\n";
 is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'the role itself cannot raise the limit');
 is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'nor a superuser beyond that');
 
-# Before the library is loaded, a setting is anybody's placeholder: it does not count.
-is( run_as_worker("SET idem.max_open_claims = 1000000; $load SHOW idem.max_open_claims"),
-	2000, 'a limit that was set before the library was loaded does not count');
-
 # Many claims --------------------------------------------------------------------------------------
 
 is( run_sql(<<'SQL', $db), "claimed,claimed,claimed,limited\nclaimed,claimed\n3", 'max_open_claims counts through savepoints');
@@ -518,4 +520,20 @@ is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), ''
 is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, key)) FROM idem.record'), 0, 'one record a key');
 log_is_clean($node);
 $node->stop;
+
+# Before the library is loaded, a setting is anybody's placeholder: it does not count.
+my $plain = idem_node('placeholder', conf => '');
+(undef, $stdout, $stderr) = $plain->psql('postgres', <<'SQL');
+CREATE ROLE anybody;
+SET ROLE anybody;
+SET idem.max_open_claims = 1000000;
+SET idem.max_answer_size = '512MB';
+SELECT idem.new_key() \gset
+SHOW idem.max_open_claims;
+SHOW idem.max_answer_size;
+SQL
+is($stdout, "2000\n64MB", 'limits that were set before the library was loaded do not count');
+like($stderr, qr/permission denied to set parameter "idem.max_answer_size"/, 'which a WARNING says');
+log_is_clean($plain);
+$plain->stop;
 done_testing();
