@@ -2,9 +2,11 @@
 // while somebody kills connections that are at work. A client that loses its connection does what a
 // client can do: it connects again and sends the same key until it has an answer.
 //
-//   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND
+//   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]
 //
-// Connects as libpq's environment says, and prints what it saw, a "name value" pair a line.
+// Connects as libpq's environment says (with several hosts in it, to the one that accepts writes), and
+// prints what it saw, a "name value" pair a line. Into the file ANSWERS go the answers that clients
+// were given: key, tab, the first answer.
 #include <libpq-fe.h>
 
 #include <algorithm>
@@ -26,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 struct Plan {
     std::string procedure;
     int clients, operations, sends, kills_per_second;
+    const char* answers_file;
 };
 
 // Everything that the clients see, shared by all of them.
@@ -79,14 +82,19 @@ std::vector<int> shuffled(const Plan& plan) {
     return requests;
 }
 
+// In flight, or what the server or the way to it suffers from: connections, conflicts, resources,
+// operators.
 bool worth_a_retry(std::string_view sqlstate) {
-    return sqlstate == "ID001" || sqlstate == "40001" || sqlstate == "40P01" ||
-           sqlstate.substr(0, 3) == "57P";
+    const std::string_view sqlstate_class = sqlstate.substr(0, 2);
+    return sqlstate == "ID001" || sqlstate_class == "08" || sqlstate_class == "40" || sqlstate_class == "53" ||
+           sqlstate_class == "57";
 }
+
+std::string key_of(int op) { return "operation-" + std::to_string(op); }
 
 // One request: the same key until there is an answer.
 std::string answer_to(int op, Connection& connection, const std::string& call, Storm& storm) {
-    const std::string key = "operation-" + std::to_string(op);
+    const std::string key = key_of(op);
     const char* parameters[] = {key.c_str(), R"({"amount": 10})"};
     for (;;) {
         PGconn* handle = connection.get();
@@ -97,7 +105,7 @@ std::string answer_to(int op, Connection& connection, const std::string& call, S
         const std::string text = answered ? PQgetvalue(result, 0, 0) : PQerrorMessage(handle);
         PQclear(result);
         if (answered) return text;
-        if (connection.lost() || sqlstate.substr(0, 3) == "57P")
+        if (connection.lost() || sqlstate.substr(0, 2) == "08" || sqlstate.substr(0, 3) == "57P")
             ++storm.lost;
         else if (sqlstate == "ID001")
             ++storm.in_progress;
@@ -106,6 +114,7 @@ std::string answer_to(int op, Connection& connection, const std::string& call, S
             std::exit(1);
         }
         ++storm.retried;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }
 
@@ -141,14 +150,27 @@ void killer(const Plan& plan, Storm& storm) {
     }
 }
 
+bool write_answers(const Plan& plan, const Storm& storm) {
+    std::FILE* file = std::fopen(plan.answers_file, "w");
+    if (file == nullptr) return false;
+    for (int op = 0; op < plan.operations; ++op)
+        std::fprintf(file, "%s\t%s\n", key_of(op).c_str(), storm.answers[static_cast<std::size_t>(op)].c_str());
+    return std::fclose(file) == 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 6) {
-        std::fprintf(stderr, "usage: storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND\n");
+    if (argc != 6 && argc != 7) {
+        std::fprintf(stderr, "usage: storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]\n");
         return 2;
     }
-    const Plan plan{argv[1], std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5])};
+    const Plan plan{argv[1],
+                    std::atoi(argv[2]),
+                    std::atoi(argv[3]),
+                    std::atoi(argv[4]),
+                    std::atoi(argv[5]),
+                    argc == 7 ? argv[6] : nullptr};
     Storm storm;
     storm.requests = shuffled(plan);
     storm.in_flight = std::vector<std::atomic<int>>(static_cast<std::size_t>(plan.operations));
@@ -169,5 +191,9 @@ int main(int argc, char** argv) {
     std::printf("overlapping %d\nresent %d\ndiffering %d\n", storm.overlapping.load(), storm.retried.load(),
                 storm.differing.load());
     std::printf("per_second %.0f\n", static_cast<double>(storm.requests.size()) / took.count());
+    if (plan.answers_file != nullptr && !write_answers(plan, storm)) {
+        std::perror(plan.answers_file);
+        return 1;
+    }
     return 0;
 }

@@ -9,8 +9,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for crash
-  effects locks log_is_clean);
+our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for crash kill_postmaster
+  restart_killed effects locks log_is_clean);
 
 # A running node whose settings do not depend on the machine's speed.
 sub idem_node
@@ -92,7 +92,7 @@ sub waits_for
 sub crash
 {
 	my ($node, $victim, $session) = @_;
-	$victim eq 'backend' ? kill_backend($node, $session) : kill_server($node);
+	$victim eq 'backend' ? kill_backend($node, $session) : restart_killed($node);
 	eval { $session->{run}->kill_kill } if $session;
 	return;
 }
@@ -109,8 +109,9 @@ sub kill_backend
 	return;
 }
 
-# All at once, so that nobody has the time to write anything.
-sub kill_server
+# kill -9, all at once, so that nobody has the time to write anything. Until all are gone, they hold
+# the shared memory.
+sub kill_postmaster
 {
 	my ($node) = @_;
 	my @children = split /\n/, $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_activity');
@@ -120,6 +121,13 @@ sub kill_server
 	{
 		while (kill 0, $pid) { select undef, undef, undef, 0.05; }
 	}
+	return;
+}
+
+sub restart_killed
+{
+	my ($node) = @_;
+	kill_postmaster($node);
 	$node->start;
 	return;
 }

@@ -7,6 +7,7 @@ use warnings;
 use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use Storm;
 use Test::More;
 
 my $node = idem_node('storm', bare => 1, conf => <<'CONF');
@@ -18,21 +19,7 @@ log_disconnections = off
 CONF
 $node->command_ok([ 'psql', '-Xq', '-f', 'demo/payments.sql', 'postgres' ], 'the demo is set up');
 
-chomp(my ($include, $lib) = (`pg_config --includedir`, `pg_config --libdir`));
-my $storm = $node->basedir . '/storm';
-command_ok([ qw(g++ -std=c++20 -O2 -pthread), '-I', $include, 'demo/storm.cpp', '-L', $lib, '-lpq', '-o', $storm ],
-	'the storm is built');
-
-# What the storm saw, by name. Arguments: procedure, clients, operations, sends, kills a second.
-sub blow
-{
-	local $ENV{PGHOST} = $node->host;
-	local $ENV{PGPORT} = $node->port;
-	local $ENV{PGDATABASE} = 'postgres';
-	my ($stdout, $stderr) = run_command([ $storm, @_ ]);
-	is($stderr, '', "storm @_ runs through");
-	return map { split ' ' } split /\n/, $stdout;
-}
+sub blow { return Storm->new(\@_, [$node])->counts; }
 
 my %one = blow('pay', 500, 1, 500, 0);
 is($one{requests}, 500, 'one key: 500 requests answered');

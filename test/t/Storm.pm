@@ -1,0 +1,60 @@
+# The demo's clients (demo/storm.cpp) as the TAP tests drive them: built once, blown in the background,
+# so that the test can break something meanwhile.
+package Storm;
+
+use strict;
+use warnings;
+
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $binary;
+
+sub build
+{
+	chomp(my ($include, $lib) = (`pg_config --includedir`, `pg_config --libdir`));
+	my $path = PostgreSQL::Test::Utils::tempdir() . '/storm';
+	command_ok([ qw(g++ -std=c++20 -O2 -pthread), '-I', $include, 'demo/storm.cpp', '-L', $lib, '-lpq', '-o', $path ],
+		'the storm is built');
+	return $path;
+}
+
+# Arguments: [procedure, clients, operations, sends, kills a second], the nodes to choose the writable
+# one from. Options: database, session (settings for PGOPTIONS).
+sub new
+{
+	my ($class, $plan, $nodes, %options) = @_;
+	$binary //= build();
+	local $ENV{PGHOST} = join ',', map { $_->host } @$nodes;
+	local $ENV{PGPORT} = join ',', map { $_->port } @$nodes;
+	local $ENV{PGDATABASE} = $options{database} // 'postgres';
+	local $ENV{PGOPTIONS} = $options{session} // '';
+	local $ENV{PGTARGETSESSIONATTRS} = 'read-write';
+	my $self = bless { plan => "@$plan", answers => $binary . '.answers', stdout => '', stderr => '' }, $class;
+	$self->{run} = IPC::Run::start([ $binary, @$plan, $self->{answers} ], '>', \$self->{stdout}, '2>', \$self->{stderr});
+	return $self;
+}
+
+# Waits for its end. What it saw, by name.
+sub counts
+{
+	my ($self) = @_;
+	$self->{run}->finish;
+	is($self->{stderr}, '', "storm $self->{plan} runs through");
+	return map { split ' ' } split /\n/, $self->{stdout};
+}
+
+# Loads what the clients were answered into the table "answer" (key, answer), new each time.
+sub load_answers
+{
+	my ($self, $node, $database) = @_;
+	$node->safe_psql($database // 'postgres', <<"SQL");
+DROP TABLE IF EXISTS answer;
+CREATE TABLE answer (key text, answer jsonb);
+COPY answer FROM '$self->{answers}';
+SQL
+	return;
+}
+
+1;
