@@ -92,8 +92,9 @@ bool worth_a_retry(std::string_view sqlstate) {
 
 std::string key_of(int op) { return "operation-" + std::to_string(op); }
 
-// One request: the same key until there is an answer.
+// One request: the same key until there is an answer. A server that gives none for ever is broken.
 std::string answer_to(int op, Connection& connection, const std::string& call, Storm& storm) {
+    const auto began = Clock::now();
     const std::string key = key_of(op);
     const char* parameters[] = {key.c_str(), R"({"amount": 10})"};
     for (;;) {
@@ -109,7 +110,7 @@ std::string answer_to(int op, Connection& connection, const std::string& call, S
             ++storm.lost;
         else if (sqlstate == "ID001")
             ++storm.in_progress;
-        else if (!worth_a_retry(sqlstate)) {
+        else if (!worth_a_retry(sqlstate) || Clock::now() - began > std::chrono::minutes(5)) {
             std::fprintf(stderr, "storm: %s", text.c_str());
             std::exit(1);
         }
