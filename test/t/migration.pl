@@ -1,0 +1,136 @@
+# From a hand-written table to idem (examples/migration) in the middle of a storm: no live key is lost.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Storm;
+use Test::More;
+
+my ($clients, $operations) = (12, 6000);
+my $node = idem_node('migration', bare => 1, conf => <<'CONF');
+max_connections = 60
+log_statement = none
+max_locks_per_transaction = 256
+idem.max_open_claims = 10000
+CONF
+
+sub ask { my ($query) = @_; return $node->safe_psql('postgres', $query); }
+
+sub sqlstate
+{
+	my ($query) = @_;
+	my (undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY verbose\n$query");
+	return $stderr =~ /ERROR:  (\w{5}):/ ? $1 : '';
+}
+
+sub run_file
+{
+	my ($file) = @_;
+	$node->command_ok([ qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), "examples/migration/$file.sql", 'postgres' ],
+		"$file.sql runs");
+	return;
+}
+
+sub storm_meanwhile
+{
+	my ($change) = @_;
+	my $storm = Storm->new([ 'pay', $clients, $operations, 3, 0 ], [$node]);
+	$node->poll_query_until('postgres', "SELECT count(*) >= 300 FROM payment") or die 'no storm';
+	$change->();
+	my %saw = $storm->counts;
+	$storm->load_answers($node);
+	return %saw;
+}
+
+ask('CREATE EXTENSION idem');
+run_file('before');
+ask(<<'SQL');
+INSERT INTO idempotency_key VALUES
+  ('payments', '', 'finished', md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -1}', now() + interval '1 hour'),
+  ('payments', '', 'unbound', NULL, 200, '{"payment": -2}', now() + interval '1 hour'),
+  ('payments', 'other', 'unbound', NULL, 200, '{"payment": -3}', now() + interval '1 hour'),
+  ('payments', '', 'begun', md5('{"amount": 1}'::jsonb::text), NULL, NULL, now() + interval '1 hour'),
+  ('payments', '', 'over', md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -4}', now() - interval '1 hour');
+CREATE TABLE bulk AS SELECT 'bulk ' || i AS key, i FROM generate_series(1, 2500) i;
+INSERT INTO idempotency_key SELECT 'payments', '', key, NULL, 200, to_jsonb(i), now() + interval '1 hour' FROM bulk;
+SQL
+
+# A transaction with a snapshot from before, an uncommitted operation, and the old code itself.
+my $early = $node->background_psql('postgres', on_error_stop => 0);
+$early->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM payment');
+ask(q{CREATE FUNCTION pay_by_old_code(k text) RETURNS void LANGUAGE sql AS
+	$$ INSERT INTO idempotency_key VALUES ('payments', '', k, NULL, NULL, NULL, now() + interval '1 day') ON CONFLICT DO NOTHING $$});
+
+my %saw = storm_meanwhile(sub { run_file('migrate') });
+is($saw{differing}, 0, 'storm: no key had two answers');
+is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$operations", 'storm: one effect a key');
+cmp_ok(ask('SELECT count(*) FROM idem.record'), '>=', 1, 'storm: idem took over in the middle of it');
+cmp_ok(ask('SELECT keys FROM migrate.remaining'), '>=', 100, 'storm: the old table has live keys');
+is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
+	'a late retry of any key gets the answer that was acknowledged');
+is(ask('SELECT count(*) FROM payment'), $operations, 'and has no effect');
+
+# The snapshot from before does not see all old keys.
+my ($stdout) = $early->query(q{SELECT pay('early', '{"amount": 1}')});
+like($early->{stderr}, qr/began before idempotency keys were moved/, 'a snapshot from before the move is refused');
+$early->quit;
+is(sqlstate(q{SELECT pay_by_old_code('late')}), '40001', 'the old code is told to try again');
+
+# Each kind of row.
+is(sqlstate(q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
+my $expires = ask(q{SELECT expires_at FROM idempotency_key WHERE key = 'finished'});
+is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'an old key is answered');
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE key = 'finished'}), 0, 'and has moved');
+is(ask(qq{SELECT expires_at BETWEEN '$expires' AND timestamptz '$expires' + interval '10 minutes', status
+	FROM idem.lookup('payments', 'finished')}), 't|201', 'for the rest of its time, with its status');
+is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}', 'it is answered by idem, which knows its request by value');
+is(sqlstate(q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'and conflicts with another');
+is(sqlstate(q{SELECT pay('begun', '{"amount": 1}')}), 'ID001', 'an unfinished old operation is in progress');
+ask(q{UPDATE idempotency_key SET status = 201, response = '{"payment": -5}' WHERE key = 'begun'});
+is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}', 'until the old code finishes it');
+is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', 'an expired old key is free');
+
+# Rows without a request move by themselves, while a retry is at one of them.
+my $retry = $node->background_psql('postgres');
+my $claim = q{SELECT response FROM migrate.claim('payments', 'bulk 7', NULL, '', NULL)};
+$retry->query_safe("BEGIN; $claim");
+is(ask('SELECT migrate.move()'), 1000, 'a batch moves');
+ask('SELECT migrate.move()');
+ask('SELECT migrate.move()');
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1, 'all but the one that a retry is moving');
+$retry->query_safe('COMMIT');
+$retry->quit;
+is(ask('SELECT migrate.move()'), 0, 'and then none');
+is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}), 2500,
+	'each has its answer');
+is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'in its tenant');
+is(sqlstate(q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'and binds no request');
+
+# The end.
+ask(q{UPDATE idempotency_key SET expires_at = now()});
+is(ask('SELECT keys FROM migrate.remaining'), 0, 'when their time is over, nothing remains');
+ask(q{DROP SCHEMA migrate CASCADE; DROP TABLE idempotency_key CASCADE});
+is(ask(q{SELECT response FROM idem.claim('payments', 'finished', '{"amount": 1}', '')}), '{"payment": -1}',
+	'without the old table, moved keys are answered');
+
+# The same without looking into the old table.
+ask('TRUNCATE idem.record, payment; DROP TABLE payment; DROP FUNCTION pay');
+run_file('before');
+%saw = storm_meanwhile(sub { ask(<<'SQL') });
+CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('payments', k, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO payment(key, amount) VALUES (k, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
+END $$;
+SQL
+cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), '>=', 100,
+	'without the old table, its keys run again');
+
+log_is_clean($node);
+$node->stop;
+done_testing();
