@@ -121,6 +121,18 @@ sub consumer
 }
 
 # ---------------------------------------------------------------------------------------------
+# An ordered stream
+# ---------------------------------------------------------------------------------------------
+
+sub stream
+{
+	my @said = map { ask("SELECT book('entries/0', $_, 'alice', 10)") } (100, 101, 101, 100, 103, 102, 103);
+	ask(q{BEGIN; SELECT book('entries/0', 104, 'alice', 10); ROLLBACK});
+	push @said, ask(q{SELECT book('entries/0', 104, 'alice', 10)}), ask(q{SELECT book('entries/1', 5, 'alice', 10)});
+	return facts("@said", 'balance ' . ask(q{SELECT balance FROM account}));
+}
+
+# ---------------------------------------------------------------------------------------------
 # A one-time token
 # ---------------------------------------------------------------------------------------------
 
@@ -231,6 +243,14 @@ my %test = (
 			once_each => [ qr/idem\.once_each\('deliveries', /, 'unnest(', qr/singly 6, in batches 60, ink 2/ ],
 		},
 	},
+	'An ordered stream' => {
+		run => \&stream,
+		shows => 't t f f ID012 t t t t, balance 60',
+		without => {
+			advance => [ qr/NOT idem\.advance\(.*\)/, 'false', qr/balance 90/ ],
+			contiguous => [ qr/, contiguous => true/, '', qr/t t f f t f f t t/ ],
+		},
+	},
 	'A one-time token' => {
 		run => \&one_time_token,
 		shows => 'answer {"team": "red", "member": 1}, again {"team": "red", "member": 1}, thief ID002, guess P0002, members 1, secrets 0',
@@ -267,7 +287,7 @@ my %test = (
 		},
 	},
 );
-is_deeply(\@titles, [ 'An external call', 'A transactional outbox', 'A message consumer', 'A one-time token',
+is_deeply(\@titles, [ 'An external call', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token',
 		'Provenance', 'A guarded table', 'An HTTP handler' ], 'every recipe is tested');
 
 # Runs a recipe's scenario on its SQL, or on what is left of it, in a database of its own.
