@@ -6,7 +6,15 @@
 namespace idem::pg {
 namespace {
 
-constexpr std::array needed = {Table::scope, Table::record, Table::sweep};
+struct Need {
+    Table table;
+    LOCKMODE mode;
+};
+
+// Scopes are only read: a transaction that has created one does not keep the purger out.
+constexpr std::array needs = {Need{Table::scope, AccessShareLock},
+                              Need{Table::record, RowExclusiveLock},
+                              Need{Table::sweep, RowExclusiveLock}};
 
 // Somebody may have made a schema and tables of our names without the extension.
 bool belongs_to(Oid extension, Oid table) {
@@ -18,10 +26,10 @@ bool belongs_to(Oid extension, Oid table) {
 Installation lock_installation() {
     const Oid extension = get_extension_oid("idem", true);
     if (!OidIsValid(extension)) return Installation::absent;
-    for (const Table table : needed) {
+    for (const auto& [table, mode] : needs) {
         const Oid oid = find_table_oid(table);
         if (!belongs_to(extension, oid)) return Installation::absent;
-        if (!ConditionalLockRelationOid(oid, RowExclusiveLock)) return Installation::busy;
+        if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
         // It may have gone before we had the lock, which brought the news.
         if (find_table_oid(table) != oid) return Installation::absent;
     }

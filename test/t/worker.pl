@@ -134,6 +134,13 @@ $locker->quit;
 fill('postgres', 5, '-1 second');
 left('postgres', 0, 'and goes on afterwards');
 
+my $creator = $node->background_psql('postgres');
+$creator->query_safe("BEGIN; SELECT idem.create_scope('uncommitted')");
+fill('postgres', 5, '-1 second');
+left('postgres', 0, 'a transaction that creates a scope is no obstacle');
+$creator->query_safe('ROLLBACK');
+$creator->quit;
+
 # Extensions that come and go ----------------------------------------------------------------------
 
 set_conf('idem.purge_rate' => 500);
