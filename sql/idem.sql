@@ -362,10 +362,10 @@ CREATE FUNCTION idem.scope_stats(OUT scope text, OUT claims bigint, OUT replays 
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_stats' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.scope_stats() IS
-'What has happened in each scope that the current role may use; the view idem.stats shows it. No rows unless idem is preloaded.';
+'What has happened in each scope that the current role may use (members of pg_monitor: in all); the view idem.stats shows it. No rows unless idem is preloaded.';
 
 CREATE VIEW idem.stats WITH (security_barrier) AS SELECT * FROM idem.scope_stats();
-COMMENT ON VIEW idem.stats IS 'what has happened, since stats_reset, in each scope whose owner''s privileges the current role has';
+COMMENT ON VIEW idem.stats IS 'what has happened, since stats_reset, in each scope whose owner''s privileges the current role has; members of pg_monitor see all scopes';
 GRANT SELECT ON idem.stats TO PUBLIC;
 
 CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
@@ -463,3 +463,308 @@ RETURNS double precision
 AS 'MODULE_PATHNAME', 'idem_collision_probability' LANGUAGE C IMMUTABLE PARALLEL SAFE;
 COMMENT ON FUNCTION idem.collision_probability(bigint, integer) IS
 'The chance that any two of so many random keys of so many bits are the same, n(n-1)/(2*2^bits), at most 1. Raises 22004, 22023.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Health: figures without keys, for those who watch the server too
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.preloaded()
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_preloaded' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.preloaded() IS
+'Whether the server has preloaded idem: the purge worker, statistics, limits and the list of open atomic claims need it.';
+
+CREATE FUNCTION idem.survey(of_scope text DEFAULT NULL, max_blocks integer DEFAULT NULL, OUT scope text,
+                            OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint,
+                            OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamptz,
+                            OUT newest timestamptz, OUT next_expiry timestamptz, OUT lapsed_since timestamptz,
+                            OUT expired bigint, OUT expired_since timestamptz, OUT coverage double precision)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_survey' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.survey(text, integer) IS
+'Counts the records of a scope, or of each scope that the current role may use (members of pg_monitor: of all). Reads at most max_blocks blocks (default 2048), evenly spread, and extrapolates; coverage is how much of the table that was. Raises ID008 unknown_scope, 42501, 22023.';
+
+CREATE VIEW idem.overview WITH (security_barrier) AS
+    SELECT v.scope, s.owner, s.ttl, s.lease, s.wait, s.max_attempts, s.claims_per_minute, s.weak_keys,
+           v.in_progress + v.completed + v.failed AS live, v.in_progress, v.completed, v.failed, v.lapsed, v.lapsed_since,
+           v.exhausted, v.weak, v.answer_bytes, v.oldest, v.newest, v.next_expiry, v.expired, v.expired_since, v.coverage
+      FROM idem.survey() v LEFT JOIN idem.scope s ON s.name = v.scope;
+COMMENT ON VIEW idem.overview IS 'each scope and what its records come to, counted by idem.survey(); members of pg_monitor see all scopes, and under a NULL the records of dropped ones';
+GRANT SELECT ON idem.overview TO PUBLIC;
+
+CREATE VIEW idem.storage WITH (security_barrier) AS
+    SELECT pg_catalog.pg_table_size(r.oid) AS table_bytes, pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
+           pg_catalog.pg_relation_size(r.oid) / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
+           (SELECT hand FROM idem.sweep LIMIT 1) AS purge_block,
+           pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows, pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
+           greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
+           (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
+           (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets
+      FROM pg_catalog.pg_class r LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
+     WHERE r.oid = 'idem.record'::pg_catalog.regclass;
+COMMENT ON VIEW idem.storage IS 'one row about the record table as a whole: its size, how far the purge has come, and its vacuum; for members of pg_monitor';
+GRANT SELECT ON idem.storage TO pg_monitor;
+
+-- The rules of idem.health() that take a survey: one for all. A retry may come while its caller waits, and
+-- as often as an operation whose lease is over is begun again; delay and skew are idem's assumptions.
+-- The bounds on what is multiplied keep intervals in range.
+CREATE FUNCTION idem.findings(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text,
+                                    OUT scope text, OUT detail text, OUT hint text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH all_scopes AS MATERIALIZED (SELECT * FROM idem.overview),
+known AS MATERIALIZED (
+    SELECT o.*, CASE WHEN o.coverage < 1 THEN 'about ' ELSE '' END AS about,
+           idem.retention_window(least(o.wait, '30 days'), least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100),
+                                 '30 seconds', '5 seconds') AS horizon,
+           t.claims, statement_timestamp() - t.stats_reset AS counted_for
+      FROM all_scopes o LEFT JOIN idem.stats t ON t.scope = o.scope
+     WHERE o.scope IS NOT NULL),
+sized AS (
+    SELECT *, idem.records_needed(claims / greatest(extract(epoch FROM counted_for), 1)::double precision, ttl) AS needed
+      FROM known WHERE claims IS NOT NULL)
+SELECT 'owners', 'fail', k.scope,
+       format('The role that owned scope "%s" was dropped: nobody but superusers may use it.', k.scope),
+       format('SELECT idem.alter_scope(%L, owner => ''NAME''), as a superuser, NAME being the new owner.', k.scope)
+  FROM known k WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = k.owner)
+UNION ALL
+SELECT 'retention', 'warn', k.scope,
+       format('Scope "%s" remembers keys for %s, but a retry may come after %s (its wait, its leases, 30 seconds on the network, 5 of clock skew): it would be executed again.',
+              k.scope, k.ttl, k.horizon),
+       format('SELECT idem.alter_scope(%L, ttl => %L)', k.scope, k.horizon)
+  FROM known k WHERE k.ttl < k.horizon
+UNION ALL
+SELECT 'sizing', 'warn', s.scope,
+       format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s account for %s.', s.scope, s.about, s.live,
+              s.claims, date_trunc('second', s.counted_for), s.ttl, s.needed),
+       format('Either claims are given a longer TTL than the scope''s, and it should have that: SELECT idem.alter_scope(%L, ttl => ...); or they came in a burst, and claims_per_minute bounds it.',
+              s.scope)
+  FROM sized s WHERE s.counted_for >= s.ttl AND s.live >= 10000 AND s.live > 2 * s.needed
+UNION ALL
+SELECT 'leases', 'warn', k.scope,
+       format('In scope "%s", claims whose lease is over, the first since %s, and that nobody has taken over: %s%s.', k.scope,
+              date_trunc('second', k.lapsed_since), k.about, k.lapsed),
+       format('Claim them again to finish them, or give them up with idem.forget(): SELECT tenant, key, lease_end FROM idem.in_flight WHERE scope = %L AND lapsed',
+              k.scope)
+  FROM known k WHERE k.lapsed > 0 AND k.lapsed_since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+UNION ALL
+SELECT 'attempts', 'warn', k.scope,
+       format('In scope "%s", operations that have used up their %s attempts, so that claims of them get ID003: %s%s.', k.scope,
+              k.max_attempts, k.about, k.exhausted),
+       format('SELECT idem.alter_scope(%L, max_attempts => %s) lets them be tried again; or give them up with idem.forget(): SELECT tenant, key FROM idem.records WHERE scope = %L AND state = ''failed'' AND lease_end IS NOT NULL',
+              k.scope, k.max_attempts + 1, k.scope)
+  FROM known k WHERE k.exhausted > 0
+UNION ALL
+SELECT 'weak keys', 'warn', k.scope,
+       format('In scope "%s", keys that are easily used twice for different operations: %s%s.', k.scope, k.about, k.weak),
+       format('Look at idem.weak_keys, have the clients send UUIDs, and refuse such keys: SELECT idem.alter_scope(%L, weak_keys => ''reject'')',
+              k.scope)
+  FROM known k WHERE k.weak > 0 AND k.weak_keys <> 'reject'
+UNION ALL
+SELECT 'limits', 'warn', k.scope,
+       format('Scope "%s" admits %s claims a minute, which is not kept: idem is not preloaded.', k.scope, k.claims_per_minute),
+       format('Set shared_preload_libraries = ''idem'' and restart the server; or SELECT idem.alter_scope(%L, claims_per_minute => -1)',
+              k.scope)
+  FROM known k WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
+UNION ALL
+SELECT 'statistics', 'warn', k.scope,
+       format('Scope "%s" has no statistics: all idem.counted_scopes = %s places are taken.', k.scope,
+              current_setting('idem.counted_scopes')),
+       'Set idem.counted_scopes higher (ALTER SYSTEM SET idem.counted_scopes = ...) and restart the server.'
+  FROM known k WHERE k.claims IS NULL AND idem.preloaded()
+UNION ALL
+SELECT 'purge', CASE WHEN w.since < statement_timestamp() - interval '1 day' THEN 'fail'
+                     WHEN w.since < statement_timestamp() - greatest('1 hour', 40 * w.naptime) THEN 'warn' ELSE 'ok' END, NULL,
+       CASE WHEN w.expired = 0 THEN 'No' WHEN w.sampled THEN 'About ' || w.expired ELSE w.expired::text END
+       || ' expired records wait to be purged' || coalesce(', the first since ' || date_trunc('second', w.since), '') || '.',
+       'SELECT idem.purge(1000000), again until it returns 0; if it is the worker that does not keep up, raise or reset idem.purge_rate.'
+  FROM (SELECT coalesce(sum(o.expired), 0)::bigint AS expired, min(o.expired_since) AS since, bool_or(o.coverage < 1) AS sampled,
+               coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
+          FROM all_scopes o) w
+$$;
+COMMENT ON FUNCTION idem.findings(interval) IS
+'The part of idem.health() that is about records: of the scopes that the current role may use (members of pg_monitor: of all).';
+
+CREATE FUNCTION idem.health(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text, OUT scope text,
+                            OUT detail text, OUT hint text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH server AS MATERIALIZED (
+    SELECT idem.preloaded() AS preloaded, pg_is_in_recovery() AS standby,
+           coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+           EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem launcher') AS launched),
+storage AS MATERIALIZED (SELECT * FROM idem.storage),
+held AS MATERIALIZED (
+    SELECT l.pid, p.gid, coalesce(a.xact_start, p.prepared) AS since
+      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+           LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid'
+                                   AND x.virtualtransaction = l.virtualtransaction
+           LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 7651 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+long_held_lock AS (
+    SELECT DISTINCT ON (pid, gid) pid, gid, since FROM held
+     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') ORDER BY pid, gid, since),
+relation AS (
+    SELECT c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
+     WHERE r.oid = 'idem.record'::regclass),
+finding (check_name, status, scope, detail, hint) AS (
+    SELECT f.check_name, f.status, f.scope, f.detail, f.hint FROM idem.findings(long_held) f
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem is not preloaded: nothing purges expired records by itself, and nothing is counted.',
+           'Set shared_preload_libraries = ''idem'' and restart the server; or call idem.purge() from cron.'
+      FROM server WHERE NOT preloaded
+    UNION ALL
+    SELECT 'worker', 'fail', NULL, 'idem is preloaded, but its launcher does not run: nothing purges expired records.',
+           'Look for "idem launcher" in the server''s log; if it says that there are too many background workers, raise max_worker_processes and restart the server.'
+      FROM server WHERE preloaded AND NOT standby AND NOT launched
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem.purge_naptime is 0: the worker does not come.',
+           'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();'
+      FROM server WHERE preloaded AND NOT standby AND launched AND naptime = '0'
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('Process %s holds a key since its transaction began at %s.', h.pid, date_trunc('second', h.since)),
+           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
+                  h.pid, h.pid)
+      FROM long_held_lock h WHERE h.pid IS NOT NULL
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('The prepared transaction "%s" holds a key since %s.', h.gid, date_trunc('second', h.since)),
+           format('COMMIT PREPARED %L, or ROLLBACK PREPARED %L', h.gid, h.gid)
+      FROM long_held_lock h WHERE h.gid IS NOT NULL
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('The setting %s is off: nothing vacuums the record table.', s.name),
+           format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
+      FROM pg_settings s WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('Autovacuum is switched off for %s.', r.oid::regclass),
+           'ALTER TABLE idem.record RESET (autovacuum_enabled, toast.autovacuum_enabled)'
+      FROM relation r, pg_options_to_table(r.reloptions) o
+     WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean
+    UNION ALL
+    SELECT 'vacuum', 'warn', NULL,
+           format('idem.record has %s dead rows beside %s live ones: autovacuum does not keep up.', s.dead_rows, s.live_rows),
+           'VACUUM idem.record'
+      FROM storage s WHERE s.dead_rows > greatest(10000, s.live_rows)
+    UNION ALL
+    SELECT 'wraparound', CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END, NULL,
+           format('The oldest row of idem.record that is not frozen is %s transactions old.', s.frozen_age), 'VACUUM (FREEZE) idem.record'
+      FROM storage s WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
+    UNION ALL
+    SELECT 'indexes', 'fail', NULL, 'idem.record has no primary key: no claim can work.',
+           'ALTER TABLE idem.record ADD PRIMARY KEY (digest)'
+     WHERE NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = 'idem.record'::regclass AND i.indisprimary)
+    UNION ALL
+    SELECT 'indexes', CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END, NULL, format('Index %s is invalid.', i.indexrelid::regclass),
+           CASE WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
+                ELSE format('Unless it is being built just now: DROP INDEX %s', i.indexrelid::regclass) END
+      FROM pg_index i WHERE i.indrelid = 'idem.record'::regclass AND NOT (i.indisvalid AND i.indisready)
+    UNION ALL
+    SELECT 'secrets', 'fail', NULL, 'There are scopes, but not the secrets that keys are locked and requests compared with: no claim can work.',
+           'Restore the rows of idem.secret from the dump that the records came from.'
+      FROM storage s WHERE s.scopes > 0 AND NOT s.has_secrets),
+fine (n, check_name, detail) AS (
+    SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
+    UNION ALL
+    SELECT 10, 'vacuum', format('%s live and %s dead rows; %s of table, %s of indexes.', live_rows, dead_rows, pg_size_pretty(table_bytes),
+                                pg_size_pretty(index_bytes)) FROM storage
+    UNION ALL
+    SELECT 2, 'purge', format('The next purge begins at block %s of %s.', purge_block, table_blocks) FROM storage
+    UNION ALL
+    VALUES (3, 'retention', 'Every scope remembers keys for as long as a retry may come.'),
+           (4, 'sizing', 'No scope holds more records than its claims account for.'),
+           (5, 'leases', 'No lease has been over for long.'),
+           (6, 'attempts', 'No operation has used up its attempts.'),
+           (7, 'transactions', 'No transaction has held a key for long.'),
+           (8, 'weak keys', 'No key is easily used twice.'),
+           (9, 'autovacuum', 'Autovacuum is on.'),
+           (11, 'wraparound', 'Old rows are frozen in time.'),
+           (12, 'indexes', 'The primary key is in place.'),
+           (13, 'secrets', 'The secrets are in place.'),
+           (14, 'owners', 'Every scope has an owner.'),
+           (15, 'limits', 'Every limit is kept.'),
+           (16, 'statistics', 'Every scope is counted.'))
+SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
+       CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
+  FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name
+ ORDER BY f.n, x.scope, x.detail
+$$;
+REVOKE ALL ON FUNCTION idem.health(interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idem.health(interval) TO pg_monitor;
+COMMENT ON FUNCTION idem.health(interval) IS
+'Is everything well? A row for each check: ok, warn or fail, with a detail, and a hint that repairs it; one for each scope that a check finds fault with. long_held (NULL: 5 minutes) is how long a lease may be over, and a transaction may hold a key. For members of pg_monitor; shows no key.';
+
+CREATE FUNCTION idem.report(scope text)
+RETURNS SETOF text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH survey AS MATERIALIZED (SELECT *, CASE WHEN coverage < 1 THEN 'about ' ELSE '' END AS about FROM idem.survey(coalesce($1, ''))),
+rules AS MATERIALIZED (SELECT * FROM idem.scopes WHERE name = $1),
+counted AS MATERIALIZED (SELECT *, greatest(extract(epoch FROM statement_timestamp() - stats_reset), 1) AS seconds
+                           FROM idem.stats s WHERE s.scope = $1),
+flight AS MATERIALIZED (SELECT * FROM idem.in_flight f WHERE f.scope = $1),
+remark AS MATERIALIZED (SELECT *, row_number() OVER (ORDER BY check_name) AS n FROM idem.findings() f WHERE f.scope = $1),
+line (section, n, title, words) AS (
+    SELECT 1, 0, 'Scope', format('"%s", owned by %s', name, owner) FROM rules
+    UNION ALL
+    SELECT 2, 0, 'Rules', format('remembers keys for %s; a claim waits for at most %s; a lease lasts %s', ttl, wait, lease) FROM rules
+    UNION ALL
+    SELECT 2, 1, '', concat_ws(', ', CASE WHEN request_required THEN 'a request is required' END,
+                               CASE WHEN tenant_required THEN 'a tenant is required' END,
+                               CASE WHEN reject_stale_keys THEN 'stale keys are rejected' END,
+                               CASE weak_keys WHEN 'warn' THEN 'weak keys are warned of' WHEN 'reject' THEN 'weak keys are rejected' END,
+                               'at most ' || max_attempts || ' attempts', 'at most ' || claims_per_minute || ' claims a minute',
+                               CASE WHEN NOT store_response THEN 'responses are not stored' END)
+      FROM rules
+    UNION ALL
+    SELECT 3, 0, 'Records', format('%s%s alive: %s in progress, %s completed, %s failed', about, in_progress + completed + failed, in_progress,
+                                   completed, failed) FROM survey
+    UNION ALL
+    SELECT 3, 1, '', format('made between %s and %s; the next expires at %s', date_trunc('second', oldest), date_trunc('second', newest),
+                            date_trunc('second', next_expiry)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 2, '', format('their answers take %s%s', about, pg_size_pretty(answer_bytes)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 3, '', format('%s%s expired, since %s or later, and wait to be purged', about, expired, date_trunc('second', expired_since))
+      FROM survey WHERE expired > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', format('since %s: %s claims (%s a second), %s replays', date_trunc('second', stats_reset), claims,
+                                   round(claims / seconds, 2), replays) FROM counted
+    UNION ALL
+    SELECT 4, 1, '', format('%s completed, %s failed, %s released, %s taken over', completions, failures, releases, takeovers) FROM counted
+    UNION ALL
+    SELECT 4, 2, '', format('%s found their key in flight, %s waited, for %s in all', in_flight, waits, date_trunc('millisecond', wait_time))
+      FROM counted WHERE in_flight + waits > 0
+    UNION ALL
+    SELECT 4, 3, '', 'refused: ' || concat_ws(', ', nullif(conflicts, 0) || ' for another request', nullif(stale, 0) || ' stale keys',
+                                              nullif(limited, 0) || ' beyond a limit')
+      FROM counted WHERE conflicts + stale + limited > 0
+    UNION ALL
+    SELECT 4, 4, '', format('%s weak keys', weak) FROM counted WHERE weak > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', 'nothing: ' || CASE WHEN idem.preloaded() THEN 'see the check "statistics"' ELSE 'idem is not preloaded' END
+     WHERE NOT EXISTS (SELECT FROM counted)
+    UNION ALL
+    SELECT 5, 0, 'In flight', CASE count(*) WHEN 0 THEN 'nothing' WHEN 1 THEN '1 claim'
+                                            ELSE count(*) || ' claims' || CASE WHEN count(*) > 10 THEN ', the oldest 10:' ELSE '' END END
+                               || CASE WHEN idem.preloaded() THEN '' ELSE '; atomic claims are not seen unless idem is preloaded' END
+      FROM flight
+    UNION ALL
+    (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
+            concat_ws(', ', format('key "%s"', key), 'tenant "' || nullif(tenant, '') || '"', 'attempt ' || attempt,
+                      'for ' || date_trunc('second', age), 'at recovery point "' || recovery_point || '"', 'process ' || pid,
+                      CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
+       FROM flight ORDER BY 2 LIMIT 10)
+    UNION ALL
+    SELECT 6, 0, 'Health', CASE count(*) WHEN 0 THEN 'nothing to remark' ELSE count(*) || ' to look at' END FROM remark
+    UNION ALL
+    SELECT 6, 2 * n, '', format('%s, %s: %s', check_name, status, detail) FROM remark
+    UNION ALL
+    SELECT 6, 2 * n + 1, '', '  ' || hint FROM remark)
+SELECT rpad(title, 12) || words FROM line WHERE words <> '' ORDER BY section, n
+$$;
+COMMENT ON FUNCTION idem.report(text) IS
+'A scope at a glance, for a person: its rules, what it holds, what was counted, what is in flight, what idem.health() has to say of it. Raises ID008 unknown_scope, 42501.';

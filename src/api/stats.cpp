@@ -1,7 +1,8 @@
-// idem.scope_stats() and idem.stats_reset(): the counters of the scopes that the caller may use.
+// idem.scope_stats() and idem.stats_reset(): the counters of the scopes that the caller may
+// observe.
 //
-// The rows are those of idem.scope, seen under a snapshot of their own; what belongs to scopes that
-// the caller may not use is not shown. Empty where the library is not preloaded.
+// The rows are those of idem.scope, seen under a snapshot of their own. Empty where the library is
+// not preloaded.
 #include "api/arguments.hpp"
 #include "pg/duration.hpp"
 #include "pg/report.hpp"
@@ -35,8 +36,7 @@ void add_row(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeStat
 // Never a match, so that the scan sees every scope.
 bool show(TupleTableSlot* slot, FunctionCallInfo fcinfo) {
     using namespace pg::scope_row;
-    if (!has_privs_of_role(GetUserId(), DatumGetObjectId(*column(slot, column_owner))))
-        return false;
+    if (!pg::may_observe(DatumGetObjectId(*column(slot, column_owner)))) return false;
     const auto stats = pg::read_stats(DatumGetInt32(*column(slot, column_id)));
     if (stats) add_row(fcinfo, pg::view_of(DatumGetTextPP(*column(slot, column_name))), *stats);
     return false;

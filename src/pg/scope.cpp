@@ -153,6 +153,10 @@ bool scope_was_dropped(std::int32_t id) {
     return id <= last_id() && !scan_for(WithId{id}, [](TupleTableSlot*) {});
 }
 
+bool may_observe(Oid owner) {
+    return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+}
+
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function) {
     const Scope* scope = name ? find_scope(*name) : nullptr;
     if (scope == nullptr) report::unknown_scope(name);

@@ -53,6 +53,10 @@ bool scope_was_dropped(std::int32_t id);
 // message.
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function);
 
+// Whether the current user may know the settings and figures of a scope, though no key of it: who
+// may use it, and those who watch the server.
+bool may_observe(Oid owner);
+
 void init_scopes();
 
 }  // namespace idem::pg

@@ -182,6 +182,26 @@ std::int32_t record_scope(TupleTableSlot* slot) {
     return DatumGetInt32(column(slot, column_scope, null));
 }
 
+Glance glance(TupleTableSlot* slot) {
+    bool null;
+    Glance seen{
+        .created = DatumGetTimestampTz(column(slot, column_created, null)),
+        .expires = record_expires(slot),
+        .lease_end = bigint_column(slot, column_lease_end),
+        .released = !bigint_column(slot, column_nonce),
+        .scope_id = record_scope(slot),
+        .attempt = DatumGetInt32(column(slot, column_attempt, null)),
+        .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
+        .key = view_of(DatumGetTextPP(column(slot, column_key, null))),
+        .answer_bytes = 0,
+    };
+    for (const Column which : {column_headers, column_response, column_body, column_error}) {
+        const Datum value = column(slot, which, null);
+        if (!null) seen.answer_bytes += static_cast<std::int64_t>(toast_datum_size(value));
+    }
+    return seen;
+}
+
 namespace {
 
 Found read_hit(const DigestScan& scan, Contents contents) {

@@ -69,6 +69,20 @@ bool has_record_layout();
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
+// What can be said of the record in the slot without its answer. The key may point into the slot.
+struct Glance {
+    TimestampTz created;
+    TimestampTz expires;
+    std::optional<TimestampTz> lease_end;
+    bool released;  // of a leased claim: nobody's, until the next attempt
+    std::int32_t scope_id;
+    std::int32_t attempt;
+    core::State state;
+    std::string_view key;
+    std::int64_t answer_bytes;  // as they are stored
+};
+Glance glance(TupleTableSlot* slot);
+
 enum class Contents {
     all,
     claim,  // what decides about a claim: neither answer nor recovery point

@@ -51,12 +51,9 @@ bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
 }
 
 // Returns the block at which to go on: the one after the stretch, or where the allowance ran out.
-// The scan of a large table reads through a ring of buffers and leaves the others alone.
 BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     TupleTableSlot* slot = table_slot_create(sweep.records, nullptr);
-    TableScanDesc scan =
-        table_beginscan_strat(sweep.records, SnapshotSelf, 0, nullptr, true, false);
-    heap_setscanlimits(scan, first, size);
+    TableScanDesc scan = scan_blocks(sweep.records, first, size);
     BlockNumber next = first + size;
     while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
         CHECK_FOR_INTERRUPTS();

@@ -119,6 +119,12 @@ TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting
                               InvalidSnapshot, waiting == compat::Waiting::yes, &failure, false);
 }
 
+TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size) {
+    TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
+    heap_setscanlimits(scan, first, size);
+    return scan;
+}
+
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls) {
     ExecClearTuple(slot);
     const auto columns = static_cast<std::size_t>(slot->tts_tupleDescriptor->natts);

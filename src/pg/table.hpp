@@ -41,6 +41,10 @@ bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_du
 // Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
 TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting);
 
+// A scan of so many blocks, of the newest committed rows: without predicate locks, and of a large
+// table through a ring of buffers that leaves the others alone.
+TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size);
+
 // Puts the values into the slot, in place of what it holds; columns beyond them are NULL.
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
 

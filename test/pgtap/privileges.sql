@@ -141,6 +141,26 @@ SELECT is((pg_temp.attempt('test_stranger', 'SELECT FROM idem.scopes WHERE pg_te
 SELECT is((pg_temp.attempt('test_member', 'SELECT FROM idem.scopes WHERE pg_temp.peek(name)')).state, 'P0001',
           '(and a member''s is, so that test can fail)');
 
+-- Those who watch: figures of every scope, of those without an owner too, and not one key -------------
+
+CREATE ROLE test_watcher IN ROLE pg_monitor;
+SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s AS v WHERE scope IN (''owned'', ''orphan'')) = %s; END'$$,
+                                        source, seen))).state, 'ok', format('%s sees %s scopes in %s', role, seen, source))
+  FROM (VALUES ('idem.overview'), ('idem.survey()')) AS s (source),
+       (VALUES ('test_watcher', 2), ('test_super', 2), ('test_member', 1), ('test_dormant', 0), ('test_stranger', 0)) AS r (role, seen)
+ ORDER BY source, role;
+SELECT is((pg_temp.attempt(role, call)).state, expected, role || ': ' || call)
+  FROM (VALUES ('SELECT FROM idem.storage'), ('SELECT FROM idem.health()')) AS c (call),
+       (VALUES ('test_watcher', 'ok'), ('test_super', 'ok'), ('test_owner', '42501'), ('test_stranger', '42501')) AS r (role, expected)
+ ORDER BY call, role;
+SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, expected, role || ': the report on a scope')
+  FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
+SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
+          'who watches sees nothing in ' || source)
+  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.scopes')) AS s (source);
+SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('who watches: ' || call, 'owned'))
+  FROM scoped_call ORDER BY call;
+
 -- Creating scopes --------------------------------------------------------------------------------
 
 CREATE ROLE test_creator IN ROLE test_owner;
@@ -215,10 +235,10 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'forget',
-          'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each', 'open_claims',
-          'problem', 'records_needed', 'release', 'renew', 'require_claim', 'retention_window',
-          'scope_stats', 'try_claim'],
+          'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'findings',
+          'forget', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'open_claims', 'preloaded', 'problem', 'records_needed', 'release', 'renew', 'report',
+          'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------
@@ -227,9 +247,8 @@ SELECT is_empty(
     $$SELECT c.oid::regclass, grantee::regrole, privilege_type
         FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
-         AND grantee <> relowner AND NOT (c.oid IN ('idem.in_flight'::regclass, 'idem.records'::regclass, 'idem.scopes'::regclass,
-                                                       'idem.stats'::regclass, 'idem.weak_keys'::regclass)
-                                             AND privilege_type = 'SELECT')$$,
+         AND grantee <> relowner AND NOT (relkind = 'v' AND privilege_type = 'SELECT'
+                                          AND grantee = CASE c.oid WHEN 'idem.storage'::regclass THEN 'pg_monitor'::regrole ELSE 0 END)$$,
     'nobody has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                    WHERE attacl IS NOT NULL AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)$$,

@@ -31,6 +31,7 @@ SELECT set_eq(
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole', 'void'),
     ('drop_scope', 'name text', 'void'),
+    ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('forget', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
@@ -40,11 +41,13 @@ SELECT set_eq(
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
+    ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('http_status', 'sqlstate text', 'integer'),
     ('key_weakness', 'key text', 'text'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer', 'SETOF record'),
+    ('preloaded', '', 'boolean'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
@@ -52,11 +55,13 @@ SELECT set_eq(
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
+    ('report', 'scope text', 'SETOF text'),
     ('require_claim', '', 'trigger'),
     ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
+    ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 
@@ -64,9 +69,10 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (proname IN ('once_each', 'open_claims', 'scope_stats')) OR prokind <> 'f'
-          OR prolang <> (SELECT oid FROM pg_language WHERE lanname = 'c')$$,
-    'every function is C, and neither STRICT nor SECURITY DEFINER');
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
+          OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres'] END$$,
+    'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
@@ -122,6 +128,18 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
     'pid integer'], 'columns of the view in_flight');
 
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
+    'scope text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval', 'max_attempts integer',
+    'claims_per_minute integer', 'weak_keys text', 'live bigint', 'in_progress bigint', 'completed bigint',
+    'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
+    'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
+    'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
+    'coverage double precision'], 'columns of the view overview');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.storage')$$, ARRAY[
+    'table_bytes bigint', 'index_bytes bigint', 'table_blocks bigint', 'purge_block bigint', 'live_rows bigint',
+    'dead_rows bigint', 'frozen_age integer', 'scopes bigint', 'has_secrets boolean'], 'columns of the view storage');
+
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
     'scope text', 'tenant text', 'weakness text', 'keys bigint'], 'columns of the view weak_keys');
 
@@ -130,8 +148,9 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('in_flight', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('sweep', 'r', 'p'),
+    $$VALUES ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
+             ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('sweep', 'r', 'p'),
              ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 

@@ -1,0 +1,79 @@
+-- What is stored, counted and reported of a scope. What depends on clock and chance is masked.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
+SELECT idem.create_scope('counted', ttl => '1 hour', max_attempts => 2, weak_keys => 'warn', request_required => true);
+SELECT idem.create_scope('empty');
+
+-- A record in each state, in two tenants.
+SELECT idem.complete(token, '{"a": 1}', 201) FROM idem.claim('counted', 'completed', '{}');
+SELECT idem.fail(token, '{"message": "no"}') FROM idem.claim('counted', 'failed-1', '{}', tenant => 't');
+SELECT idem.checkpoint(token, 'charged') FROM idem.claim('counted', 'running-1', '{}', lease => '1 hour');
+SELECT claimed FROM idem.claim('counted', 'lapsed-1', '{}', lease => '1 millisecond', tenant => 't');
+SELECT claimed FROM idem.claim('counted', 'exhausted', '{}', lease => '1 millisecond');
+SELECT idem.release(token) FROM idem.claim('counted', 'released-1', '{}', lease => '1 hour');
+SELECT idem.complete(token) FROM idem.claim('counted', '4711', '{}');
+SELECT idem.complete(token) FROM idem.claim('counted', 'expired-1', '{}', ttl => '1 millisecond');
+SELECT idem.complete(token) FROM idem.claim('counted', 'expired-2', '{}', ttl => '1 millisecond');
+SELECT pg_sleep(0.01);
+SELECT attempt FROM idem.claim('counted', 'exhausted', '{}', lease => '1 millisecond');
+SELECT pg_sleep(0.01);
+
+SELECT tenant, key, state, attempt, status, expires_at > created_at AS expires, lease_end IS NOT NULL AS leased,
+       recovery_point, redacted, answer_bytes
+  FROM idem.records WHERE scope = 'counted' ORDER BY key;
+SELECT tenant, key, attempt, age >= '0' AS aged, lapsed, recovery_point, pid FROM idem.in_flight WHERE scope = 'counted' ORDER BY key;
+
+SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_bytes, expired, coverage
+  FROM idem.survey() WHERE scope IN ('counted', 'empty') ORDER BY scope;
+SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_bytes, expired, coverage
+  FROM idem.survey('counted');
+-- Its times are those of the records.
+SELECT (oldest, newest, next_expiry) = (SELECT min(created_at), max(created_at), min(expires_at) FROM idem.records WHERE scope = 'counted') AS live,
+       lapsed_since = (SELECT lease_end FROM idem.records WHERE scope = 'counted' AND key = 'lapsed-1') AS lapsed,
+       expired_since < now() AS expired
+  FROM idem.survey('counted');
+SELECT in_progress, oldest, newest, next_expiry, lapsed_since, expired_since FROM idem.survey('empty');
+SELECT live, in_progress, completed, failed, ttl, max_attempts, weak_keys FROM idem.overview WHERE scope = 'counted';
+
+-- An expired record of a leased claim is expired, whatever its state was.
+SELECT claimed FROM idem.claim('empty', 'gone-1', lease => '1 millisecond', ttl => '1 millisecond');
+SELECT pg_sleep(0.01);
+SELECT in_progress, lapsed, expired FROM idem.survey('empty');
+
+-- For a person.
+CREATE FUNCTION pg_temp.masked(line text) RETURNS text LANGUAGE sql AS $$
+    SELECT regexp_replace(regexp_replace(line, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d(:\d\d)?', 'TIME', 'g'), 'for 00:00:\d\d', 'for AGE', 'g')
+$$;
+SELECT idem.alter_scope('counted', owner => 'pg_monitor');
+\pset format unaligned
+\pset tuples_only on
+SELECT pg_temp.masked(line) FROM idem.report('counted') AS line;
+SELECT pg_temp.masked(line) FROM idem.report('empty') AS line WHERE line !~ '^Scope';
+SELECT pg_temp.masked(detail), hint FROM idem.findings() WHERE check_name = 'purge';
+\pset format aligned
+\pset tuples_only off
+
+-- Its own ages count, not those of others.
+SELECT check_name, scope FROM idem.findings('1 day') WHERE scope = 'counted' ORDER BY 1;
+SELECT check_name, scope FROM idem.findings('0') WHERE scope = 'counted' ORDER BY 1;
+
+-- Wrong use.
+SELECT idem.survey('nowhere');
+SELECT idem.report('nowhere');
+SELECT idem.report(NULL);
+SELECT idem.survey(max_blocks => 0);
+
+-- A part stands for the whole: 64 blocks of some hundreds, in which every third record has expired.
+SELECT idem.create_scope('large');
+INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
+SELECT gen_random_uuid(), now(), now() + CASE i % 3 WHEN 0 THEN '-1 hour' ELSE '1 hour' END::interval, s.id, 1, 'c', false, '', 'order-' || i
+  FROM generate_series(1, 30000) i, idem.scope s WHERE s.name = 'large';
+SELECT completed, expired, coverage FROM idem.survey('large');
+SELECT completed BETWEEN 19000 AND 21000 AS live, expired BETWEEN 9500 AND 10500 AS expired, coverage < 0.3 AS part
+  FROM idem.survey('large', 64);
+SELECT completed BETWEEN 15000 AND 25000 AS live, expired BETWEEN 7500 AND 12500 AS expired FROM idem.survey('large', 1);
+DELETE FROM idem.record WHERE key ~ '^order-';
+
+SELECT idem.drop_scope('large');
+SELECT idem.drop_scope('empty');
+SELECT idem.drop_scope('counted');

@@ -1,0 +1,312 @@
+# Every check of idem.health() turns to warn or fail, and its hint, followed, makes it well again.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# The worker stays away and autovacuum comes rarely, so that nobody else repairs what is broken here.
+my $node = idem_node('health', conf => <<'CONF');
+shared_preload_libraries = 'idem'
+idem.purge_naptime = 0
+autovacuum = on
+autovacuum_naptime = '1d'
+CONF
+
+sub sql { return $node->safe_psql('postgres', shift); }
+
+sql('CREATE ROLE watcher LOGIN IN ROLE pg_monitor');
+
+# Rows of a check, or with a column of them, as somebody who may watch but not use.
+sub health
+{
+	my ($check, %options) = @_;
+	my $column = $options{column} // 'status';
+	my $held = $options{held} // '5 minutes';
+	return $node->safe_psql('postgres',
+		"SELECT $column FROM idem.health('$held') WHERE check_name = '$check'",
+		connstr => $node->connstr('postgres') . ' user=watcher');
+}
+
+sub health_becomes
+{
+	my ($check, $status, $name, $held) = @_;
+	$held //= '5 minutes';
+	ok( $node->poll_query_until('postgres',
+			"SELECT string_agg(DISTINCT status, '') FROM idem.health('$held') WHERE check_name = '$check'", $status),
+		$name);
+	return;
+}
+
+sub hint
+{
+	my ($check, %options) = @_;
+	return health($check, %options, column => 'hint');
+}
+
+# Hints that are nothing but SQL are taken at their word.
+sub follow_hint
+{
+	my ($check, %options) = @_;
+	my $hint = hint($check, %options);
+	$node->safe_psql('postgres', $_) for split /; /, $hint;
+	return;
+}
+
+# To begin with ------------------------------------------------------------------------------------
+
+my @checks = qw(worker purge retention sizing leases attempts transactions);
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics);
+health_becomes('worker', 'warn', 'the launcher is up, but was told not to purge');
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'a row a check');
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
+	'worker', 'and all but the worker is well');
+is( sql("SELECT count(*) FROM idem.health() WHERE (hint IS NULL) <> (status = 'ok') OR detail IS NULL"),
+	0, 'a hint where one is needed, a detail always');
+my @stranger = $node->psql('postgres', "CREATE ROLE stranger; SET ROLE stranger; SELECT idem.health()");
+like($stranger[2], qr/permission denied for function health/, 'not for everybody');
+
+# worker: see below for the launcher ---------------------------------------------------------------
+
+like(health('worker', column => 'detail'), qr/purge_naptime is 0/, 'worker: told not to come');
+
+# purge --------------------------------------------------------------------------------------------
+
+# A finished record as the table has it, to be spoilt.
+sub insert_records
+{
+	my ($scope, $n, $expires) = @_;
+	sql(<<"SQL");
+INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
+SELECT gen_random_uuid(), now() - interval '3 days', $expires, (SELECT id FROM idem.scope WHERE name = '$scope'), 1, 'c',
+       false, '', 'order-' || i FROM generate_series(1, $n) i
+SQL
+	return;
+}
+
+insert_records('payments', 3, "now() - interval '10 minutes'");
+is(health('purge'), 'ok', 'purge: records that have just expired');
+like(health('purge', column => 'detail'), qr/^3 expired records wait.* block 0 of 1\.$/, 'are counted');
+insert_records('payments', 2, "now() - interval '2 hours'");
+is(health('purge'), 'warn', 'purge: they wait for hours');
+insert_records('payments', 1, "now() - interval '2 days'");
+is(health('purge'), 'fail', 'purge: they wait for days');
+my ($purge) = hint('purge') =~ /^(SELECT idem\.purge\(1000000\))/;
+is(sql($purge), 6, 'purge: the hint purges');
+is(sql($purge), 0, 'until there is nothing');
+is(health('purge'), 'ok', 'purge: well again');
+sql("SELECT idem.create_scope('brief')");
+insert_records('brief', 4, "now() + interval '1 day'");
+sql("SELECT idem.drop_scope('brief')");
+like(health('purge', column => 'detail'), qr/^4 expired records wait to be purged\./,
+	'records of a dropped scope wait too');
+sql($purge);
+
+# retention ----------------------------------------------------------------------------------------
+
+sql("SELECT idem.create_scope('short', ttl => '4 minutes', lease => '2 minutes', wait => '30 seconds')");
+is(health('retention'), 'ok', 'retention: longer than wait, lease, network and skew');
+sql("SELECT idem.alter_scope('short', max_attempts => 2)");
+is(health('retention', column => 'scope, status'), 'short|warn', 'retention: not longer than two leases');
+follow_hint('retention');
+is(sql("SELECT ttl FROM idem.scopes WHERE name = 'short'"), '00:05:05', 'retention: the hint lengthens the TTL');
+is(health('retention'), 'ok', 'retention: well again');
+sql("SELECT idem.alter_scope('short', lease => '365000 days', max_attempts => 2147483647, wait => '365000 days')");
+is(health('retention'), 'warn', 'retention: no setting breaks the check');
+sql("SELECT idem.drop_scope('short')");
+
+# sizing -------------------------------------------------------------------------------------------
+
+sql("SELECT idem.create_scope('sized', ttl => '1 second')");
+insert_records('sized', 9999, "now() + interval '1 year'");
+$node->poll_query_until('postgres',
+	"SELECT now() - stats_reset > '1 second' FROM idem.stats WHERE scope = 'sized'");
+is(health('sizing'), 'ok', 'sizing: a few records more are no matter');
+insert_records('sized', 1, "now() + interval '1 year'");
+is(health('sizing', column => 'scope, status'), 'sized|warn', 'sizing: many that no claim accounts for');
+like(health('sizing', column => 'detail'), qr/10000 records, but its 0 claims within \S+ and its TTL of 00:00:01 account for 0\./,
+	'with the figures');
+like(hint('sizing'), qr/SELECT idem\.alter_scope\('sized', ttl => \.\.\.\)/, 'sizing: the hint names the cause');
+sql("SELECT idem.alter_scope('sized', ttl => '1 year')");
+is(health('sizing'), 'ok', 'sizing: well again');
+
+# vacuum, with their remains -----------------------------------------------------------------------
+
+is(health('vacuum'), 'ok', 'vacuum: dead rows that are not many');
+sql("SELECT idem.drop_scope('sized')");
+sql($purge);
+health_becomes('vacuum', 'warn', 'vacuum: too many dead rows');
+follow_hint('vacuum');
+health_becomes('vacuum', 'ok', 'vacuum: well again');
+
+# leases, attempts ---------------------------------------------------------------------------------
+
+sql("SELECT idem.alter_scope('payments', max_attempts => 1)");
+sql("SELECT idem.claim('payments', 'lost', lease => '1 millisecond'); SELECT pg_sleep(0.01)");
+is(health('leases', held => '0'), 'ok', 'leases: the last attempt is another matter');
+is(health('attempts', column => 'scope, status'), 'payments|warn', 'attempts: used up');
+my ($again) = hint('attempts') =~ /^(SELECT idem\.alter_scope\(.*?\))/;
+like(hint('attempts'), qr/SELECT tenant, key FROM idem\.records/, 'attempts: the hint says which');
+my ($which) = hint('attempts') =~ /: (SELECT tenant.*)/;
+is(sql($which), '|lost', 'and is right');
+sql($again);
+is(health('attempts'), 'ok', 'attempts: well again when one more is allowed');
+is(health('leases'), 'ok', 'leases: over, but not for long');
+is(health('leases', held => '0', column => 'scope, status'), 'payments|warn', 'leases: over for long');
+($which) = hint('leases', held => '0') =~ /: (SELECT .*)/;
+like(sql($which), qr/^\|lost\|/, 'leases: the hint finds it');
+sql("SELECT idem.forget('payments', 'lost')");
+is(health('leases', held => '0'), 'ok', 'leases: well again');
+sql("SELECT outcome FROM idem.claim('payments', 'running', lease => '1 hour')");
+is(health('leases', held => '0'), 'ok', 'leases: a running one is well');
+sql("DELETE FROM idem.record WHERE key = 'running'");
+
+# transactions -------------------------------------------------------------------------------------
+
+my $session = $node->background_psql('postgres', on_error_stop => 0);
+my $pid = $session->query('SELECT pg_backend_pid()');
+$session->query_safe(claim_open('held'));
+is(health('transactions'), 'ok', 'transactions: a key is held, but not for long');
+is(health('transactions', held => '0'), 'warn', 'transactions: for long');
+like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid holds a key/, 'by whom');
+my ($end) = hint('transactions', held => '0') =~ /(SELECT pg_terminate_backend\(\d+\))/;
+sql($end);
+health_becomes('transactions', 'ok', 'transactions: well again', '0');
+eval { $session->quit };
+$session = $node->background_psql('postgres');
+$session->query_safe(claim_open('prepared'));
+$session->query_safe("SELECT idem.complete(:'token')");
+$session->query_safe("PREPARE TRANSACTION 'it''s mine'");
+$session->quit;
+is(health('transactions'), 'ok', 'transactions: one is prepared, but not for long');
+$node->restart;
+is(health('transactions', held => '0'), 'warn', 'transactions: for long, even over a restart');
+my ($commit) = hint('transactions', held => '0') =~ /^(COMMIT PREPARED .*),/;
+sql($commit);
+is(health('transactions', held => '0'), 'ok', 'transactions: well again');
+is(effects($node, 'prepared'), 1, 'and the hint was to commit');
+sql("SELECT pg_advisory_lock(1, 2)");
+sql("BEGIN; SELECT pg_advisory_xact_lock(1); DO \$\$ BEGIN ASSERT (SELECT status = 'ok' FROM idem.health('0') WHERE check_name = 'transactions'); END \$\$");
+pass('transactions: other advisory locks are none of it');
+
+# weak keys ----------------------------------------------------------------------------------------
+
+sql(q(SELECT pay('1767225600', '{"amount": 1}')));
+is(health('weak keys', column => 'scope, status'), 'payments|warn', 'weak keys: one is stored');
+my ($reject) = hint('weak keys') =~ /(SELECT idem\.alter_scope\(.*\))/;
+sql($reject);
+is(health('weak keys'), 'ok', 'weak keys: well again, no more will come');
+
+# autovacuum, wraparound ---------------------------------------------------------------------------
+
+for my $setting ('autovacuum', 'track_counts')
+{
+	sql("ALTER SYSTEM SET $setting = off");
+	$node->reload;
+	health_becomes('autovacuum', 'fail', "autovacuum: $setting is off");
+	follow_hint('autovacuum');
+	health_becomes('autovacuum', 'ok', 'autovacuum: well again');
+}
+for my $option ('autovacuum_enabled', 'toast.autovacuum_enabled')
+{
+	sql("ALTER TABLE idem.record SET ($option = off)");
+	is(health('autovacuum'), 'fail', "autovacuum: $option is off");
+	follow_hint('autovacuum');
+	is(health('autovacuum'), 'ok', 'autovacuum: well again');
+}
+
+# The age that the catalog says, not that of the rows: to use up so many transactions takes too long.
+sub age_record_table
+{
+	my ($age) = @_;
+	sql("UPDATE pg_class SET relfrozenxid = ((txid_current() + 4294967296 - $age) % 4294967296)::text::xid WHERE oid = 'idem.record'::regclass");
+	return;
+}
+age_record_table(290_000_000);
+is(health('wraparound'), 'ok', 'wraparound: autovacuum is about to come');
+age_record_table(310_000_000);
+is(health('wraparound'), 'warn', 'wraparound: autovacuum should have come');
+age_record_table(1_700_000_000);
+is(health('wraparound'), 'fail', 'wraparound: it never comes');
+follow_hint('wraparound');
+is(health('wraparound'), 'ok', 'wraparound: well again');
+
+# indexes ------------------------------------------------------------------------------------------
+
+sql(q(SELECT pay('order-abc', '{"amount": 1}')));
+$node->psql('postgres', 'CREATE UNIQUE INDEX CONCURRENTLY broken ON idem.record (scope)');
+is(health('indexes'), 'warn', 'indexes: an invalid one is left behind');
+my ($drop) = hint('indexes') =~ /(DROP INDEX .*)/;
+sql($drop);
+is(health('indexes'), 'ok', 'indexes: well again');
+sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idem.record_pkey'::regclass");
+is(health('indexes'), 'fail', 'indexes: the primary key is invalid');
+follow_hint('indexes');
+is(health('indexes'), 'ok', 'indexes: well again');
+sql('ALTER TABLE idem.record DROP CONSTRAINT record_pkey');
+is(health('indexes'), 'fail', 'indexes: no primary key');
+follow_hint('indexes');
+is(health('indexes'), 'ok', 'indexes: well again');
+is(sql(q(SELECT pay('order-abc', '{"amount": 1}'))), sql(q(SELECT response FROM idem.lookup('payments', 'order-abc'))),
+	'and claims work');
+
+# secrets ------------------------------------------------------------------------------------------
+
+sql('CREATE TABLE dump AS SELECT * FROM idem.secret; DELETE FROM idem.secret');
+is(health('secrets'), 'fail', 'secrets: they are gone');
+like(hint('secrets'), qr/Restore the rows of idem\.secret/, 'secrets: the hint says whence to take them');
+sql('INSERT INTO idem.secret SELECT * FROM dump');
+is(health('secrets'), 'ok', 'secrets: well again');
+
+# owners -------------------------------------------------------------------------------------------
+
+sql("CREATE ROLE leaver; SELECT idem.create_scope('left', owner => 'leaver'); DROP ROLE leaver");
+is(health('owners', column => 'scope, status'), 'left|fail', 'owners: one is gone');
+my ($give) = hint('owners') =~ /^(SELECT idem\.alter_scope\(.*?\))/;
+sql($give =~ s/NAME/watcher/r);
+is(health('owners'), 'ok', 'owners: well again');
+
+# statistics ---------------------------------------------------------------------------------------
+
+sql('ALTER SYSTEM SET idem.counted_scopes = 1');
+$node->restart;
+is(health('statistics', column => 'count(*), string_agg(DISTINCT status, \'\')'), '1|warn',
+	'statistics: a scope has no place');
+my ($more) = hint('statistics') =~ /(ALTER SYSTEM SET idem.counted_scopes = )/;
+sql($more . 100);
+$node->restart;
+is(health('statistics'), 'ok', 'statistics: well again');
+
+# limits, worker -----------------------------------------------------------------------------------
+
+sql("SELECT idem.alter_scope('payments', claims_per_minute => 1000)");
+is(health('limits'), 'ok', 'limits: kept');
+$node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
+$node->restart;
+is(health('limits', column => 'scope, status'), 'payments|warn', 'limits: not kept without preload');
+is(health('worker'), 'warn', 'worker: not without preload');
+is(health('statistics'), 'ok', 'statistics: nobody expects them');
+my ($unlimit) = hint('limits') =~ /(SELECT idem\.alter_scope\(.*\))/;
+sql($unlimit);
+is(health('limits'), 'ok', 'limits: well again without one');
+my ($setting) = hint('worker') =~ /Set (shared_preload_libraries = 'idem')/;
+$node->append_conf('postgresql.conf', $setting);
+$node->restart;
+health_becomes('worker', 'warn', 'worker: there again, though it does not come');
+follow_hint('worker');
+health_becomes('worker', 'ok', 'worker: well again');
+
+$node->append_conf('postgresql.conf', 'max_worker_processes = 0');
+$node->restart;
+is(health('worker'), 'fail', 'worker: no launcher');
+like(hint('worker'), qr/raise max_worker_processes and restart/, 'worker: the hint names the setting');
+$node->append_conf('postgresql.conf', 'max_worker_processes = 8');
+$node->restart;
+health_becomes('worker', 'ok', 'worker: well again');
+
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"), '', 'all is well in the end');
+log_is_clean($node);
+$node->stop;
+done_testing();
