@@ -1,0 +1,329 @@
+# The example in each language, under what the network and the server do to it: one effect, one answer.
+# And the same example, changed to send a new key with each retry: two effects, or this test would
+# prove nothing.
+use strict;
+use warnings;
+
+use CutProxy;
+use IdemTest;
+use IPC::Run;
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+# name; file; a command that tells whether toolchain and driver are there; how to build SOURCE into
+# BUILT, and run it; what makes a retry use a new key.
+my @languages = (
+	{
+		name    => 'Python (psycopg)',
+		file    => 'pay.py',
+		probe   => 'PYTHON -c "import psycopg"',
+		run     => 'PYTHON SOURCE',
+		new_key => [ 'return pay_once(connection, key, amount)' => 'return pay_once(connection, f"{key} {attempt}", amount)' ],
+	},
+	{
+		name    => 'Node (pg)',
+		file    => 'pay.js',
+		probe   => q(cd examples && node -e "require('pg')"),
+		run     => 'node SOURCE',
+		new_key => [ 'payOnce(client, key, amount))' => 'payOnce(client, key + attempt, amount))' ],
+	},
+	{
+		name    => 'Perl (DBD::Pg)',
+		file    => 'pay.pl',
+		probe   => 'perl -MDBD::Pg -e 1',
+		run     => 'perl SOURCE',
+		new_key => [ 'pay_once($dbh, $key, $amount)' => 'pay_once($dbh, "$key $attempt", $amount)' ],
+	},
+	{
+		name    => 'PHP (PDO)',
+		file    => 'pay.php',
+		probe   => q(php -r 'exit(extension_loaded("pdo_pgsql") ? 0 : 1);'),
+		run     => 'php SOURCE',
+		new_key => [ q|new PDO('pgsql:'), $key, $amount| => q|new PDO('pgsql:'), $key . $attempt, $amount| ],
+	},
+	{
+		name    => 'Ruby (pg)',
+		file    => 'pay.rb',
+		probe   => 'ruby -rpg -e 1',
+		run     => 'ruby SOURCE',
+		new_key => [ '|connection| pay_once(connection, key, amount)' =>
+			  '|connection| pay_once(connection, "#{key} #{attempt}", amount)' ],
+	},
+	{
+		name    => 'C++ (libpqxx)',
+		file    => 'pay.cpp',
+		probe   => q(echo '#include <pqxx/pqxx>' | g++ -std=c++17 -fsyntax-only -x c++ -),
+		build   => 'g++ -std=c++17 SOURCE -lpqxx -lpq -o BUILT',
+		run     => 'BUILT',
+		new_key => [ 'return pay_once(connection, key, amount)' =>
+			  'return pay_once(connection, key + std::to_string(attempt), amount)' ],
+	},
+	{
+		name    => 'Java (JDBC)',
+		file    => 'Pay.java',
+		probe   => 'javac -version && test -f JDBC',
+		build   => 'mkdir -p BUILT && javac -d BUILT SOURCE',
+		run     => 'java -cp BUILT:JDBC Pay',
+		new_key => [ 'return payOnce(connection, key, amount)' => 'return payOnce(connection, key + attempt, amount)' ],
+	},
+	{
+		name    => 'Go (lib/pq)',
+		file    => 'pay.go',
+		probe   => 'go list github.com/lib/pq',
+		build   => 'go build -o BUILT SOURCE',
+		run     => 'BUILT',
+		new_key => [ 'payOnce(db, key, amount)' => 'payOnce(db, key+strconv.Itoa(attempt), amount)' ],
+	},
+);
+
+# Debian's packages of Go modules are found like this, whatever the module of the folder we are in.
+$ENV{GO111MODULE} = 'off';
+$ENV{GOPATH}      = '/usr/share/gocode';
+$ENV{GOCACHE}   //= PostgreSQL::Test::Utils::tempdir . '/gocache';
+$ENV{PGSSLMODE}   = 'disable';
+$ENV{LC_MESSAGES} = 'C';
+
+# A python3 that has the driver: the first in the path may be somebody's own.
+my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
+
+sub command
+{
+	my ($template, %paths) = @_;
+	my %words = (PYTHON => $python // 'python3', JDBC => '/usr/share/java/postgresql.jar', %paths);
+	return $template =~ s/\b(PYTHON|JDBC|SOURCE|BUILT)\b/$words{$1}/gr;
+}
+
+my $node = idem_node('examples', bare => 1, conf => "max_connections = 40\nlisten_addresses = '127.0.0.1'");
+$node->safe_psql('postgres', slurp_file('examples/setup.sql'));
+# A claim gives up soon, so that the client has something to retry. A trigger loses races on demand.
+$node->safe_psql('postgres', <<'SQL');
+SELECT idem.alter_scope('payments', wait => '50 ms');
+CREATE SEQUENCE tries;
+CREATE FUNCTION lose_race() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  CASE nextval('tries')
+    WHEN 1 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40001';
+    WHEN 2 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40P01';
+    ELSE RETURN new;
+  END CASE;
+END $$;
+CREATE TRIGGER race BEFORE INSERT ON payment FOR EACH ROW EXECUTE FUNCTION lose_race();
+ALTER TABLE payment DISABLE TRIGGER race;
+SQL
+
+my $user = $node->safe_psql('postgres', 'SELECT current_user');
+
+# Every operation has an amount of its own, so that effects are counted whatever their keys.
+my $operations = 0;
+sub operation
+{
+	my $amount = ++$operations;
+	return ("order-$amount", $amount);
+}
+
+sub effects_of
+{
+	my ($amount) = @_;
+	return $node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE amount = $amount");
+}
+
+# Where an example finds the server, or the proxy in front of it.
+sub at_server
+{
+	my ($proxy) = @_;
+	my $place = $proxy // $node;
+	return (PGHOST => '127.0.0.1', PGPORT => $place->port, PGDATABASE => 'postgres', PGUSER => $user);
+}
+
+sub run_example
+{
+	my ($language, $proxy, $key, $amount) = @_;
+	local %ENV = (%ENV, at_server($proxy));
+	my ($stdout, $stderr) = ('', '');
+	IPC::Run::run([ split(' ', $language->{command}), $key, $amount ], '>', \$stdout, '2>', \$stderr);
+	return { status => $? >> 8, stdout => $stdout, stderr => $stderr };
+}
+
+# undef when it is no JSON.
+sub decoded
+{
+	my ($json) = @_;
+	my $value = eval { decode_json($json) };
+	return $value;
+}
+
+sub is_answer
+{
+	my ($result, $key, $name) = @_;
+	is($result->{status}, 0, "$name: answered") or diag $result->{stderr};
+	my $stored = $node->safe_psql('postgres', "SELECT response FROM idem.lookup('payments', '$key')");
+	is_deeply([ decoded($result->{stdout}) ], [ decoded($stored) ], "$name: with what is stored");
+	return;
+}
+
+sub is_problem
+{
+	my ($result, $http_status, $sqlstate, $name) = @_;
+	is($result->{status}, 1, "$name: refused");
+	my $problem = decoded($result->{stderr}) // {};
+	is_deeply([ @$problem{qw(status sqlstate)} ], [ $http_status, $sqlstate ], "$name: a problem document")
+	  or diag $result->{stderr};
+	return;
+}
+
+# What happens to a client ---------------------------------------------------------------------------
+
+sub answers_and_replays
+{
+	my ($language) = @_;
+	my ($key, $amount) = operation();
+	my $first = run_example($language, undef, $key, $amount);
+	is_answer($first, $key, 'first try');
+	is(run_example($language, undef, $key, $amount)->{stdout}, $first->{stdout}, 'retry: the same, byte for byte');
+	is(effects_of($amount), 1, 'retry: one effect');
+
+	is_problem(run_example($language, undef, $key, $amount + 0.5), 422, 'ID002', 'same key, another request');
+	is(effects_of($amount + 0.5), 0, 'same key, another request: no effect');
+	is_problem(run_example($language, undef, "$key is bad", 'ten'), 400, '22P02', 'no number');
+	return;
+}
+
+sub loses_connections
+{
+	my ($language) = @_;
+	for my $at (qw(connecting effect terminated answer))
+	{
+		my ($key, $amount) = operation();
+		my $proxy = CutProxy->new($node, at => $at, times => 2);
+		my $result = run_example($language, $proxy, $key, $amount);
+		is($proxy->cuts, 2, "cut at '$at': twice");
+		$proxy->stop;
+		is_answer($result, $key, "cut at '$at'");
+		is(effects_of($amount), 1, "cut at '$at': one effect");
+	}
+	return;
+}
+
+sub loses_races
+{
+	my ($language) = @_;
+	my ($key, $amount) = operation();
+	$node->safe_psql('postgres', 'ALTER TABLE payment ENABLE TRIGGER race; ALTER SEQUENCE tries RESTART');
+	my $result = run_example($language, undef, $key, $amount);
+	is($node->safe_psql('postgres', 'SELECT last_value FROM tries'), 3, '40001, 40P01: two retries');
+	$node->safe_psql('postgres', 'ALTER TABLE payment DISABLE TRIGGER race');
+	is_answer($result, $key, '40001, 40P01');
+	is(effects_of($amount), 1, '40001, 40P01: one effect');
+	return;
+}
+
+# Another try holds the key for so long that it is worth to come back later, not sooner.
+sub waits_its_turn
+{
+	my ($language) = @_;
+	my ($key, $amount) = operation();
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe(<<"SQL");
+BEGIN;
+SELECT token FROM idem.claim('payments', '$key', '{"amount": $amount}') \\gset
+INSERT INTO payment (amount) VALUES ($amount) RETURNING to_jsonb(payment) AS answer \\gset
+SELECT pg_sleep(0.5);
+SELECT idem.complete(:'token', :'answer');
+SQL
+	my %before = (%ENV);
+	%ENV = (%ENV, at_server());
+	my ($stdout, $stderr) = ('', '');
+	my $logged = -s $node->logfile;
+	my $client = IPC::Run::start([ split(' ', $language->{command}), $key, $amount ], '>', \$stdout, '2>', \$stderr);
+	%ENV = %before;
+	# when it was refused, and for how long
+	my $refusal = qr/^(\S+\ \S+)\ [^\n]* ERROR:\ \ operation\ "\Q$key\E" .*? HINT: .*? after\ ([\d.]+)\ seconds/msx;
+	my @refusals;
+	while (@refusals < 4 && $client->pumpable)    # twice refused, or it has given up
+	{
+		@refusals = slurp_file($node->logfile, $logged) =~ /$refusal/g;
+		$client->pump_nb;
+		usleep(100_000);
+	}
+	my ($first, $after, $second) = @refusals;
+	is(scalar @refusals, 4, 'in flight: came again');
+	is($node->safe_psql('postgres', "SELECT timestamp '$second' >= timestamp '$first' + interval '$after s'"), 't',
+		"in flight: not before the $after seconds that it was told") if @refusals == 4;
+	$holder->query_safe('COMMIT');
+	$holder->quit;
+	$client->finish;
+	is_answer({ status => $? >> 8, stdout => $stdout, stderr => $stderr }, $key, 'in flight, then completed');
+	is(effects_of($amount), 1, 'in flight, then completed: one effect');
+	return;
+}
+
+# The mistake that all this is about.
+sub pays_twice_with_new_keys
+{
+	my ($language) = @_;
+	my ($key, $amount) = operation();
+	my $proxy = CutProxy->new($node, at => 'answer');
+	run_example($language, $proxy, $key, $amount);
+	is($proxy->cuts, 1, 'a new key for the retry: the answer to COMMIT is lost');
+	$proxy->stop;
+	is(effects_of($amount), 2, 'a new key for the retry: two effects');
+	return;
+}
+
+# Running them -----------------------------------------------------------------------------------------
+
+# Builds the example, or a changed one, and says how to run it.
+sub prepared
+{
+	my ($language, $source) = @_;
+	my %paths = (SOURCE => $source, BUILT => PostgreSQL::Test::Utils::tempdir . '/built');
+	if ($language->{build})
+	{
+		my $build = command($language->{build}, %paths);
+		is(system($build), 0, $build);
+	}
+	return { %$language, command => command($language->{run}, %paths) };
+}
+
+sub with_new_keys
+{
+	my ($language) = @_;
+	my ($same, $new) = @{ $language->{new_key} };
+	my $source = slurp_file("examples/$language->{file}");
+	is(scalar(() = $source =~ /\Q$same\E/g), 1, 'the retry takes its key in one place');
+	$source =~ s/\Q$same\E/$new/;
+	# Beside the example, where it finds what the example finds; Java wants the same name.
+	my $folder = 'examples/new_key';
+	mkdir $folder;
+	append_to_file("$folder/$language->{file}", $source);
+	return "$folder/$language->{file}";
+}
+
+# IDEM_EXAMPLES: the files to test, all if it is not set.
+my %wanted = map { $_ => 1 } split ' ', $ENV{IDEM_EXAMPLES} // join ' ', map { $_->{file} } @languages;
+for my $language (@languages)
+{
+  SKIP:
+	{
+		skip "$language->{name}: not asked for", 1 unless $wanted{ $language->{file} };
+		my $probe = command($language->{probe});
+		skip "$language->{name}: no toolchain or driver here; tools/setup examples installs them", 1
+		  if system("($probe) >/dev/null 2>&1");
+		subtest $language->{name} => sub {
+			my $example = prepared($language, "examples/$language->{file}");
+			answers_and_replays($example);
+			loses_connections($example);
+			loses_races($example);
+			waits_its_turn($example);
+			pays_twice_with_new_keys(prepared($language, with_new_keys($language)));
+		};
+	}
+}
+
+is(locks($node), 0, 'no lock is left');
+log_is_clean($node);
+$node->stop;
+done_testing();
