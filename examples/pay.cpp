@@ -1,0 +1,108 @@
+// A payment that is made once, however often it is asked for (libpqxx).
+//
+//   g++ -std=c++17 pay.cpp -lpqxx -lpq -o pay && ./pay KEY AMOUNT
+//
+// Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457).
+// Connects as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of
+// setup.sql.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iostream>
+#include <pqxx/pqxx>
+#include <random>
+#include <regex>
+#include <string>
+#include <thread>
+
+namespace {
+
+constexpr int attempts = 10;
+
+// Nothing is wrong with the request: the connection is lost, maybe during COMMIT; a race is lost;
+// the server is short of something or restarting; another try is at it; too many came at once.
+bool is_transient(const pqxx::failure& error) {
+    static const std::regex transient("(08|40|53|57P|ID001|ID009).*");
+    if (const auto* from_server = dynamic_cast<const pqxx::sql_error*>(&error))
+        if (std::regex_match(from_server->sqlstate(), transient)) return true;
+    return dynamic_cast<const pqxx::broken_connection*>(&error) != nullptr ||
+           dynamic_cast<const pqxx::in_doubt_error*>(&error) != nullptr ||
+           dynamic_cast<const pqxx::transaction_rollback*>(&error) != nullptr;
+}
+
+// Claim, effect and complete, in one transaction.
+std::string pay_once(pqxx::connection& connection, const std::string& key,
+                     const std::string& amount) {
+    pqxx::work transaction(connection);
+    const pqxx::row claim = transaction.exec_params1(
+        "SELECT claimed, token, response FROM idem.claim('payments', $1, "
+        "jsonb_build_object('amount', $2::numeric))",
+        key, amount);
+    std::string answer;
+    if (claim["claimed"].as<bool>()) {
+        const auto payment =
+            transaction
+                .exec_params1(
+                    "INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment)",
+                    amount)[0]
+                .as<std::string>();
+        answer = transaction
+                     .exec_params1("SELECT idem.complete($1, $2)", claim["token"].as<std::string>(),
+                                   payment)[0]
+                     .as<std::string>();
+    } else {
+        answer = claim["response"].as<std::string>();  // a retry: the first answer
+    }
+    transaction.commit();
+    return answer;
+}
+
+// Seconds: the hints of ID001 and ID009, which libpqxx puts into the message, say "after 1.5
+// seconds".
+double retry_after(const std::string& message) {
+    std::smatch found;
+    return std::regex_search(message, found, std::regex("after ([0-9.]+) seconds"))
+               ? std::stod(found[1])
+               : 0;
+}
+
+void pause(int attempt, double at_least) {
+    static std::mt19937 random{std::random_device{}()};
+    const double most = std::min(5.0, 0.05 * std::pow(2, attempt));
+    const double seconds = std::max(at_least, std::uniform_real_distribution<>(0, most)(random));
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+// Tries with the same key until there is an answer, or an error that will not pass.
+std::string pay(const std::string& key, const std::string& amount) {
+    for (int attempt = 1;; ++attempt) {
+        try {
+            pqxx::connection connection;
+            return pay_once(connection, key, amount);
+        } catch (const pqxx::failure& error) {
+            if (attempt == attempts || !is_transient(error)) throw;
+            pause(attempt, retry_after(error.what()));
+        }
+    }
+}
+
+std::string problem(const pqxx::sql_error& error) {
+    pqxx::connection connection;
+    pqxx::work transaction(connection);
+    return transaction
+        .exec_params1("SELECT idem.problem($1, $2)", error.sqlstate(), std::string(error.what()))[0]
+        .as<std::string>();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    if (argc != 3) return 2;
+    std::cout << pay(argv[1], argv[2]) << '\n';
+} catch (const pqxx::sql_error& error) {
+    std::cerr << problem(error) << '\n';
+    return 1;
+} catch (const pqxx::failure& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+}
