@@ -26,6 +26,7 @@ sub new
 		left     => $options{times} // 1,
 		log      => PostgreSQL::Test::Utils::tempdir . '/cuts',
 		peer     => {},
+		owner    => $$,
 	}, $class;
 	$self->{pid} = fork // die "fork: $!";
 	$self->serve unless $self->{pid};
@@ -44,10 +45,13 @@ sub cuts
 sub stop
 {
 	my ($self) = @_;
-	kill 'KILL', $self->{pid};
-	waitpid $self->{pid}, 0;
+	my $pid = delete $self->{pid} or return;
+	kill 'KILL', $pid;
+	waitpid $pid, 0;
 	return;
 }
+
+sub DESTROY { my ($self) = @_; local $?; $self->stop if $$ == $self->{owner}; return; }
 
 # What the child does ------------------------------------------------------------------------------
 
