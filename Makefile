@@ -1,15 +1,18 @@
 # idem: PGXS build. "make && make install" needs only PostgreSQL's development files, a C++20
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" bring what they need.
 
-# These three work on a fresh machine, where there is no pg_config to include PGXS from yet.
-ifneq (,$(filter demo check bench,$(MAKECMDGOALS)))
-.PHONY: demo check bench
+# These work on a fresh machine, where there is no pg_config to include PGXS from yet.
+ifneq (,$(filter demo check check-examples bench,$(MAKECMDGOALS)))
+.PHONY: demo check check-examples bench
 demo:
 	@tools/setup demo
 	@demo/run
 check:
 	@tools/setup check
 	@test/run
+check-examples:
+	@tools/setup examples
+	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl
 bench:
 	@tools/setup bench
 	@bench/run
