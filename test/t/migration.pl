@@ -18,13 +18,6 @@ CONF
 
 sub ask { my ($query) = @_; return $node->safe_psql('postgres', $query); }
 
-sub sqlstate
-{
-	my ($query) = @_;
-	my (undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY verbose\n$query");
-	return $stderr =~ /ERROR:  (\w{5}):/ ? $1 : '';
-}
-
 sub run_file
 {
 	my ($file) = @_;
@@ -76,18 +69,18 @@ is(ask('SELECT count(*) FROM payment'), $operations, 'and has no effect');
 my ($stdout) = $early->query(q{SELECT pay('early', '{"amount": 1}')});
 like($early->{stderr}, qr/began before idempotency keys were moved/, 'a snapshot from before the move is refused');
 $early->quit;
-is(sqlstate(q{SELECT pay_by_old_code('late')}), '40001', 'the old code is told to try again');
+is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the old code is told to try again');
 
 # Each kind of row.
-is(sqlstate(q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
+is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
 my $expires = ask(q{SELECT expires_at FROM idempotency_key WHERE key = 'finished'});
 is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'an old key is answered');
 is(ask(q{SELECT count(*) FROM idempotency_key WHERE key = 'finished'}), 0, 'and has moved');
 is(ask(qq{SELECT expires_at BETWEEN '$expires' AND timestamptz '$expires' + interval '10 minutes', status
 	FROM idem.lookup('payments', 'finished')}), 't|201', 'for the rest of its time, with its status');
 is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}', 'it is answered by idem, which knows its request by value');
-is(sqlstate(q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'and conflicts with another');
-is(sqlstate(q{SELECT pay('begun', '{"amount": 1}')}), 'ID001', 'an unfinished old operation is in progress');
+is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'and conflicts with another');
+is(sqlstate($node, q{SELECT pay('begun', '{"amount": 1}')}), 'ID001', 'an unfinished old operation is in progress');
 ask(q{UPDATE idempotency_key SET status = 201, response = '{"payment": -5}' WHERE key = 'begun'});
 is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}', 'until the old code finishes it');
 is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', 'an expired old key is free');
@@ -106,7 +99,7 @@ is(ask('SELECT migrate.move()'), 0, 'and then none');
 is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}), 2500,
 	'each has its answer');
 is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'in its tenant');
-is(sqlstate(q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'and binds no request');
+is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'and binds no request');
 
 # The end.
 ask(q{UPDATE idempotency_key SET expires_at = now()});
