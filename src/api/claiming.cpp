@@ -54,6 +54,17 @@ Look look(const ClaimCall& call, bool locked) {
     return {judge(call, found, now), found, now};
 }
 
+// As look(), for whoever looks time and again: what the last look read is freed first.
+Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
+    if (memory == nullptr)
+        memory = AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_SMALL_SIZES);
+    MemoryContextReset(memory);
+    const MemoryContext before = MemoryContextSwitchTo(memory);
+    const Look seen = look(call, locked);
+    MemoryContextSwitchTo(before);
+    return seen;
+}
+
 // The row of a leased claim: the effect may lie outside the database, so it must be there before.
 void write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
@@ -171,8 +182,8 @@ Claiming settle(const ClaimCall& call, TimestampTz& waiting_since) {
     const TimestampTz deadline = start + call.wait;
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
-    for (;;) {
-        const Look seen = look(call, locked);
+    MemoryContext memory = nullptr;
+    for (Look seen = look(call, locked);; seen = look_again(call, locked, memory)) {
         if (locked && grants(seen.verdict)) {
             const Claiming result = granted(call, seen);
             if (result.outcome != Outcome::claimed) lock.release();
