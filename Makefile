@@ -2,14 +2,19 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" bring what they need.
 
 # These work on a fresh machine, where there is no pg_config to include PGXS from yet.
-ifneq (,$(filter demo check check-examples bench,$(MAKECMDGOALS)))
-.PHONY: demo check check-examples bench
+ifneq (,$(filter demo check check-server check-all check-examples bench,$(MAKECMDGOALS)))
+.PHONY: demo check check-server check-all check-examples bench
 demo:
 	@tools/setup demo
 	@demo/run
 check:
 	@tools/setup check
 	@test/run
+check-server:
+	@tools/setup build
+	@test/run server
+check-all:
+	@test/run-all
 check-examples:
 	@tools/setup examples
 	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl

@@ -188,7 +188,10 @@ SELECT is(pg_get_serial_sequence('idem.scope', 'id'), 'idem.scope_id', 'scope id
 SELECT is_empty(
     $$SELECT pg_describe_object(classid, objid, 0) FROM owned
        WHERE obj_description(objid, (SELECT relname FROM pg_class WHERE oid = classid)) IS NULL
-         AND objid <> 'idem.scope_id'::regclass$$,
+         AND objid <> 'idem.scope_id'::regclass
+         -- row and array types come by themselves; 17 and later list them as the extension's
+         AND NOT EXISTS (SELECT FROM pg_depend AS d
+                          WHERE d.classid = owned.classid AND d.objid = owned.objid AND d.deptype = 'i')$$,
     'every function, view, type, table and the schema has a comment');
 
 SELECT results_eq(

@@ -116,8 +116,10 @@ GRANT CREATE ON SCHEMA idem TO idem_regress_member;
 SET ROLE idem_regress_member;
 SELECT idem.create_scope('members');
 SELECT idem.create_scope('members of owner', owner => 'idem_regress_owner');
+-- (the server's own words, which differ between versions)
+\set VERBOSITY sqlstate
 SELECT idem.create_scope('grabbed', owner => 'idem_regress_stranger');
-\echo :LAST_ERROR_SQLSTATE
+\set VERBOSITY default
 SELECT name, owner FROM idem.scopes ORDER BY name;
 RESET ROLE;
 REVOKE CREATE ON SCHEMA idem FROM idem_regress_member;
@@ -153,6 +155,8 @@ SELECT state, response FROM idem.lookup('plain', 'k');
 BEGIN;
 DROP EXTENSION idem;
 CREATE SCHEMA idem;
+\set VERBOSITY terse
 CREATE EXTENSION idem;
+\set VERBOSITY default
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;

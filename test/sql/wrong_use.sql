@@ -108,7 +108,9 @@ DROP FUNCTION claims;
 CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN RETURN (SELECT outcome FROM idem.try_claim('wrong', 'parallel')); END $$;
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_
+\set VERBOSITY terse
 SELECT mislabelled();
+\set VERBOSITY default
 \echo :LAST_ERROR_SQLSTATE
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'off', false) \gset ignored_
 DROP FUNCTION mislabelled;
