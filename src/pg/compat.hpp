@@ -23,7 +23,9 @@ inline Oid primary_key_of(Relation relation) {
 }
 
 inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot snapshot, int keys) {
-#if PG_VERSION_NUM >= 180000
+#if PG_VERSION_NUM >= 190000
+    return index_beginscan(heap, index, snapshot, nullptr, keys, 0, SO_NONE);
+#elif PG_VERSION_NUM >= 180000
     return index_beginscan(heap, index, snapshot, nullptr, keys, 0);
 #else
     return index_beginscan(heap, index, snapshot, keys, 0);
@@ -51,9 +53,12 @@ inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* 
     LockTupleMode mode;
 #if PG_VERSION_NUM >= 160000
     TU_UpdateIndexes update_indexes;
-    const TM_Result result =
-        table_tuple_update(relation, tid, slot, GetCurrentCommandId(true), InvalidSnapshot,
-                           InvalidSnapshot, wait, &failure, &mode, &update_indexes);
+    const TM_Result result = table_tuple_update(relation, tid, slot, GetCurrentCommandId(true),
+#if PG_VERSION_NUM >= 190000
+                                                0,
+#endif
+                                                InvalidSnapshot, InvalidSnapshot, wait, &failure,
+                                                &mode, &update_indexes);
     new_entries = update_indexes != TU_None;
 #else
     const TM_Result result =
@@ -64,7 +69,9 @@ inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* 
 }
 
 inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate) {
-#if PG_VERSION_NUM >= 160000
+#if PG_VERSION_NUM >= 190000
+    ExecInsertIndexTuples(target, estate, 0, slot, NIL, nullptr);
+#elif PG_VERSION_NUM >= 160000
     ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL, false);
 #else
     ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL);
@@ -76,7 +83,9 @@ inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, ES
 inline bool insert_arbitrated_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
                                       List* arbiters) {
     bool conflict = false;
-#if PG_VERSION_NUM >= 160000
+#if PG_VERSION_NUM >= 190000
+    ExecInsertIndexTuples(target, estate, EIIT_NO_DUPE_ERROR, slot, arbiters, &conflict);
+#elif PG_VERSION_NUM >= 160000
     ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters, false);
 #else
     ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters);

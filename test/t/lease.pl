@@ -15,6 +15,7 @@ max_connections = 40
 synchronous_commit = local
 checkpoint_timeout = 1h
 bgwriter_lru_maxpages = 0
+shared_buffers = 16MB
 wal_writer_delay = 10s
 CONF
 install_lapse($node);
@@ -150,7 +151,8 @@ $node->safe_psql('postgres', "SELECT idem.complete('$token')");
 # Durability: what a worker goes on to do outside rests on the row, whatever synchronous_commit says
 # ---------------------------------------------------------------------------------------------
 
-# Stopped, the WAL writer flushes nothing on the side: only a commit that is made to wait does.
+# Stopped, the WAL writer flushes nothing on the side: only a commit that is made to wait does. (Nor is
+# a dirty page evicted, with its WAL, from buffers that are large enough.)
 sub wal_writer
 {
 	return $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'");
