@@ -41,7 +41,7 @@ Names scopes_of(const TriggerData& data) {
 
 // What a row trigger returns is the row to be written; of a statement trigger nothing is expected.
 Datum go_on(const TriggerData& data) {
-    if (!TRIGGER_FIRED_FOR_ROW(data.tg_event)) return PointerGetDatum(nullptr);
+    if (!TRIGGER_FIRED_FOR_ROW(data.tg_event)) return Datum{0};
     const bool update = TRIGGER_FIRED_BY_UPDATE(data.tg_event);
     return PointerGetDatum(update ? data.tg_newtuple : data.tg_trigtuple);
 }

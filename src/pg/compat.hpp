@@ -42,6 +42,14 @@ inline std::uint32_t wait_event([[maybe_unused]] const char* name) {
 #endif
 }
 
+inline TableScanDesc begin_table_scan(Relation relation, Snapshot snapshot) {
+#if PG_VERSION_NUM >= 190000
+    return table_beginscan(relation, snapshot, 0, nullptr, SO_NONE);
+#else
+    return table_beginscan(relation, snapshot, 0, nullptr);
+#endif
+}
+
 enum class Waiting : bool { no, yes };
 
 // Replaces the row at tid; new_entries tells whether the indexes need entries for the new version
@@ -66,6 +74,20 @@ inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* 
                            InvalidSnapshot, wait, &failure, &mode, &new_entries);
 #endif
     return result;
+}
+
+// Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
+inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting) {
+    const bool wait = waiting == Waiting::yes;
+    const CommandId command = GetCurrentCommandId(true);
+    TM_FailureData failure;
+#if PG_VERSION_NUM >= 190000
+    return table_tuple_delete(relation, tid, command, 0, SnapshotSelf, InvalidSnapshot, wait,
+                              &failure);
+#else
+    return table_tuple_delete(relation, tid, command, SnapshotSelf, InvalidSnapshot, wait, &failure,
+                              false);
+#endif
 }
 
 inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate) {

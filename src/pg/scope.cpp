@@ -105,7 +105,7 @@ const Scope* read_into_cache(Match match) {
 // its SQL functions would ask for the caller's rights.
 std::int64_t last_id() {
     Relation sequence = open_table(Table::scope_id, AccessShareLock);
-    TableScanDesc scan = table_beginscan(sequence, SnapshotAny, 0, nullptr);
+    TableScanDesc scan = compat::begin_table_scan(sequence, SnapshotAny);
     TupleTableSlot* slot = table_slot_create(sequence, nullptr);
     std::int64_t last = 0;
     if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {

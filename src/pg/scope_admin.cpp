@@ -108,7 +108,7 @@ void update_scope(std::int32_t id, const ScopeRules& rules) {
 void delete_scope(std::int32_t id) {
     Relation relation = open_scopes();
     Existing scope = existing_scope(relation, id);
-    check_changed(delete_row(relation, &scope.tid, compat::Waiting::yes));
+    check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
     announce_change(relation);
 }
 

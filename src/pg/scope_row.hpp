@@ -51,7 +51,7 @@ template <class Match, class Use>
 bool scan_for(Match match, Use use) {
     Relation relation = open_table(Table::scope, AccessShareLock);
     Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-    TableScanDesc scan = table_beginscan(relation, snapshot, 0, nullptr);
+    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
     TupleTableSlot* slot = table_slot_create(relation, nullptr);
     bool found = false;
     while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot)) {

@@ -33,7 +33,7 @@ template <class Visit>
 void scan_secrets(Visit visit) {
     Relation relation = open_table(Table::secret, AccessShareLock);
     Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-    TableScanDesc scan = table_beginscan(relation, snapshot, 0, nullptr);
+    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
     TupleTableSlot* slot = table_slot_create(relation, nullptr);
     while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
         bool null;

@@ -259,7 +259,7 @@ void write_record(const Records& records, const KeyName& name, const Record& rec
 
 bool delete_record(const Records& records, const Found& found) {
     ItemPointerData tid = found.tid;
-    const TM_Result result = delete_row(records.table(), &tid, compat::Waiting::yes);
+    const TM_Result result = compat::delete_row(records.table(), &tid, compat::Waiting::yes);
     if (result != TM_Ok && result != TM_Deleted)
         report::serialization_failure("The key's record was changed concurrently.");
     CommandCounterIncrement();

@@ -26,7 +26,7 @@ struct KnownScope {
 };
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
-    if (delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
+    if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
         return;  // somebody is at it; the next round will see
     count(record_scope(slot), Counter::purged);
     ++sweep.result.deleted;
@@ -78,7 +78,7 @@ struct Hand {
 
 Hand take_hand() {
     Hand hand{open_table(Table::sweep, RowExclusiveLock), 0, {}};
-    TableScanDesc scan = table_beginscan(hand.table, SnapshotSelf, 0, nullptr);
+    TableScanDesc scan = compat::begin_table_scan(hand.table, SnapshotSelf);
     TupleTableSlot* slot = table_slot_create(hand.table, nullptr);
     if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
         bool null;

@@ -113,12 +113,6 @@ bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicate
     return add_index_entries(relation, slot, tolerate_duplicates);
 }
 
-TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting) {
-    TM_FailureData failure;
-    return table_tuple_delete(relation, tid, GetCurrentCommandId(true), SnapshotSelf,
-                              InvalidSnapshot, waiting == compat::Waiting::yes, &failure, false);
-}
-
 TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size) {
     TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
     heap_setscanlimits(scan, first, size);

@@ -38,9 +38,6 @@ bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicate
 // Adds index entries for a tuple that is already in the heap; the result as for insert_row().
 bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
 
-// Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
-TM_Result delete_row(Relation relation, ItemPointer tid, compat::Waiting waiting);
-
 // A scan of so many blocks, of the newest committed rows: without predicate locks, and of a large
 // table through a ring of buffers that leaves the others alone.
 TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size);

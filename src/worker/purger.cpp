@@ -57,7 +57,7 @@ List* existing_scopes() {
     Relation relation = pg::open_table(pg::Table::scope, AccessShareLock);
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
-    TableScanDesc scan = table_beginscan(relation, &dirty, 0, nullptr);
+    TableScanDesc scan = pg::compat::begin_table_scan(relation, &dirty);
     TupleTableSlot* slot = table_slot_create(relation, nullptr);
     List* ids = NIL;
     while (table_scan_getnextslot(scan, ForwardScanDirection, slot))

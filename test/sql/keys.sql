@@ -19,8 +19,9 @@ SELECT count(DISTINCT idem.derive_key(VARIADIC parts)), count(*)
   FROM (VALUES ('{a,bc}'::text[]), ('{ab,c}'), ('{abc}'), ('{abc,""}'), ('{"",abc}'), ('{""}'), ('{"",""}'), ('{"a,bc"}'), ('{bc,a}')) x(parts);
 SELECT idem.derive_key('a', 'bc') = idem.derive_key(VARIADIC '[7:8]={a,bc}') AS bounds_do_not_count;
 SELECT length(idem.derive_key(repeat('x', 1000000), 'y'));
+\set VERBOSITY sqlstate
 SELECT idem.derive_key();
-\echo :LAST_ERROR_SQLSTATE
+\set VERBOSITY default
 SELECT idem.derive_key(VARIADIC '{}');
 SELECT idem.derive_key(VARIADIC '{{a,b},{c,d}}');
 SELECT idem.derive_key('a', NULL);
