@@ -12,12 +12,12 @@ use Test::More;
 our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for crash kill_postmaster
   restart_killed effects locks log_is_clean);
 
-# A running node whose settings do not depend on the machine's speed.
+# A running node whose settings do not depend on the machine: not on its speed, nor on its locale.
 sub idem_node
 {
 	my ($name, %options) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
-	$node->init(%{ $options{init} // {} });
+	$node->init(extra => [ '-E', 'UTF8', '--locale=C' ], %{ $options{init} // {} });
 	$node->append_conf('postgresql.conf', <<"CONF");
 max_prepared_transactions = 10
 restart_after_crash = on

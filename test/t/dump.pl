@@ -7,8 +7,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $from = idem_node('from', conf => '', init => { extra => [ '-E', 'UTF8', '--locale=C' ] });
-my $to = idem_node('to', conf => '', bare => 1, init => { extra => [ '-E', 'UTF8', '--locale=C' ] });
+my $from = idem_node('from', conf => '');
+my $to = idem_node('to', conf => '', bare => 1);
 
 $from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
 $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß"}')});
