@@ -322,11 +322,15 @@ AS 'MODULE_PATHNAME', 'idem_drop_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.drop_scope(text) IS
 'Drops a scope. All its records count as expired when this transaction commits, and the purger deletes them; a scope of the same name starts anew. Needs the privileges of the scope''s owner and CREATE on schema idem. Raises ID008 unknown_scope, 42501.';
 
+-- A view of others' rows must not tell of them even how the server went about a query: a barrier lets
+-- comparisons of text and the like through to the tables, and EXPLAIN ANALYZE counts what they found
+-- there. OFFSET 0 keeps every condition out of a view; so each of them ends with it.
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
            reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
       FROM idem.scope
-     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE');
+     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
+    OFFSET 0;
 COMMENT ON VIEW idem.scopes IS 'the scopes whose owner''s privileges the current role has';
 GRANT SELECT ON idem.scopes TO PUBLIC;
 
@@ -346,7 +350,8 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
      WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
        AND r.expires > pg_catalog.statement_timestamp()
        AND idem.key_weakness(r.key) IS NOT NULL
-     GROUP BY s.name, r.tenant, idem.key_weakness(r.key);
+     GROUP BY s.name, r.tenant, idem.key_weakness(r.key)
+    OFFSET 0;
 COMMENT ON VIEW idem.weak_keys IS 'how many weak keys the unexpired records have, of the scopes whose owner''s privileges the current role has; reads all records';
 GRANT SELECT ON idem.weak_keys TO PUBLIC;
 
@@ -389,7 +394,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
            + coalesce(pg_catalog.pg_column_size(r.body), 0) + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes
       FROM idem.record r JOIN idem.scope s ON s.id = r.scope
      WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
-       AND r.expires > pg_catalog.statement_timestamp();
+       AND r.expires > pg_catalog.statement_timestamp()
+    OFFSET 0;
 COMMENT ON VIEW idem.records IS 'the unexpired records, without their answers, of the scopes whose owner''s privileges the current role has; states as idem.lookup() says them; answer_bytes is what the stored answer takes, compressed';
 GRANT SELECT ON idem.records TO PUBLIC;
 
@@ -400,8 +406,7 @@ AS 'MODULE_PATHNAME', 'idem_open_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.open_claims() IS
 'The newest open atomic claim of each transaction that has one, of the scopes that the current role may use; the view idem.in_flight shows them. No rows unless idem is preloaded.';
 
--- A claim that was released is nobody's, though its row waits for the next attempt. The UNION is in
--- a subquery, because as the view's own query it would be pulled up, barrier or not.
+-- A claim that was released is nobody's, though its row waits for the next attempt.
 CREATE VIEW idem.in_flight WITH (security_barrier) AS
     SELECT c.scope, c.tenant, c.key, c.attempt, c.since, pg_catalog.clock_timestamp() - c.since AS age,
            c.lease_end, c.lapsed, c.recovery_point, c.pid
@@ -412,7 +417,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
                AND r.state = 'p' AND r.nonce IS NOT NULL AND r.expires > pg_catalog.statement_timestamp()
                AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)
             UNION ALL
-            SELECT scope, tenant, key, attempt, since, NULL, false, NULL, pid FROM idem.open_claims()) AS c;
+            SELECT scope, tenant, key, attempt, since, NULL, false, NULL, pid FROM idem.open_claims()) AS c
+    OFFSET 0;
 COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (lapsed: the lease is over, and nobody has taken over) and, if idem is preloaded, the newest atomic claim of each transaction, with its process id; reads all records';
 GRANT SELECT ON idem.in_flight TO PUBLIC;
 

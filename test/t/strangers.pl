@@ -1,0 +1,385 @@
+# Nobody else's keys. A role that may not use a scope asks for what is in it in thousands of ways, of
+# every function and every view: for keys and tokens that are there and, in the same words, for some
+# that are not. It must hear the same both times, and never a byte of what the others keep secret.
+#
+# What the extension contains is read from the catalogs; an argument or a view that this test does
+# not know fails it. IDEM_SEED repeats a run, IDEM_PROBES sets how many pairs are asked.
+use strict;
+use warnings;
+use utf8;
+
+use Encode;
+use IdemTest;
+use IPC::Run qw(run);
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $seed = $ENV{IDEM_SEED} // int(rand(2**31));
+my $probes = $ENV{IDEM_PROBES} // 3000;
+srand($seed);
+note "IDEM_SEED=$seed";
+
+my $node = idem_node('strangers', bare => 1, conf => <<'CONF');
+shared_preload_libraries = 'idem'
+fsync = off
+log_statement = none
+log_min_error_statement = panic
+log_min_messages = debug1
+log_line_prefix = '%u|'
+CONF
+
+# What the owner keeps. Every secret bears the mark, so that no test has to know where to look; a
+# stranger who has heard of a key asks for it by its name, and his own words are no leak.
+my $mark = 'swordfish';
+my @there = ("$mark-done", "$mark-failed", "$mark-leased", "$mark-lapsed", "$mark-expired", "$mark-open",
+	"$mark-executed", "$mark-message", "$mark-ключ-𝄞", substr($mark . join('', 'a' .. 'z', 0 .. 9) x 7, 0, 255), '7' . $mark);
+my $setup = <<"SQL";
+CREATE EXTENSION idem;
+CREATE ROLE owner LOGIN;
+CREATE ROLE stranger LOGIN;
+GRANT CREATE ON SCHEMA idem TO stranger;
+SELECT idem.create_scope('vault', owner => 'owner', wait => '0', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}');
+SELECT idem.create_scope('strict', owner => 'owner', wait => '0', request_required => true, tenant_required => true, weak_keys => 'reject',
+                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000);
+SELECT idem.create_scope('theirs', owner => 'stranger', wait => '0');
+CREATE FUNCTION work(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1';
+CREATE FUNCTION fails(jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ BEGIN RAISE '%', \$1; END \$\$;
+GRANT CREATE ON SCHEMA public TO stranger;
+SQL
+$node->safe_psql('postgres', $setup);
+my $answer = qq(response => '{"$mark": {"secret": "$mark", "told": "$mark response"}}', status => 201, headers => '{"$mark": "$mark"}', body => '$mark');
+for my $place ([ 'vault', q{''} ], [ 'vault', "'$mark-tenant'" ], [ 'strict', "'$mark-tenant'" ])
+{
+	my ($scope, $tenant) = @$place;
+	my $claim = sub { my ($key, $more) = @_; qq(idem.claim('$scope', '$key', '{"$mark": "request"}', tenant => $tenant$more)) };
+	my $keys = join ', ', map { "'$_'" } @there[ 8 .. 10 ];
+	my ($status, undef, $stderr) = $node->psql('postgres', encode('UTF-8', <<"SQL"), on_error_stop => 1);
+SET ROLE owner;
+SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[0], '') ]};
+SELECT idem.fail(token, '{"message": "$mark", "detail": "$mark", "hint": "$mark"}') FROM @{[ $claim->($there[1], '') ]};
+SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $claim->($there[2], q(, lease => '1 hour')) ]};
+SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $claim->($there[3], q(, lease => '1 millisecond')) ]};
+SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[4], q(, ttl => '1 millisecond')) ]};
+SELECT idem.execute('$scope', '$there[6]', 'fails(jsonb)', '{"$mark": 1}', tenant => $tenant);
+SELECT idem.once('$scope', '$there[7]', '{"$mark": 1}', tenant => $tenant);
+SELECT idem.complete(token, $answer) FROM unnest(ARRAY[$keys]) AS key, idem.claim('$scope', key, '{}', tenant => $tenant);
+SQL
+	is($status, 0, "the owner has filled $scope for tenant $tenant") or diag $stderr;
+}
+
+# Tokens: of leases that run and that are over, and of an atomic claim that a session holds open.
+my @tokens = map { $node->safe_psql('postgres', "SELECT token FROM idem.claim('vault', '$mark-leased-$_', tenant => '$mark-tenant', lease => '$_')") }
+  ('1 hour', '1 millisecond');
+$node->safe_psql('postgres', "SELECT idem.complete('$tokens[1]', '\"$mark\"')");
+push @tokens, $node->safe_psql('postgres', "SELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant', lease => '1 hour')");
+my $holder = $node->background_psql('postgres', extra_params => [ '-U', 'owner' ]);
+$holder->query_safe('BEGIN');
+push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
+$holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
+
+# A database where the stranger owns everything: what is in memory is kept apart.
+$node->safe_psql('postgres', 'CREATE DATABASE mine');
+$node->safe_psql('mine', <<'SQL');
+CREATE EXTENSION idem;
+SELECT idem.create_scope('mine' || i, owner => 'stranger') FROM generate_series(1, 5) i;
+SQL
+
+# The probes ---------------------------------------------------------------------------------------
+
+my @base64 = ('A' .. 'Z', 'a' .. 'z', 0 .. 9, '-', '_');
+
+sub pick { return $_[ int(rand(@_)) ] }
+
+# In the same form, but of nothing that is there. The first two characters of a token say its kind.
+sub unheard_of { my ($text) = @_; return $text =~ s/$mark/swordfisk/r }
+sub made_up_token { my ($token) = @_; return substr($token, 0, 2) . join '', (map { pick(@base64) } 1 .. 36), 'A' }
+
+# A token of the owner's as the stranger may have it: whole, or damaged here or there.
+sub known_token
+{
+	my $token = pick(@tokens);
+	my $how = int(rand(4));
+	substr($token, 30, 4) = join '', map { pick(@base64) } 1 .. 4 if $how == 1;    # random bits
+	substr($token, 24, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 2;    # attempt
+	substr($token, 10, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 3;    # digest
+	return $token;
+}
+
+sub quoted { my ($text) = @_; $text =~ s/'/''/g; return "'$text'" }
+sub maybe { my ($value) = @_; return rand() < 0.2 ? 'NULL' : $value }
+
+my @texts = ('', 'x', 'a-b', '4711', '%', 'vault', 'ünïcödé', '2026-03-04', 'x' x 300);
+my @requests = (q('{}'), q('{"amount": 1}'), q('{"swordfisk": "request"}'), q('[1, 2, null]'), q('"x"'), 'NULL');
+my @intervals = (q('1 second'), q('1 millisecond'), q('1 hour'), q('1 year'), 'NULL', 'NULL', 'NULL', 'NULL', q('-1 second'), q('0'));
+my %by_type = (
+	jsonb => sub { pick(@requests) },
+	interval => sub { pick(@intervals) },
+	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
+	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
+	boolean => sub { pick('true', 'false', 'NULL') },
+	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
+	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
+	regrole => sub { pick(q('owner'), q('stranger'), 'NULL') },
+	regprocedure => sub { pick(q('work(jsonb)'), q('fails(jsonb)'), '0', 'NULL') },
+	'text[]' => sub { maybe("ARRAY[" . join(', ', map { quoted(pick(@texts)) } 0 .. int(rand(3))) . "]::text[]") },);
+
+# Text arguments, by name: [ for what is there, for what is not ]. What both have in common is the same.
+my $same = sub { my $value = shift; return [ $value, $value ] };
+my $pair_of = sub { my ($there) = @_; return [ $there, unheard_of($there) ] };
+my %by_name = (
+	scope => sub { $same->(pick('vault', 'vault', 'vault', 'strict', 'strict', 'theirs', 'nowhere')) },
+	key => sub { $pair_of->(pick(@there)) },
+	keys => sub { my @keys = map { pick(@there) } 0 .. int(rand(4)); [ \@keys, [ map { unheard_of($_) } @keys ] ] },
+	tenant => sub { my $t = "$mark-tenant"; rand() < 0.3 ? undef : pick($pair_of->($t), $same->($t), $same->('')) },
+	token => sub { my $token = known_token(); [ $token, made_up_token($token) ] },
+	name => sub { $same->(pick('vault', 'strict', 'theirs', 'nowhere', 'step')) },
+	step => sub { $same->(pick(@texts)) },
+	source => sub { $pair_of->(pick(@there)) },
+	sqlstate => sub { $same->(pick('ID001', '42501', 'x')) },
+	detail => sub { $same->(pick(@texts)) },
+	parts => sub { $pair_of->(pick(@there)) },
+	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) },);
+
+my %function;
+for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))
+SELECT p.oid, proname, i, coalesce(proargnames[i], ''), format_type(proargtypes[i - 1], NULL), i > pronargs - pronargdefaults, provariadic <> 0, prorettype = 'trigger'::regtype
+  FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
+ WHERE EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_proc'::regclass AND objid = p.oid AND deptype = 'e'
+                  AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem'))
+ ORDER BY proname, p.oid, i
+SQL
+{
+	my ($oid, $name, $i, $argument, $type, $optional, $variadic) = split /\|/, $line;
+	$function{$oid}{name} = $name;
+	next if $i eq '';
+	push @{ $function{$oid}{arguments} }, { name => $argument, type => $type, optional => $optional eq 't', variadic => $variadic eq 't' };
+}
+for my $f (values %function)
+{
+	for my $argument (@{ $f->{arguments} })
+	{
+		ok($by_name{ $argument->{name} } || $by_type{ $argument->{type} },
+			"the test knows what to ask for as $argument->{name} $argument->{type} of $f->{name}");
+	}
+}
+
+# One call in two versions, and what the stranger said in each.
+sub call
+{
+	my ($f) = @_;
+	my (@values, @said);
+	for my $argument (@{ $f->{arguments} // [] })
+	{
+		next if $argument->{optional} && rand() < 0.5;
+		my $name = $argument->{name};
+		my $make = $by_name{$name};
+		my $pair = $make && $argument->{type} =~ /^text/ ? $make->() : undef;
+		for my $version (0, 1)
+		{
+			my $value;
+			if (!$make || $argument->{type} !~ /^text/) { $value = $version ? $values[0][-1] : $by_type{ $argument->{type} }->(); $value =~ s/^.* => // if $version }
+			elsif (!$pair) { $value = 'NULL' }
+			else
+			{
+				my @texts = ref $pair->[$version] ? @{ $pair->[$version] } : ($pair->[$version]);
+				push @{ $said[$version] }, @texts;
+				my $list = join ', ', map { quoted($_) } @texts;
+				$value = $argument->{type} eq 'text[]' ? "ARRAY[$list]::text[]" : $list;
+			}
+			push @{ $values[$version] }, ($argument->{variadic} ? 'VARIADIC ' : '') . "$name => $value";
+		}
+	}
+	my @calls = map { "SELECT * FROM idem.$f->{name}(" . join(', ', @{ $values[$_] // [] }) . ')' } 0, 1;
+	return (\@calls, \@said);
+}
+
+# The ways in which a statement may be put.
+my @wraps = (
+	sub { "BEGIN;\n$_[0];\nROLLBACK;" },
+	sub { "BEGIN ISOLATION LEVEL SERIALIZABLE;\n$_[0];\nROLLBACK;" },
+	sub { "BEGIN READ ONLY;\n$_[0];\nROLLBACK;" },
+	sub { "BEGIN;\nSAVEPOINT s;\n$_[0];\nROLLBACK TO s;\nSELECT 'on';\nROLLBACK;" },
+	sub { "BEGIN;\nPREPARE p AS $_[0];\nEXECUTE p;\nEXECUTE p;\nROLLBACK;\nDEALLOCATE ALL;" },
+	sub { "BEGIN;\nDECLARE c CURSOR FOR $_[0];\nFETCH ALL FROM c;\nROLLBACK;" },
+	sub { "BEGIN;\nEXPLAIN (ANALYZE, VERBOSE, TIMING OFF, SUMMARY OFF) EXECUTE_ME;\nROLLBACK;" =~ s/EXECUTE_ME/$_[0]/r },
+	sub { <<"SQL" });
+BEGIN;
+DO \$do\$
+DECLARE a text; b text; c text; d text; r record;
+BEGIN
+  FOR r IN $_[0] LOOP RAISE NOTICE '%', r; END LOOP;
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS a = MESSAGE_TEXT, b = PG_EXCEPTION_DETAIL, c = PG_EXCEPTION_HINT, d = PG_EXCEPTION_CONTEXT;
+  RAISE NOTICE '% % % % %', SQLSTATE, a, b, c, d;
+END \$do\$;
+ROLLBACK;
+SQL
+
+# Views: everything, by each column, with functions that tell what they are shown, and how the server
+# went about it.
+my @queries;
+for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')}))
+{
+	push @queries, [ "SELECT * FROM $view WHERE true", "SELECT * FROM $view WHERE true", [] ];
+	push @queries, [ ("SELECT * FROM $view v WHERE peek(v::text)") x 2, [] ];
+	push @queries, [ ("SELECT count(*) FROM $view v") x 2, [] ];
+	for my $column (split /\n/, $node->safe_psql('postgres', "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = '$view'::regclass AND attnum > 0 AND NOT attisdropped"))
+	{
+		push @queries, [ ("SELECT * FROM $view WHERE peek($column)") x 2, [] ];
+		push @queries, [ ("SELECT $column FROM $view ORDER BY $column LIMIT 3") x 2, [] ];
+		for my $what (@there[ 0 .. 5 ], "$mark-tenant", "$mark point")
+		{
+			my @texts = @{ $pair_of->($what) };
+			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text = " . quoted($_) } @texts), [ map { [$_] } @texts ] ];
+			push @queries, [ (map { "SELECT * FROM $view WHERE $column = " . quoted($_) } @texts), [ map { [$_] } @texts ] ];
+			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text LIKE " . quoted("$_%") } @texts), [ map { [$_] } @texts ] ];
+		}
+	}
+}
+my $relations = $node->safe_psql('postgres', q{SELECT string_agg(oid::regclass::text, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i')});
+push @queries, [ ("SELECT * FROM $_") x 2, [] ] for split ' ', $relations;
+
+my @asked;    # [ [ script, script ], [ own words, own words ] ]
+for my $query (@queries)
+{
+	my ($there, $not_there, $said) = @$query;
+	for my $wrap (@wraps[ 0, 6, 7 ])
+	{
+		push @asked, [ [ map { $wrap->($_) } $there, $not_there ], $said ];
+	}
+}
+my @functions = map { $function{$_} } sort { $a <=> $b } keys %function;
+for my $n (1 .. $probes)
+{
+	my $f = $functions[ $n % @functions ];
+	my ($calls, $said) = call($f);
+	my $wrap = pick(@wraps);
+	push @asked, [ [ map { $wrap->($_) } @$calls ], $said ];
+}
+
+# The planner's estimates come from the owner's rows: some tenants and keys are common, and it knows.
+$node->safe_psql('postgres', <<"SQL");
+SET ROLE owner;
+SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT '$mark ' || i FROM generate_series(1, 500) i), tenant => '$mark-tenant');
+RESET ROLE;
+ANALYZE;
+SQL
+
+# Asked in one session, interleaved. psql's marks part the answers, on both streams.
+sub ask
+{
+	my ($database, @scripts) = @_;
+	my $file = PostgreSQL::Test::Utils::tempdir . '/probes.sql';
+	open my $out, '>:encoding(UTF-8)', $file or die $!;
+	print $out <<'SQL';
+\set VERBOSITY verbose
+\set SHOW_CONTEXT always
+\pset format unaligned
+\pset tuples_only on
+\pset null (null)
+CREATE FUNCTION pg_temp.peek(anyelement) RETURNS boolean COST 0.00001 LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'peeked: %', $1; RETURN true; END $$;
+CREATE FUNCTION public.peek(anyelement) RETURNS boolean COST 0.00001 LANGUAGE sql AS 'SELECT pg_temp.peek($1)';
+SQL
+	print $out "\\echo <<<$_>>>\n\\warn <<<$_>>>\n$scripts[$_]\n" for 0 .. $#scripts;
+	print $out "\\echo <<<end>>>\n\\warn <<<end>>>\nDROP FUNCTION public.peek;\n";
+	close $out;
+	my ($stdout, $stderr);
+	run [ 'psql', '-X', '-U', 'stranger', '-d', $node->connstr($database), '-f', $file ], '>', \$stdout, '2>', \$stderr;
+	my @answers;
+	for my $stream (decode('UTF-8', $stdout), decode('UTF-8', $stderr))
+	{
+		$stream =~ s/^psql:[^\n]*?:\d+: //mg;
+		my %part = $stream =~ /<<<(\d+)>>>\n(.*?)(?=<<<(?:\d+|end)>>>)/gs;
+		$answers[$_] .= join "\n", sort split /\n/, $part{$_} // die "no answer to $scripts[$_]" for 0 .. $#scripts;
+	}
+	return @answers;
+}
+
+# Less the stranger's own words, and what is new each time.
+sub without
+{
+	my ($answer, $words) = @_;
+	$answer =~ s/^(?:LINE \d+:|QUERY: |\s*\^\s*$).*$//mg;    # psql shows the statement again
+	for my $word (sort { length $b <=> length $a } grep { length } @{ $words // [] })
+	{
+		$answer =~ s/\Q$word\E/«said»/g;
+	}
+	return $answer;
+}
+
+sub plain
+{
+	my ($answer) = @_;
+	$answer =~ s/\bA[Q-Za-v][\w-]{37}(?![\w-])/«token»/g;
+	$answer =~ s/\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+\d\d/«time»/g;
+	$answer =~ s/\b[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b/«uuid»/g;
+	$answer =~ s/\b[0-9a-f]{64}\b/«hash»/g;
+	return join "\n", sort split /\n/, $answer;
+}
+
+# The mark, as text or bytes; and what bears none: tokens, the digests of keys, the secrets.
+my %unmarked = map { $_ => 1 } @tokens, split /\n/, $node->safe_psql('postgres', <<'SQL');
+SELECT digest::text FROM idem.record UNION ALL SELECT replace(digest::text, '-', '') FROM idem.record
+UNION ALL SELECT encode(secret, 'hex') FROM idem.secret
+SQL
+my $hex = unpack 'H*', $mark;
+
+sub leak
+{
+	my ($answer) = @_;
+	return $1 if $answer =~ /(.{0,60}(?:$mark|$hex).{0,60})/i;
+	return (grep { $unmarked{$_} } $answer =~ /([\w-]{32,})/g)[0];
+}
+
+my @answers = ask('postgres', map { @{ $_->[0] } } @asked);
+my (@leaks, @tells, %heard);
+for my $i (0 .. $#asked)
+{
+	my ($scripts, $said) = @{ $asked[$i] };
+	my @heard = map { without($answers[ 2 * $i + $_ ], $said->[$_]) } 0, 1;
+	for my $version (0, 1)
+	{
+		push @leaks, "$scripts->[$version]\n$heard[$version]" if defined leak($heard[$version]);
+	}
+	push @tells, "$scripts->[0]\n$heard[0]\n---\n$scripts->[1]\n$heard[1]" if plain($heard[0]) ne plain($heard[1]);
+	$heard{$1}++ while $heard[0] =~ /(?:ERROR|NOTICE):  (\w{5})\b/g;
+}
+note 2 * @asked . ' probes: ' . join ', ', map { "$_ $heard{$_}" } sort keys %heard;
+is(scalar(@leaks), 0, 'no secret of the owner in ' . 2 * @asked . ' answers') or diag encode('UTF-8', join "\n\n", @leaks[ 0 .. ($#leaks < 4 ? $#leaks : 4) ]);
+is(scalar(@tells), 0, 'what is there and what is not sound the same') or diag encode('UTF-8', join "\n\n", @tells[ 0 .. ($#tells < 4 ? $#tells : 4) ]);
+cmp_ok($heard{$_} // 0, '>', 20, "many were refused with $_") for qw(42501 ID004 ID005);
+
+# The same in the stranger's own database, where he owns the scopes of those ids.
+my @mine = ask('mine', map { $_->[0] } @queries);
+is(scalar(grep { defined leak(without($mine[$_], $queries[$_][2][0])) } 0 .. $#mine), 0, 'nor in another database');
+
+# What the server shows to everybody.
+my @views = map { [ "SELECT * FROM $_", "SELECT * FROM $_" ] } qw(pg_locks pg_stat_activity pg_stats pg_stat_all_tables pg_stat_all_indexes
+  pg_statio_all_tables pg_stat_user_functions pg_prepared_xacts pg_prepared_statements pg_cursors pg_stat_progress_analyze pg_stat_progress_vacuum
+  pg_shmem_allocations pg_settings pg_stat_database pg_description pg_views pg_get_backend_memory_contexts() pg_largeobject_metadata);
+my @public = ask('postgres', map { "$_->[0];" } @views);
+for my $i (0 .. $#views)
+{
+	is(leak($public[$i]), undef, "nothing in $views[$i][0]");
+}
+
+# The stranger's own right to use a scope of the same keys is not touched by any of that.
+my (undef, $own) = $node->psql('postgres', "SELECT state FROM idem.lookup('theirs', '$mark-done')", extra_params => [ '-U', 'stranger' ]);
+is($own, 'absent', "the owner's keys are free in the stranger's scope");
+
+$holder->query_safe('ROLLBACK');
+$holder->quit;
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no lock is left');
+$node->stop;
+
+# The log, as far as the stranger's statements made it: his words are in his errors, the owner's are not.
+# (The message of a key's own refusal echoes it; what is never echoed is what is stored under it.)
+my @lines = grep { /^stranger\|/ } split /\n/, decode('UTF-8', slurp_file($node->logfile));
+cmp_ok(scalar(@lines), '>', 100, 'the log tells of the stranger');
+my %word = map { $_ => 1 } grep { defined && length } map { @$_ } map { @{ $_->[1] } } @asked;
+my $own_words = join '|', map { quotemeta } sort { length $b <=> length $a } keys %word;
+my @bad = grep { defined leak(s/$own_words/«said»/gr) } @lines;
+is(scalar(@bad), 0, 'and nothing of the owner') or diag encode('UTF-8', join "\n", @bad[ 0 .. ($#bad < 9 ? $#bad : 9) ]);
+log_is_clean($node);
+done_testing();
