@@ -614,8 +614,8 @@ long_held_lock AS (
     SELECT DISTINCT ON (pid, gid) pid, gid, since FROM held
      WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') ORDER BY pid, gid, since),
 relation AS (
-    SELECT c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
-     WHERE r.oid = 'idem.record'::regclass),
+    SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
+     WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)),
 finding (check_name, status, scope, detail, hint) AS (
     SELECT f.check_name, f.status, f.scope, f.detail, f.hint FROM idem.findings(long_held) f
     UNION ALL
@@ -647,7 +647,7 @@ finding (check_name, status, scope, detail, hint) AS (
       FROM pg_settings s WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
     UNION ALL
     SELECT 'autovacuum', 'fail', NULL, format('Autovacuum is switched off for %s.', r.oid::regclass),
-           'ALTER TABLE idem.record RESET (autovacuum_enabled, toast.autovacuum_enabled)'
+           format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', r.owned_by)
       FROM relation r, pg_options_to_table(r.reloptions) o
      WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean
     UNION ALL
@@ -660,14 +660,15 @@ finding (check_name, status, scope, detail, hint) AS (
            format('The oldest row of idem.record that is not frozen is %s transactions old.', s.frozen_age), 'VACUUM (FREEZE) idem.record'
       FROM storage s WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
     UNION ALL
-    SELECT 'indexes', 'fail', NULL, 'idem.record has no primary key: no claim can work.',
-           'ALTER TABLE idem.record ADD PRIMARY KEY (digest)'
-     WHERE NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = 'idem.record'::regclass AND i.indisprimary)
+    SELECT 'indexes', 'fail', NULL, format('%s has no primary key: no claim can work.', r.oid::regclass),
+           format('ALTER TABLE %s ADD PRIMARY KEY (digest)', r.oid::regclass)
+      FROM relation r WHERE r.oid = r.owned_by AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.oid AND i.indisprimary)
     UNION ALL
     SELECT 'indexes', CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END, NULL, format('Index %s is invalid.', i.indexrelid::regclass),
            CASE WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
                 ELSE format('Unless it is being built just now: DROP INDEX %s', i.indexrelid::regclass) END
-      FROM pg_index i WHERE i.indrelid = 'idem.record'::regclass AND NOT (i.indisvalid AND i.indisready)
+      FROM pg_index i, relation r
+     WHERE i.indrelid = r.oid AND r.oid = r.owned_by AND NOT (i.indisvalid AND i.indisready)
     UNION ALL
     SELECT 'secrets', 'fail', NULL, 'There are scopes, but not the secrets that keys are locked and requests compared with: no claim can work.',
            'Restore the rows of idem.secret from the dump that the records came from.'
@@ -688,7 +689,7 @@ fine (n, check_name, detail) AS (
            (8, 'weak keys', 'No key is easily used twice.'),
            (9, 'autovacuum', 'Autovacuum is on.'),
            (11, 'wraparound', 'Old rows are frozen in time.'),
-           (12, 'indexes', 'The primary key is in place.'),
+           (12, 'indexes', 'The primary keys are in place.'),
            (13, 'secrets', 'The secrets are in place.'),
            (14, 'owners', 'Every scope has an owner.'),
            (15, 'limits', 'Every limit is kept.'),

@@ -11,6 +11,7 @@ CREATE ROLE matrix_stranger;                                -- has scopes of its
 CREATE ROLE matrix_public;                                  -- has nothing but what PUBLIC has
 CREATE ROLE matrix_reader IN ROLE pg_read_all_data;
 CREATE ROLE matrix_writer IN ROLE pg_write_all_data;
+CREATE ROLE matrix_watcher IN ROLE pg_monitor;                -- sees figures, no keys
 CREATE ROLE matrix_super SUPERUSER;
 GRANT CREATE ON SCHEMA idem TO matrix_admin, matrix_stranger;
 
@@ -24,23 +25,27 @@ CREATE FUNCTION pg_temp.work(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELEC
 -- What each kind of role gets ---------------------------------------------------------------------
 
 CREATE TEMP TABLE rule (rule text PRIMARY KEY, admin text, owner text, member text, dormant text,
-                        stranger text, public text, reader text, super text);
+                        stranger text, public text, reader text, watcher text, super text);
 INSERT INTO rule VALUES
-    --                admin    owner    member   dormant  stranger public   reader   super
-    ('everybody',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
-    ('user',          'ok',    'ok',    'ok',    '42501', '42501', '42501', '42501', 'ok'),
-    ('lease holder',  'ok',    'ok',    'ok',    'ID004', 'ID004', 'ID004', 'ID004', 'ok'),
-    ('administrator', 'ok',    '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
-    ('creator',       'ok',    '42501', '42501', '42501', 'ok',    '42501', '42501', 'ok'),
-    ('superuser',     '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
-    ('reader',        '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok'),
-    ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
-    ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
-    ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
-    ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows'),
-    ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
+    --                admin    owner    member   dormant  stranger public   reader   watcher  super
+    ('everybody',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
+    ('user',          'ok',    'ok',    'ok',    '42501', '42501', '42501', '42501', '42501', 'ok'),
+    ('lease holder',  'ok',    'ok',    'ok',    'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ok'),
+    ('administrator', 'ok',    '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
+    ('creator',       'ok',    '42501', '42501', '42501', 'ok',    '42501', '42501', '42501', 'ok'),
+    ('superuser',     '42501', '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
+    ('reader',        '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    '42501', 'ok'),
+    ('watcher',       '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok'),
+    ('reads figures', '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok',    'ok'),
+    ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
+    ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
+    ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
+    ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'none',  'rows'),
+    ('observes',      'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows',  'rows'),
+    ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
 -- What lives in shared memory is there where the library is preloaded.
-SELECT CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'sees' ELSE 'sees nothing' END AS sees_counted \gset
+SELECT CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'sees' ELSE 'sees nothing' END AS sees_counted,
+       CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'observes' ELSE 'sees nothing' END AS observes_counted \gset
 CREATE TEMP VIEW verdict AS
     SELECT rule, 'matrix_' || kind AS role, expected
       FROM rule AS line, jsonb_each_text(to_jsonb(line) - 'rule') AS cell (kind, expected);
@@ -115,8 +120,15 @@ INSERT INTO call VALUES
     ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
     ('idem.survey(text,integer)', 'sees', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     -- The views below are made of these.
-    ('idem.scope_stats()', :'sees_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
+    ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
+    -- Figures are also for those who watch the server.
+    ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
+    ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
+    ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
+    ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
+    ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
+    ('idem.preloaded()', 'everybody', $$SELECT idem.preloaded()$$),
     -- These only compute.
     ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
@@ -137,7 +149,9 @@ INSERT INTO query VALUES
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
-    ('idem.stats', :'sees_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
+    ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
+    ('idem.storage', 'reads figures', $$SELECT FROM idem.storage$$),
+    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
 -- The tables are for idem's eyes only; pg_read_all_data is the superuser's decision, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
@@ -187,7 +201,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 -- A view says nothing of what it hides; everything else works or does not.
 CREATE FUNCTION pg_temp.verdict(as_role name, call text, rule text) RETURNS text LANGUAGE sql AS $$
-    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^sees' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
+    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^(sees|observes)' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
       FROM pg_temp.attempt(as_role, call) AS got
 $$;
 

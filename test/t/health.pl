@@ -209,10 +209,10 @@ for my $setting ('autovacuum', 'track_counts')
 	follow_hint('autovacuum');
 	health_becomes('autovacuum', 'ok', 'autovacuum: well again');
 }
-for my $option ('autovacuum_enabled', 'toast.autovacuum_enabled')
+for my $option ('record SET (autovacuum_enabled', 'record SET (toast.autovacuum_enabled', 'watermark SET (autovacuum_enabled')
 {
-	sql("ALTER TABLE idem.record SET ($option = off)");
-	is(health('autovacuum'), 'fail', "autovacuum: $option is off");
+	sql("ALTER TABLE idem.$option = off)");
+	is(health('autovacuum'), 'fail', "autovacuum: $option = off)");
 	follow_hint('autovacuum');
 	is(health('autovacuum'), 'ok', 'autovacuum: well again');
 }
@@ -245,10 +245,13 @@ sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idem.record_pkey
 is(health('indexes'), 'fail', 'indexes: the primary key is invalid');
 follow_hint('indexes');
 is(health('indexes'), 'ok', 'indexes: well again');
-sql('ALTER TABLE idem.record DROP CONSTRAINT record_pkey');
-is(health('indexes'), 'fail', 'indexes: no primary key');
-follow_hint('indexes');
-is(health('indexes'), 'ok', 'indexes: well again');
+for my $table ('record', 'watermark')
+{
+	sql("ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey");
+	is(health('indexes'), 'fail', "indexes: idem.$table has no primary key");
+	follow_hint('indexes');
+	is(health('indexes'), 'ok', 'indexes: well again');
+}
 is(sql(q(SELECT pay('order-abc', '{"amount": 1}'))), sql(q(SELECT response FROM idem.lookup('payments', 'order-abc'))),
 	'and claims work');
 

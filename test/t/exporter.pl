@@ -1,0 +1,163 @@
+# The monitoring that ships with idem: postgres_exporter reads the figures as a member of pg_monitor,
+# and dashboard and alerts name no metric that it does not export.
+use strict;
+use warnings;
+
+use CPAN::Meta::YAML;
+use HTTP::Tiny;
+use IdemTest;
+use JSON::PP;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+sub installed
+{
+	my ($path) = grep { -x } map { my $name = $_; map { "$_/$name" } split /:/, $ENV{PATH} } @_;
+	return $path;
+}
+
+my $exporter = installed('prometheus-postgres-exporter', 'postgres_exporter')
+  or plan skip_all => 'postgres_exporter is not installed';
+my $monitoring = "$ENV{TESTDIR}/monitoring";
+my $queries = "$monitoring/postgres_exporter_queries.yaml";
+
+my $node = idem_node('exporter', conf => "shared_preload_libraries = 'idem'\nautovacuum = on\nidem.purge_naptime = '1h'");
+$node->safe_psql('postgres', <<'SQL');
+CREATE ROLE exporter LOGIN IN ROLE pg_monitor;
+SELECT idem.create_scope('second "scope"', ttl => '5 s');
+SELECT pay('order-4711', '{"amount": 1}');
+SELECT pay('order-4711', '{"amount": 1}');
+SELECT pay('order-4712', '{"amount": 2}');
+SELECT outcome FROM idem.try_claim('payments', 'order-4712', '{"amount": 3}');
+SELECT outcome FROM idem.claim('payments', 'leased-1', tenant => 'somebody', lease => '1 hour');
+SELECT idem.complete(token) FROM idem.claim('payments', 'expired-1', ttl => '1 millisecond');
+SELECT pg_sleep(0.01);
+SQL
+
+# The exporter, on a port of its own -----------------------------------------------------------------
+
+my $port = PostgreSQL::Test::Cluster::get_free_port();
+my $log = PostgreSQL::Test::Utils::tempdir . '/exporter.log';
+my $socket = $node->host;
+$ENV{DATA_SOURCE_NAME} = "host=$socket port=" . $node->port . ' user=exporter dbname=postgres sslmode=disable';
+my $run = IPC::Run::start([ $exporter, "--web.listen-address=127.0.0.1:$port", "--extend.query-path=$queries",
+		'--disable-default-metrics', '--disable-settings-metrics' ], '>', \my $out, '2>', $log);
+
+# The text of the metrics, once it has those of idem.
+sub scrape
+{
+	my $text = '';
+	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		my $answer = HTTP::Tiny->new->get("http://127.0.0.1:$port/metrics");
+		$text = $answer->{content};
+		return $text if $answer->{success} && $text =~ /^idem_health_status/m;
+		select undef, undef, undef, 0.1;
+	}
+	diag("$text\n" . slurp_file($log));
+	die 'the exporter does not deliver';
+}
+
+# The samples: name{labels} => value, the labels without the server's.
+my %samples;
+my $text = scrape();
+for my $line (grep { /^idem_/ } split /\n/, $text)
+{
+	my ($name, $labels, $value) = $line =~ /^(\w+)\{(.*)\} (\S+)$/ or die "no sample: $line";
+	$labels =~ s/,?server="[^"]*"//;
+	$samples{"$name\{$labels\}"} = $value;
+}
+my %exported = map { (/^(\w+)/)[0] => 1 } keys %samples;
+
+unlike($text, qr/order-471|leased-1|expired-1|somebody/, 'no key and no tenant is exported');
+unlike($text, qr/^pg_exporter_last_scrape_error 1/m, 'no query failed');
+
+my $wanted = CPAN::Meta::YAML->read($queries)->[0];
+my @metrics;
+for my $space (sort keys %$wanted)
+{
+	for my $column (@{ $wanted->{$space}{metrics} })
+	{
+		my ($name, $definition) = %$column;
+		push @metrics, "${space}_$name" unless $definition->{usage} eq 'LABEL';
+	}
+}
+cmp_ok(scalar @metrics, '>', 30, 'the queries define metrics');
+is_deeply([ grep { !$exported{$_} } @metrics ], [], 'every one of them is exported');
+is_deeply([ grep { my $name = $_; !grep { $_ eq $name } @metrics } sort keys %exported ], [],
+	'and nothing else');
+
+# Values ---------------------------------------------------------------------------------------------
+
+sub value
+{
+	my ($name, %labels) = @_;
+	my $labels = join ',', map { qq($_="$labels{$_}") } sort keys %labels;
+	return $samples{"$name\{$labels\}"};
+}
+
+my %payments = (datname => 'postgres', scope => 'payments');
+is(value('idem_scope_live', %payments), 3, 'live records');
+is(value('idem_scope_completed', %payments), 2, 'completed ones');
+is(value('idem_scope_in_progress', %payments), 1, 'a leased claim');
+is(value('idem_scope_expired', %payments), 1, 'an expired record');
+cmp_ok(value('idem_scope_expired_age_seconds', %payments), '>', 0, 'and its age');
+is(value('idem_scope_lapsed_age_seconds', %payments), 0, 'no lease has lapsed');
+is(value('idem_scope_ttl_seconds', %payments), 86400, 'the TTL');
+is(value('idem_scope_live', datname => 'postgres', scope => 'second \"scope\"'), 0, 'a scope without records');
+is(value('idem_stats_claims_total', %payments), 4, 'claims');
+is(value('idem_stats_replays_total', %payments), 1, 'replays');
+is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
+like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
+is(value('idem_storage_scopes', datname => 'postgres'), 2, 'scopes');
+is( value('idem_storage_table_bytes', datname => 'postgres'),
+	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
+is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check that is well');
+is(value('idem_health_status', check_name => 'retention', datname => 'postgres', scope => 'second \"scope\"'),
+	1, 'a check that warns');
+is((grep { /^idem_health_status/ } keys %samples), 16, 'a value for each check');
+
+$run->kill_kill;
+
+# What is made of them -------------------------------------------------------------------------------
+
+sub named_metrics
+{
+	my %names = map { $_ => 1 } map { /\b(idem_\w+)/g } @_;
+	return sort keys %names;
+}
+
+my $dashboard = decode_json(slurp_file("$monitoring/grafana-dashboard.json"));
+my @panels = @{ $dashboard->{panels} };
+my @expressions = map { $_->{expr} } map { @{ $_->{targets} } } @panels;
+cmp_ok(scalar @panels, '>', 10, 'the dashboard has panels');
+is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels, 'each with an id of its own');
+is_deeply([ grep { !@{ $_->{targets} } || !$_->{title} } @panels ], [], 'a title, and something to show');
+is_deeply([ grep { !$exported{$_} } named_metrics(@expressions, map { $_->{definition} // '' } @{ $dashboard->{templating}{list} }) ],
+	[], 'and every metric that they show is exported');
+
+my $alerts = CPAN::Meta::YAML->read("$monitoring/alerts.yaml")->[0];
+my @rules = map { @{ $_->{rules} } } @{ $alerts->{groups} };
+cmp_ok(scalar @rules, '>=', 10, 'there are alert rules');
+is_deeply([ grep { !$_->{alert} || !$_->{annotations}{summary} || !$_->{annotations}{description} } @rules ],
+	[], 'each with words for a person');
+is_deeply([ grep { !$exported{$_} } named_metrics(map { $_->{expr} } @rules) ], [], 'over exported metrics only');
+SKIP:
+{
+	my $promtool = installed('promtool') or skip 'promtool is not installed', 6;
+	command_like([ $promtool, 'check', 'rules', "$monitoring/alerts.yaml" ], qr/SUCCESS/, 'promtool accepts them');
+	my $n = 0;
+	my $file = PostgreSQL::Test::Utils::tempdir . '/expressions.yaml';
+	append_to_file($file, encode_json({ groups => [ { name => 'dashboard', rules => [
+		map { { record => "x:" . ++$n, expr => s/\$__rate_interval/5m/gr } } @expressions ] } ] }));
+	command_like([ $promtool, 'check', 'rules', $file ], qr/SUCCESS/, 'and the expressions of the dashboard');
+}
+
+my $docs = slurp_file("$ENV{TESTDIR}/docs/monitoring.md");
+is_deeply([ grep { $docs !~ /`$_`/ } @metrics ], [], 'the documentation explains every metric');
+is_deeply([ grep { $docs !~ /`$_`/ } map { $_->{alert} } @rules ], [], 'and every alert');
+
+log_is_clean($node);
+$node->stop;
+done_testing();
