@@ -113,12 +113,6 @@ INSERT INTO call VALUES
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
-    ('idem.health(interval)', 'superuser', $$SELECT FROM idem.health()$$),
-    ('idem.preloaded()', 'everybody', $$SELECT idem.preloaded()$$),
-    ('idem.findings(interval)', 'everybody', $$SELECT FROM idem.findings()$$),
-    ('idem.report(text)', 'user', $$SELECT idem.report('owned')$$),
-    ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
-    ('idem.survey(text,integer)', 'sees', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     -- The views below are made of these.
     ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
@@ -144,8 +138,6 @@ CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query tex
 INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
     ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
-    ('idem.overview', 'sees', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
-    ('idem.storage', 'reader', $$SELECT FROM idem.storage$$),
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
