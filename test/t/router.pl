@@ -169,6 +169,21 @@ my ($effects, $distinct) = count_effects();
 cmp_ok($saw{differing}, '>', 1000, 'unprotected: answers differ');
 cmp_ok($effects - $distinct, '>', 1000, 'unprotected: duplicates by the thousand');
 
+# 5. What a router must not do instead (docs/scale-out.md): claim here, and let the effect go through a
+# foreign table. The node commits it before this transaction does, and this one may still fail.
+ask('CREATE EXTENSION postgres_fdw; SELECT idem.create_scope($$foreign$$)');
+ask('CREATE SERVER node0 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (' .
+	join(', ', map { my ($name, $value) = split /=/; $value =~ tr/'//d; "$name '$value'" } split / /, $node[0]->connstr('postgres')) . ')');
+ask('CREATE USER MAPPING FOR public SERVER node0; IMPORT FOREIGN SCHEMA public LIMIT TO (payment) FROM SERVER node0 INTO public');
+(undef, undef, $stderr) = $router->psql('postgres', q{\set VERBOSITY verbose
+	BEGIN;
+	SELECT claimed FROM idem.claim('foreign', 'k');
+	INSERT INTO payment(id, tenant, key) VALUES (-1, 'foreign', 'k');
+	COMMIT;});
+like($stderr, qr/ID006/, 'a foreign effect: the claim is not completed, the transaction fails');
+is($node[0]->safe_psql('postgres', q{SELECT count(*) FROM payment WHERE tenant = 'foreign'}), 1,
+	'a foreign effect: and the effect is there, so it would be repeated');
+
 log_is_clean($_) for ($router, @node);
 $_->stop for ($router, @node);
 done_testing();
