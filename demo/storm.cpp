@@ -106,14 +106,15 @@ std::string answer_to(int op, Connection& connection, const std::string& call, S
         const std::string text = answered ? PQgetvalue(result, 0, 0) : PQerrorMessage(handle);
         PQclear(result);
         if (answered) return text;
-        if (connection.lost() || sqlstate.substr(0, 2) == "08" || sqlstate.substr(0, 3) == "57P")
-            ++storm.lost;
-        else if (sqlstate == "ID001")
-            ++storm.in_progress;
-        else if (!worth_a_retry(sqlstate) || Clock::now() - began > std::chrono::minutes(5)) {
+        const bool lost = connection.lost() || sqlstate.substr(0, 2) == "08" || sqlstate.substr(0, 3) == "57P";
+        if ((!lost && !worth_a_retry(sqlstate)) || Clock::now() - began > std::chrono::minutes(5)) {
             std::fprintf(stderr, "storm: %s", text.c_str());
             std::exit(1);
         }
+        if (lost)
+            ++storm.lost;
+        else if (sqlstate == "ID001")
+            ++storm.in_progress;
         ++storm.retried;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

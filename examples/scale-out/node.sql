@@ -35,10 +35,14 @@ CREATE FUNCTION shard.take(slots integer[]) RETURNS void LANGUAGE sql AS $$
   INSERT INTO shard.slot SELECT unnest(slots) $$;
 SELECT shard.take(string_to_array(:'slots', ',')::integer[]);
 
--- How many operations of these slots this node must still answer for. As superuser; it reads all records.
+-- How many operations of these slots this node must still answer for, in the scopes that the caller may
+-- use. It reads all records.
 CREATE FUNCTION shard.remembered(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
-  SELECT count(*) FROM idem.record
-   WHERE (expires > now() OR lease_end > now()) AND shard.slot_of(tenant, key) = ANY (slots) $$;
+  SELECT count(*) FROM idem.records WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
+
+-- How many leased claims of these slots are open. Those that it began, a node also finishes, or takes over.
+CREATE FUNCTION shard.in_flight(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
+  SELECT count(*) FROM idem.in_flight WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 
 SELECT idem.create_scope('payments', tenant_required => true, request_required => true);
 CREATE TABLE payment (id bigserial PRIMARY KEY, tenant text, key text, amount numeric);

@@ -136,6 +136,7 @@ my @half = grep { $_ % 6 == 0 && $_ % 4 != 3 } 0 .. 255;
 $storm = blow(0);
 in_mid_storm($node[0]);
 $node[0]->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@half) . ')');
+is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0, 'a node split: nothing is open');
 $node[0]->wait_for_catchup($clone);
 $clone->promote;
 $clone->safe_psql('postgres', 'TRUNCATE shard.slot; SELECT shard.take(' . slots(@half) . ')');
