@@ -494,7 +494,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT v.scope, s.owner, s.ttl, s.lease, s.wait, s.max_attempts, s.claims_per_minute, s.weak_keys,
            v.in_progress + v.completed + v.failed AS live, v.in_progress, v.completed, v.failed, v.lapsed, v.lapsed_since,
            v.exhausted, v.weak, v.answer_bytes, v.oldest, v.newest, v.next_expiry, v.expired, v.expired_since, v.coverage
-      FROM idem.survey() v LEFT JOIN idem.scope s ON s.name = v.scope;
+      FROM idem.survey() v LEFT JOIN idem.scope s ON s.name = v.scope
+    OFFSET 0;
 COMMENT ON VIEW idem.overview IS 'each scope and what its records come to, counted by idem.survey(); members of pg_monitor see all scopes, and under a NULL the records of dropped ones';
 GRANT SELECT ON idem.overview TO PUBLIC;
 
