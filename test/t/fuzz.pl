@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $seed = $ENV{IDEM_SEED} // int(rand(2**31));
-my $statements = $ENV{IDEM_FUZZ} // 800;
+my $statements = $ENV{IDEM_FUZZ} // 2000;
 my $sessions = 4;
 srand($seed);
 note "IDEM_SEED=$seed";
