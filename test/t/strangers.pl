@@ -22,6 +22,7 @@ note "IDEM_SEED=$seed";
 
 my $node = idem_node('strangers', bare => 1, conf => <<'CONF');
 shared_preload_libraries = 'idem'
+idem.purge_naptime = 1h
 fsync = off
 log_statement = none
 log_min_error_statement = panic
