@@ -2,8 +2,8 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" bring what they need.
 
 # These work on a fresh machine, where there is no pg_config to include PGXS from yet.
-ifneq (,$(filter demo check check-server check-all check-examples bench,$(MAKECMDGOALS)))
-.PHONY: demo check check-server check-all check-examples bench
+ifneq (,$(filter demo check check-server check-all check-examples deb check-deb bench,$(MAKECMDGOALS)))
+.PHONY: demo check check-server check-all check-examples deb check-deb bench
 demo:
 	@tools/setup demo
 	@demo/run
@@ -18,6 +18,11 @@ check-all:
 check-examples:
 	@tools/setup examples
 	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl
+deb:
+	@tools/setup deb
+	@tools/deb
+check-deb:
+	@test/run-deb
 bench:
 	@tools/setup bench
 	@bench/run
@@ -31,7 +36,7 @@ DATA_built = idem--$(EXTVERSION).sql
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
-WARNINGS = -Wall -Wextra -Wshadow -Wconversion -Werror
+WARNINGS ?= -Wall -Wextra -Wshadow -Wconversion -Werror
 # The warnings are for our code: the server's headers are system headers.
 PG_CPPFLAGS = -Isrc -isystem $(SERVER_INCLUDES) -MMD -MP
 PG_CXXFLAGS = -std=c++20 $(WARNINGS)

@@ -1,0 +1,19 @@
+CREATE EXTENSION idem;
+SELECT count(*) FROM idem.create_scope('payments') \gset
+CREATE TABLE effect (happened int);
+DO $$
+DECLARE first idem.claim_result; again idem.claim_result;
+BEGIN
+    first := idem.claim('payments', 'key', '{"amount": 1}');
+    ASSERT first.claimed, 'the first call claims';
+    INSERT INTO effect VALUES (1);
+    PERFORM idem.complete(first.token, '{"payment": 1}');
+    again := idem.claim('payments', 'key', '{"amount": 1.0}');
+    ASSERT NOT again.claimed AND again.response = '{"payment": 1}', 'its retry gets the answer';
+END $$;
+DO $$
+DECLARE again idem.claim_result := idem.claim('payments', 'key', '{"amount": 1}');
+BEGIN
+    ASSERT NOT again.claimed AND again.response = '{"payment": 1}', 'from another transaction too';
+    ASSERT (SELECT count(*) = 1 FROM effect), 'one effect';
+END $$;

@@ -1,0 +1,75 @@
+# What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
+# it, and one version everywhere. Needs no server: prove test/release.pl
+use strict;
+use warnings;
+
+use FindBin;
+use JSON::PP;
+use Test::More;
+
+chdir "$FindBin::Bin/.." or die;
+
+sub slurp
+{
+	my ($file) = @_;
+	open my $in, '<:raw', $file or die "$file: $!";
+	local $/;
+	return <$in>;
+}
+
+my $semver = qr/^(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)(?:-[A-Za-z][A-Za-z0-9-]*)?$/;
+my $term = qr{^[^\s/\\\p{Cc}]{2,}$};
+my $meta = decode_json(slurp('META.json'));
+
+sub is_text { my ($value) = @_; return defined $value && !ref $value && length $value; }
+
+# Required: https://pgxn.org/spec/#Required.Fields
+like($meta->{name}, $term, 'name');
+like($meta->{version}, $semver, 'version');
+ok(is_text($meta->{abstract}), 'abstract');
+my @maintainers = ref $meta->{maintainer} ? @{ $meta->{maintainer} } : $meta->{maintainer};
+ok(@maintainers && !(grep { !is_text($_) } @maintainers), 'maintainer');
+my %licenses = map { $_ => 1 } qw(agpl_3 apache_1_1 apache_2_0 artistic_1 artistic_2 bsd freebsd gfdl_1_2
+  gfdl_1_3 gpl_1 gpl_2 gpl_3 lgpl_2_1 lgpl_3_0 mit mozilla_1_0 mozilla_1_1 openssl perl_5 postgresql qpl_1_0
+  ssleay sun zlib open_source restricted unrestricted unknown);
+ok($licenses{ $meta->{license} }, 'license');
+is($meta->{'meta-spec'}{version}, '1.0.0', 'meta-spec');
+ok(%{ $meta->{provides} }, 'provides');
+for my $name (sort keys %{ $meta->{provides} })
+{
+	my $extension = $meta->{provides}{$name};
+	like($name, $term, "provides $name");
+	like($extension->{version}, $semver, "$name: version");
+	ok(-f $extension->{$_}, "$name: $_ exists") for grep { exists $extension->{$_} || $_ eq 'file' } qw(file docfile);
+}
+
+# Optional ones
+ok(!defined $meta->{release_status} || $meta->{release_status} =~ /^(?:stable|testing|unstable)$/, 'release_status');
+my @tags = @{ $meta->{tags} // [] };
+ok(!(grep { !is_text($_) || length > 255 || m{[/\\\p{Cc}]} } @tags), 'tags');
+my %known = map { $_ => 1 } qw(name version abstract maintainer license provides meta-spec description
+  generated_by no_index prereqs release_status resources tags);
+is_deeply([ grep { !$known{$_} && !/^x_/i } sort keys %$meta ], [], 'nothing unknown');
+for my $phase (sort keys %{ $meta->{prereqs} // {} })
+{
+	like($phase, qr/^(?:configure|build|test|runtime|develop)$/, "prereqs: $phase");
+	for my $relation (sort keys %{ $meta->{prereqs}{$phase} })
+	{
+		like($relation, qr/^(?:requires|recommends|suggests|conflicts)$/, "prereqs: $phase $relation");
+		my $needed = $meta->{prereqs}{$phase}{$relation};
+		ok($needed->{$_} =~ /^0$/ || $needed->{$_} =~ $semver, "prereqs: $_ $needed->{$_}") for sort keys %$needed;
+	}
+}
+
+# One version everywhere.
+my ($control) = slurp('idem.control') =~ /^default_version = '(.*)'$/m;
+is($meta->{version}, $control, 'META.json has the version of idem.control');
+is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
+my ($changelog) = slurp('CHANGELOG.md') =~ /^## (\S+)/m;
+is($changelog, $control, 'and the first entry of CHANGELOG.md');
+my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
+is($debian, $control, 'and debian/changelog');
+my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
+like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
+
+done_testing();
