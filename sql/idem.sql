@@ -585,7 +585,7 @@ SELECT 'purge', CASE WHEN w.since < statement_timestamp() - interval '1 day' THE
                      WHEN w.since < statement_timestamp() - greatest('1 hour', 40 * w.naptime) THEN 'warn' ELSE 'ok' END, NULL,
        CASE WHEN w.expired = 0 THEN 'No' WHEN w.sampled THEN 'About ' || w.expired ELSE w.expired::text END
        || ' expired records wait to be purged' || coalesce(', the first since ' || date_trunc('second', w.since), '') || '.',
-       'SELECT idem.purge(1000000), again until it returns 0; if it is the worker that does not keep up, raise or reset idem.purge_rate.'
+       'SELECT idem.purge(1000000), again until it returns 0; if it is the worker that does not keep up, raise idem.purge_rate.'
   FROM (SELECT coalesce(sum(o.expired), 0)::bigint AS expired, min(o.expired_since) AS since, bool_or(o.coverage < 1) AS sampled,
                coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
           FROM all_scopes o) w

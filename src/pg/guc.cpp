@@ -10,7 +10,7 @@ constinit int counted_scopes = 1000;
 constinit int max_answer_size = 64 * 1024;
 constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
-constinit int purge_rate = 0;
+constinit int purge_rate = 100'000;
 
 namespace {
 

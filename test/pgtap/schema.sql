@@ -214,7 +214,7 @@ SELECT set_eq(
              ('idem.max_answer_size', '65536', 'superuser', 'integer', '1'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
-             ('idem.purge_rate', '0', 'sighup', 'integer', '0'),
+             ('idem.purge_rate', '100000', 'sighup', 'integer', '0'),
              ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 
