@@ -14,7 +14,7 @@ check-server:
 	@tools/setup build
 	@test/run server
 check-all:
-	@test/run-all
+	@test/run-all $(VERSIONS)
 check-examples:
 	@tools/setup examples
 	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl

@@ -16,7 +16,7 @@ our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate wa
 sub idem_node
 {
 	my ($name, %options) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my $node = PostgreSQL::Test::Cluster->new($name, %{ $options{new} // {} });
 	$node->init(extra => [ '-E', 'UTF8', '--locale=C' ], %{ $options{init} // {} });
 	$node->append_conf('postgresql.conf', <<"CONF");
 max_prepared_transactions = 10
