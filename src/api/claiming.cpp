@@ -4,6 +4,7 @@
 #include "api/limits.hpp"
 #include "api/new_key_rules.hpp"
 #include "core/duration.hpp"
+#include "pg/compat.hpp"
 #include "pg/entropy.hpp"
 #include "pg/guc.hpp"
 #include "pg/key_lock.hpp"
@@ -20,6 +21,7 @@ using pg::Counter;
 constexpr std::int32_t first_attempt = 1;
 // A wait for a lease wakes at least this often: whoever finishes early signals nobody.
 constexpr long longest_nap_ms = 100;
+constinit std::uint32_t lease_wait_event = 0;
 
 struct Look {
     Verdict verdict;
@@ -161,9 +163,10 @@ Claiming answered(const Look& seen) {
 bool nap(TimestampTz lease_end, TimestampTz deadline) {
     const TimestampTz now = GetCurrentTimestamp();
     if (now >= deadline) return false;
+    if (lease_wait_event == 0) lease_wait_event = pg::compat::wait_event("IdemLease");
     const auto left = static_cast<long>((std::min(lease_end, deadline) - now + 999) / 1000);
     (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-                    std::clamp(left, 1L, longest_nap_ms), PG_WAIT_EXTENSION);
+                    std::clamp(left, 1L, longest_nap_ms), lease_wait_event);
     ResetLatch(MyLatch);
     CHECK_FOR_INTERRUPTS();
     return true;

@@ -184,9 +184,11 @@ unlike(substr(slurp_file($node->logfile), $logged), qr/idem (purger|launcher) (E
 # The progress of a slow visit can be seen, and a database be dropped in the midst of it.
 sql('CREATE DATABASE template_for_all');
 install_payments($node, 'template_for_all');
-fill('template_for_all', 3000, '-1 second');
 set_conf('idem.purge_naptime' => '0');
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
+sleep 1;    # whoever was about to be started has come and gone
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
+fill('template_for_all', 3000, '-1 second');
 sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
 sql("CREATE DATABASE $_ TEMPLATE template_for_all") for qw(dropped forced renamed refusing invalid);
 sql('ALTER DATABASE refusing ALLOW_CONNECTIONS false');
