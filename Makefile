@@ -33,6 +33,8 @@ EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp src/worker/*.cpp)))
 DATA_built = idem--$(EXTVERSION).sql
+# Releases before this one, and the way from each to the next.
+DATA = $(sort $(wildcard sql/idem--*.sql))
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)

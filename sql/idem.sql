@@ -289,7 +289,7 @@ COMMENT ON FUNCTION idem.advance(text, text, bigint, text, boolean) IS
 'For ordered streams: true if seq is beyond all that the source has sent so far, which it is from now on, false for a duplicate. With contiguous, seq must be the next number (the first of a source may be any). Waits for a transaction that is advancing the source, at most the scope''s wait. Watermarks do not expire. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID012 sequence_gap, 40001, 42501, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
--- Scopes
+-- Scopes: administered by whoever is granted EXECUTE on these functions
 -- ---------------------------------------------------------------------------------------------
 
 CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', lease interval DEFAULT '1 minute',
@@ -300,9 +300,10 @@ CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', le
                                   store_response boolean DEFAULT true, response_exclude text[] DEFAULT '{}',
                                   owner regrole DEFAULT NULL)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_create_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_create_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
 COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
-'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. Needs CREATE on schema idem, and membership of the owner. Raises 42710, 42501, 22023, 22004.';
+'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
                                  wait interval DEFAULT NULL, request_required boolean DEFAULT NULL,
@@ -312,15 +313,17 @@ CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease int
                                  store_response boolean DEFAULT NULL, response_exclude text[] DEFAULT NULL,
                                  owner regrole DEFAULT NULL)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_alter_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_alter_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
-'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. Needs the privileges of the scope''s owner, CREATE on schema idem, and membership of a new owner. Raises ID008 unknown_scope, 42501, 22023.';
+'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner, and membership of a new one. Raises ID008 unknown_scope, 42501, 22023.';
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_drop_scope' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.drop_scope(text) FROM PUBLIC;
 COMMENT ON FUNCTION idem.drop_scope(text) IS
-'Drops a scope. All its records count as expired when this transaction commits, and the purger deletes them; a scope of the same name starts anew. Needs the privileges of the scope''s owner and CREATE on schema idem. Raises ID008 unknown_scope, 42501.';
+'Drops a scope. All its records count as expired when this transaction commits, and the purger deletes them; a scope of the same name starts anew. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner. Raises ID008 unknown_scope, 42501.';
 
 -- A view of others' rows must not tell of them even how the server went about a query: a barrier lets
 -- comparisons of text and the like through to the tables, and EXPLAIN ANALYZE counts what they found
@@ -428,9 +431,10 @@ GRANT SELECT ON idem.in_flight TO PUBLIC;
 
 CREATE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_forget_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.forget(text, text, text) FROM PUBLIC;
 COMMENT ON FUNCTION idem.forget(text, text, text) IS
-'Deletes the record of a key, so that the next claim runs the operation again. True if there was one that had not expired. Waits for a claim in flight, at most the scope''s wait. Needs the privileges of the scope''s owner and CREATE on schema idem. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+'Deletes the record of a key, so that the next claim runs the operation again. True if there was one that had not expired. Waits for a claim in flight, at most the scope''s wait. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
 
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
@@ -673,7 +677,15 @@ finding (check_name, status, scope, detail, hint) AS (
     UNION ALL
     SELECT 'secrets', 'fail', NULL, 'There are scopes, but not the secrets that keys are locked and requests compared with: no claim can work.',
            'Restore the rows of idem.secret from the dump that the records came from.'
-      FROM storage s WHERE s.scopes > 0 AND NOT s.has_secrets),
+      FROM storage s WHERE s.scopes > 0 AND NOT s.has_secrets
+    UNION ALL
+    SELECT 'schema', 'warn', NULL,
+           format('%s may create functions in schema idem, which others may come to call with their own rights.',
+                  CASE a.grantee WHEN 0 THEN 'Everybody' ELSE format('Role %s', a.grantee::regrole) END),
+           format('REVOKE CREATE ON SCHEMA idem FROM %s', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+      FROM pg_namespace n, aclexplode(n.nspacl) a
+     WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)),
 fine (n, check_name, detail) AS (
     SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
     UNION ALL
@@ -694,7 +706,8 @@ fine (n, check_name, detail) AS (
            (13, 'secrets', 'The secrets are in place.'),
            (14, 'owners', 'Every scope has an owner.'),
            (15, 'limits', 'Every limit is kept.'),
-           (16, 'statistics', 'Every scope is counted.'))
+           (16, 'statistics', 'Every scope is counted.'),
+           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'))
 SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
        CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
   FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name

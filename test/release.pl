@@ -67,6 +67,15 @@ is($meta->{version}, $control, 'META.json has the version of idem.control');
 is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
 my ($changelog) = slurp('CHANGELOG.md') =~ /^## (\S+)/m;
 is($changelog, $control, 'and the first entry of CHANGELOG.md');
+
+# Every release before has its script, and the next one the way from it.
+my ($next, @before) = slurp('CHANGELOG.md') =~ /^## (\S+)/mg;
+for my $version (@before)
+{
+	ok(-f "sql/idem--$version.sql", "$version has its script");
+	ok(-f "sql/idem--$version--$next.sql", "and a way to $next");
+	$next = $version;
+}
 my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;

@@ -1,9 +1,9 @@
-// idem.forget(): deletes the record of one key, so that the operation may run again.
+// idem.forget(): deletes the record of one key, so that the operation may run again. A role that
+// merely uses a scope cannot erase its history: EXECUTE is not PUBLIC's.
 //
 // The record is deleted under the key lock, which is freed in the same call: until the transaction
 // ends, others find a row that is being deleted, and wait for it. So a transaction may forget any
 // number of keys without filling the lock table.
-#include "api/administration.hpp"
 #include "api/arguments.hpp"
 #include "api/settled.hpp"
 #include "core/duration.hpp"
@@ -55,12 +55,11 @@ bool forget(const pg::KeyName& name, std::int64_t wait) {
 }  // namespace
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_forget) {
+IDEM_FUNCTION(idem_forget_0_2) {
     using namespace idem;
     api::require_writable("idem.forget()");
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
-    const pg::Scope& scope =
-        api::administered_scope(fcinfo, pg::text_arg(fcinfo, api::arg_scope), "forget");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
     PG_RETURN_BOOL(api::forget(api::key_name(scope, tenant, key), scope.wait));
 }

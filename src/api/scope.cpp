@@ -1,10 +1,9 @@
 // idem.create_scope(), alter_scope() and drop_scope(): families of operations, and who may use
-// them.
+// them. Who may call these is for EXECUTE to say, which is not PUBLIC's.
 //
 // The scope table is locked until the transaction ends, so that changes of scopes come one after
 // the other. Claims don't wait for that: they go by the rules that are committed. The first scope
 // of a database brings the secrets with it.
-#include "api/administration.hpp"
 #include "api/arguments.hpp"
 #include "api/limits.hpp"
 #include "core/key.hpp"
@@ -143,15 +142,15 @@ void check_owner(Oid owner) {
 // Looked up again under the lock: the scope may be gone, or have changed hands, while we waited.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
-    (void)administered_scope(fcinfo, name, function);
+    (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    return administered_scope(fcinfo, name, function).id;
+    return pg::usable_scope(name, function).id;
 }
 
 }  // namespace
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_create_scope) {
+IDEM_FUNCTION(idem_create_scope_0_2) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
     api::require_arguments(fcinfo);
@@ -159,14 +158,13 @@ IDEM_FUNCTION(idem_create_scope) {
     api::check_name(name);
     pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
-    api::check_may_create(fcinfo, "create_scope");
     api::check_owner(*rules.owner);
     pg::insert_scope(name, rules);
     pg::create_secrets();
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_alter_scope) {
+IDEM_FUNCTION(idem_alter_scope_0_2) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
@@ -177,7 +175,7 @@ IDEM_FUNCTION(idem_alter_scope) {
 }
 
 // What the scope held counts as expired at once: its id, which every record is found by, is gone.
-IDEM_FUNCTION(idem_drop_scope) {
+IDEM_FUNCTION(idem_drop_scope_0_2) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
     pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));

@@ -28,6 +28,8 @@ SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'w
 -- The scopes and keys that the calls below meet -------------------------------------------------
 
 CREATE ROLE test_nobody;
+CREATE ROLE test_administrator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_administrator;
 SELECT idem.create_scope('tenants', tenant_required => true);
 SELECT idem.create_scope('requests', request_required => true);
 SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
@@ -228,14 +230,15 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
-    ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_nobody'),
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
     ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
     ('42501', 'once_each by a role that is no member', $$SELECT idem.once_each('errors', '{new}')$$, 'test_nobody'),
     ('42501', 'advance by a role that is no member', $$SELECT idem.advance('errors', 'new', 1)$$, 'test_nobody'),
     ('42501', 'lookup by a role that is no member', $$SELECT idem.lookup('errors', 'new')$$, 'test_nobody'),
-    ('42501', 'create_scope without CREATE on the schema', $$SELECT idem.create_scope('new')$$, 'test_nobody'),
+    ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_administrator'),
+    ('42501', 'altering by a role that is no member', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, 'test_administrator'),
+    ('42501', 'dropping by a role that is no member', $$SELECT idem.drop_scope('errors')$$, 'test_administrator'),
     ('42501', 'a claim within a security-restricted operation',
      $$CREATE MATERIALIZED VIEW restricted AS SELECT idem.claim('errors', 'new')$$, current_user);
 INSERT INTO wrong (state, what, call, explained) VALUES
@@ -256,6 +259,11 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('25006', 'advance in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 'new', 1)$$, false),
     ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, false),
     ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, false);
+INSERT INTO wrong (state, what, call, explained, role) VALUES
+    ('42501', 'create_scope without EXECUTE', $$SELECT idem.create_scope('new')$$, false, 'test_nobody'),
+    ('42501', 'alter_scope without EXECUTE', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, false, 'test_nobody'),
+    ('42501', 'drop_scope without EXECUTE', $$SELECT idem.drop_scope('errors')$$, false, 'test_nobody'),
+    ('42501', 'forget without EXECUTE', $$SELECT idem.forget('errors', 'new')$$, false, 'test_nobody');
 
 CREATE FUNCTION pg_temp.attempt(call text, as_role name, OUT state text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
 BEGIN

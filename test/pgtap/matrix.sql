@@ -13,7 +13,7 @@ CREATE ROLE matrix_reader IN ROLE pg_read_all_data;
 CREATE ROLE matrix_writer IN ROLE pg_write_all_data;
 CREATE ROLE matrix_watcher IN ROLE pg_monitor;                -- sees figures, no keys
 CREATE ROLE matrix_super SUPERUSER;
-GRANT CREATE ON SCHEMA idem TO matrix_admin, matrix_stranger;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO matrix_admin, matrix_stranger;
 
 SELECT idem.create_scope('owned', owner => 'matrix_owner');
 SELECT idem.create_scope('theirs', owner => 'matrix_stranger');

@@ -165,11 +165,11 @@ SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501
 
 CREATE ROLE test_creator IN ROLE test_owner;
 CREATE ROLE test_dormant_creator NOINHERIT IN ROLE test_owner;
-GRANT CREATE ON SCHEMA idem TO test_creator, test_dormant_creator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_creator, test_dormant_creator;
 SELECT is((pg_temp.attempt(role, format($$SELECT idem.create_scope('fresh', owner => %L)$$, owner))).state, expected,
           format('%s creates a scope for %s', role, coalesce(owner, 'himself')))
   FROM (VALUES
-        ('test_stranger', NULL, '42501'),                -- no CREATE on the schema
+        ('test_stranger', NULL, '42501'),                -- no EXECUTE
         ('test_owner', 'test_owner', '42501'),
         ('test_creator', NULL, 'ok'),
         ('test_creator', 'test_creator', 'ok'),
@@ -186,10 +186,19 @@ SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
               ASSERT (SELECT owner = 'test_creator'::regrole FROM idem.scopes WHERE name = 'mine');
           END $do$ $call$)).state, 'ok', 'a scope belongs to the named owner, by default to its creator');
 
--- Administering scopes: the owner's privileges and CREATE on the schema, one is not enough ---------
+-- Until 0.1.0 it was CREATE on the schema, which gives nothing now.
+SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
+              GRANT CREATE ON SCHEMA idem TO test_owner;
+              SET LOCAL ROLE test_owner;
+              %s;
+          END $do$ $call$, call))).state, '42501', 'CREATE on the schema is not enough: ' || call)
+  FROM (VALUES ($$PERFORM idem.create_scope('fresh')$$), ($$PERFORM idem.alter_scope('owned', ttl => '1 day')$$),
+               ($$PERFORM idem.drop_scope('owned')$$), ($$PERFORM idem.forget('owned', 'finished')$$)) AS c (call);
+
+-- Administering scopes: the owner's privileges and EXECUTE, one is not enough ---------------------
 
 CREATE ROLE test_other_creator;
-GRANT CREATE ON SCHEMA idem TO test_other_creator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_other_creator;
 CREATE TEMP TABLE admin_call (call text);
 INSERT INTO admin_call VALUES
     ($$SELECT idem.alter_scope('%s', ttl => '1 day')$$),
@@ -234,9 +243,8 @@ SELECT is((pg_temp.attempt(role, 'SELECT idem.rotate_secret()')).state, expected
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['advance', 'alter_scope', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'create_scope', 'current_key', 'derive_key', 'drop_scope', 'execute', 'fail', 'findings',
-          'forget', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+    ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'preloaded', 'problem', 'records_needed', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
     'everybody may call everything else: the scope decides');

@@ -210,7 +210,7 @@ SELECT idem.forget(NULL, 'k');
 CREATE ROLE idem_regress_owner;
 CREATE ROLE idem_regress_admin IN ROLE idem_regress_owner;
 CREATE ROLE idem_regress_creator;
-GRANT CREATE ON SCHEMA idem TO idem_regress_admin, idem_regress_creator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO idem_regress_admin, idem_regress_creator;
 SELECT idem.create_scope('owned', owner => 'idem_regress_owner');
 SET ROLE idem_regress_owner;
 SELECT idem.alter_scope('owned', ttl => '1 day');

@@ -107,12 +107,12 @@ SET ROLE idem_regress_stranger;
 SELECT claim_once('owned', '');
 RESET ROLE;
 
--- creating needs CREATE on the schema, and to be able to become the owner
+-- creating needs EXECUTE, and to be able to become the owner
 SET ROLE idem_regress_member;
 SELECT idem.create_scope('members');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
-GRANT CREATE ON SCHEMA idem TO idem_regress_member;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO idem_regress_member;
 SET ROLE idem_regress_member;
 SELECT idem.create_scope('members');
 SELECT idem.create_scope('members of owner', owner => 'idem_regress_owner');
@@ -122,7 +122,7 @@ SELECT idem.create_scope('grabbed', owner => 'idem_regress_stranger');
 \set VERBOSITY default
 SELECT name, owner FROM idem.scopes ORDER BY name;
 RESET ROLE;
-REVOKE CREATE ON SCHEMA idem FROM idem_regress_member;
+REVOKE EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget FROM idem_regress_member;
 
 -- a scope whose owner is gone is nobody's but the superuser's
 DROP FUNCTION claim_once;

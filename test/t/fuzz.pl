@@ -36,7 +36,7 @@ CREATE EXTENSION idem;
 CREATE ROLE owner;
 CREATE ROLE member IN ROLE owner;
 CREATE ROLE stranger;
-GRANT CREATE ON SCHEMA idem TO owner;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
 SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour');
 SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3);

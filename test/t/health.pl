@@ -58,7 +58,7 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics);
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema);
 health_becomes('worker', 'warn', 'the launcher is up, but was told not to purge');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'a row a check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -281,6 +281,16 @@ my ($more) = hint('statistics') =~ /(ALTER SYSTEM SET idem.counted_scopes = )/;
 sql($more . 100);
 $node->restart;
 is(health('statistics'), 'ok', 'statistics: well again');
+
+# schema -------------------------------------------------------------------------------------------
+
+sql('CREATE ROLE "odd one"; CREATE ROLE boss SUPERUSER; GRANT CREATE ON SCHEMA idem TO "odd one", PUBLIC, boss');
+is(health('schema', column => 'status, detail'),
+	"warn|Everybody may create functions in schema idem, which others may come to call with their own rights.\n"
+	  . 'warn|Role "odd one" may create functions in schema idem, which others may come to call with their own rights.',
+	'schema: somebody may put functions beside idem\'s; a superuser may anyway');
+sql($_) for split /\n/, hint('schema');
+is(health('schema'), 'ok', 'schema: well again');
 
 # limits, worker -----------------------------------------------------------------------------------
 

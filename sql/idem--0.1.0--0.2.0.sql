@@ -1,0 +1,180 @@
+-- idem 0.1.0 -> 0.2.0: scopes are administered by whoever is granted EXECUTE on the functions that do
+-- it. Up to 0.1.0 it took CREATE on schema idem, which also lets its holder put functions of his own
+-- beside ours, for others to call.
+--
+-- OR REPLACE keeps what depends on a function. Only what is the extension's already is replaced:
+-- PostgreSQL refuses the rest.
+\echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit
+
+CREATE OR REPLACE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', lease interval DEFAULT '1 minute',
+                                  wait interval DEFAULT '10 seconds', request_required boolean DEFAULT false,
+                                  request_exclude text[] DEFAULT '{}', tenant_required boolean DEFAULT false,
+                                  reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL,
+                                  claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT 'allow',
+                                  store_response boolean DEFAULT true, response_exclude text[] DEFAULT '{}',
+                                  owner regrole DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_create_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
+COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
+'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 22023, 22004.';
+
+CREATE OR REPLACE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
+                                 wait interval DEFAULT NULL, request_required boolean DEFAULT NULL,
+                                 request_exclude text[] DEFAULT NULL, tenant_required boolean DEFAULT NULL,
+                                 reject_stale_keys boolean DEFAULT NULL, max_attempts integer DEFAULT NULL,
+                                 claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT NULL,
+                                 store_response boolean DEFAULT NULL, response_exclude text[] DEFAULT NULL,
+                                 owner regrole DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_alter_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
+COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
+'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner, and membership of a new one. Raises ID008 unknown_scope, 42501, 22023.';
+
+CREATE OR REPLACE FUNCTION idem.drop_scope(name text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.drop_scope(text) FROM PUBLIC;
+COMMENT ON FUNCTION idem.drop_scope(text) IS
+'Drops a scope. All its records count as expired when this transaction commits, and the purger deletes them; a scope of the same name starts anew. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner. Raises ID008 unknown_scope, 42501.';
+
+CREATE OR REPLACE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.forget(text, text, text) FROM PUBLIC;
+COMMENT ON FUNCTION idem.forget(text, text, text) IS
+'Deletes the record of a key, so that the next claim runs the operation again. True if there was one that had not expired. Waits for a claim in flight, at most the scope''s wait. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+
+-- The new check "schema".
+CREATE OR REPLACE FUNCTION idem.health(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text, OUT scope text,
+                            OUT detail text, OUT hint text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH server AS MATERIALIZED (
+    SELECT idem.preloaded() AS preloaded, pg_is_in_recovery() AS standby,
+           coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+           EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem launcher') AS launched),
+storage AS MATERIALIZED (SELECT * FROM idem.storage),
+held AS MATERIALIZED (
+    SELECT l.pid, p.gid, coalesce(a.xact_start, p.prepared) AS since
+      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+           LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid'
+                                   AND x.virtualtransaction = l.virtualtransaction
+           LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 7651 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+long_held_lock AS (
+    SELECT DISTINCT ON (pid, gid) pid, gid, since FROM held
+     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') ORDER BY pid, gid, since),
+relation AS (
+    SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
+     WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)),
+finding (check_name, status, scope, detail, hint) AS (
+    SELECT f.check_name, f.status, f.scope, f.detail, f.hint FROM idem.findings(long_held) f
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem is not preloaded: nothing purges expired records by itself, and nothing is counted.',
+           'Set shared_preload_libraries = ''idem'' and restart the server; or call idem.purge() from cron.'
+      FROM server WHERE NOT preloaded
+    UNION ALL
+    SELECT 'worker', 'fail', NULL, 'idem is preloaded, but its launcher does not run: nothing purges expired records.',
+           'Look for "idem launcher" in the server''s log; if it says that there are too many background workers, raise max_worker_processes and restart the server.'
+      FROM server WHERE preloaded AND NOT standby AND NOT launched
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem.purge_naptime is 0: the worker does not come.',
+           'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();'
+      FROM server WHERE preloaded AND NOT standby AND launched AND naptime = '0'
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('Process %s holds a key since its transaction began at %s.', h.pid, date_trunc('second', h.since)),
+           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
+                  h.pid, h.pid)
+      FROM long_held_lock h WHERE h.pid IS NOT NULL
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('The prepared transaction "%s" holds a key since %s.', h.gid, date_trunc('second', h.since)),
+           format('COMMIT PREPARED %L, or ROLLBACK PREPARED %L', h.gid, h.gid)
+      FROM long_held_lock h WHERE h.gid IS NOT NULL
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('The setting %s is off: nothing vacuums the record table.', s.name),
+           format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
+      FROM pg_settings s WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('Autovacuum is switched off for %s.', r.oid::regclass),
+           format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', r.owned_by)
+      FROM relation r, pg_options_to_table(r.reloptions) o
+     WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean
+    UNION ALL
+    SELECT 'vacuum', 'warn', NULL,
+           format('idem.record has %s dead rows beside %s live ones: autovacuum does not keep up.', s.dead_rows, s.live_rows),
+           'VACUUM idem.record'
+      FROM storage s WHERE s.dead_rows > greatest(10000, s.live_rows)
+    UNION ALL
+    SELECT 'wraparound', CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END, NULL,
+           format('The oldest row of idem.record that is not frozen is %s transactions old.', s.frozen_age), 'VACUUM (FREEZE) idem.record'
+      FROM storage s WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
+    UNION ALL
+    SELECT 'indexes', 'fail', NULL, format('%s has no primary key: no claim can work.', r.oid::regclass),
+           format('ALTER TABLE %s ADD PRIMARY KEY (digest)', r.oid::regclass)
+      FROM relation r WHERE r.oid = r.owned_by AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.oid AND i.indisprimary)
+    UNION ALL
+    SELECT 'indexes', CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END, NULL, format('Index %s is invalid.', i.indexrelid::regclass),
+           CASE WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
+                ELSE format('Unless it is being built just now: DROP INDEX %s', i.indexrelid::regclass) END
+      FROM pg_index i, relation r
+     WHERE i.indrelid = r.oid AND r.oid = r.owned_by AND NOT (i.indisvalid AND i.indisready)
+    UNION ALL
+    SELECT 'secrets', 'fail', NULL, 'There are scopes, but not the secrets that keys are locked and requests compared with: no claim can work.',
+           'Restore the rows of idem.secret from the dump that the records came from.'
+      FROM storage s WHERE s.scopes > 0 AND NOT s.has_secrets
+    UNION ALL
+    SELECT 'schema', 'warn', NULL,
+           format('%s may create functions in schema idem, which others may come to call with their own rights.',
+                  CASE a.grantee WHEN 0 THEN 'Everybody' ELSE format('Role %s', a.grantee::regrole) END),
+           format('REVOKE CREATE ON SCHEMA idem FROM %s', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+      FROM pg_namespace n, aclexplode(n.nspacl) a
+     WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)),
+fine (n, check_name, detail) AS (
+    SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
+    UNION ALL
+    SELECT 10, 'vacuum', format('%s live and %s dead rows; %s of table, %s of indexes.', live_rows, dead_rows, pg_size_pretty(table_bytes),
+                                pg_size_pretty(index_bytes)) FROM storage
+    UNION ALL
+    SELECT 2, 'purge', format('The next purge begins at block %s of %s.', purge_block, table_blocks) FROM storage
+    UNION ALL
+    VALUES (3, 'retention', 'Every scope remembers keys for as long as a retry may come.'),
+           (4, 'sizing', 'No scope holds more records than its claims account for.'),
+           (5, 'leases', 'No lease has been over for long.'),
+           (6, 'attempts', 'No operation has used up its attempts.'),
+           (7, 'transactions', 'No transaction has held a key for long.'),
+           (8, 'weak keys', 'No key is easily used twice.'),
+           (9, 'autovacuum', 'Autovacuum is on.'),
+           (11, 'wraparound', 'Old rows are frozen in time.'),
+           (12, 'indexes', 'The primary keys are in place.'),
+           (13, 'secrets', 'The secrets are in place.'),
+           (14, 'owners', 'Every scope has an owner.'),
+           (15, 'limits', 'Every limit is kept.'),
+           (16, 'statistics', 'Every scope is counted.'),
+           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'))
+SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
+       CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
+  FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name
+ ORDER BY f.n, x.scope, x.detail
+$$;
+
+-- Grants are not carried over: those that an update makes are taken for the extension's own, and left
+-- out of dumps.
+DO $$
+DECLARE role text;
+BEGIN
+    FOR role IN SELECT DISTINCT CASE a.grantee WHEN 0::pg_catalog.oid THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END
+                  FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+                 WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+    LOOP
+        RAISE WARNING '% can administer scopes no longer', role
+            USING DETAIL = 'It takes EXECUTE on the functions now, where CREATE on schema idem would do.',
+                  HINT = pg_catalog.format('If it shall: GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO %s; in any case: REVOKE CREATE ON SCHEMA idem FROM %s', role, role);
+    END LOOP;
+END $$;

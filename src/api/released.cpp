@@ -1,0 +1,50 @@
+// C symbols that the scripts of earlier releases name, and the current one does not: a database has
+// the new library from the moment it is installed, and its SQL objects from ALTER EXTENSION idem
+// UPDATE on. Until then each keeps to the rules of its release.
+#include "pg/boundary.hpp"
+#include "pg/compat.hpp"
+
+// Up to 0.1.0 EXECUTE on these was PUBLIC's, and the privilege was CREATE on schema idem.
+namespace {
+
+void check_may_create(FunctionCallInfo fcinfo) {
+    const Oid schema = get_func_namespace(fcinfo->flinfo->fn_oid);
+    if (!idem::pg::compat::may_create_in(schema, GetUserId()))
+        ereport(ERROR,
+                (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                 errmsg("permission denied to administer scopes"),
+                 errdetail("idem.%s() needs the privilege CREATE on schema idem.",
+                           get_func_name(fcinfo->flinfo->fn_oid)),
+                 errhint("Have a superuser run ALTER EXTENSION idem UPDATE, and GRANT EXECUTE "
+                         "ON FUNCTION idem.%s TO your role.",
+                         get_func_name(fcinfo->flinfo->fn_oid))));
+}
+
+}  // namespace
+
+extern "C" {
+Datum idem_create_scope_0_2(PG_FUNCTION_ARGS);
+Datum idem_alter_scope_0_2(PG_FUNCTION_ARGS);
+Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
+Datum idem_forget_0_2(PG_FUNCTION_ARGS);
+}
+
+IDEM_FUNCTION(idem_create_scope) {
+    check_may_create(fcinfo);
+    return idem_create_scope_0_2(fcinfo);
+}
+
+IDEM_FUNCTION(idem_alter_scope) {
+    check_may_create(fcinfo);
+    return idem_alter_scope_0_2(fcinfo);
+}
+
+IDEM_FUNCTION(idem_drop_scope) {
+    check_may_create(fcinfo);
+    return idem_drop_scope_0_2(fcinfo);
+}
+
+IDEM_FUNCTION(idem_forget) {
+    check_may_create(fcinfo);
+    return idem_forget_0_2(fcinfo);
+}

@@ -1,0 +1,191 @@
+# From every released version of the SQL objects to this one. The new library serves the old objects until
+# ALTER EXTENSION idem UPDATE; that makes what CREATE EXTENSION makes, runs beside open claims, and what
+# was stored before is answered after.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Tests of what has changed since a release, and so cannot pass on its objects.
+my %changed_since = ('0.1.0' => [qw(administration scopes wrong_use)]);
+
+my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
+
+my $node = idem_node('update', conf => '', bare => 1);
+my $sql = sub { my ($database, $statements) = @_; return $node->safe_psql($database, $statements) };
+my $current = $sql->('postgres', q{SELECT default_version FROM pg_available_extensions WHERE name = 'idem'});
+my @released = split /\n/, $sql->('postgres',
+	qq{SELECT version FROM pg_available_extension_versions WHERE name = 'idem' AND version <> '$current'
+	    ORDER BY string_to_array(version, '.')::int[]});
+is($released[0], '0.1.0', 'the first release is there');
+is($sql->('postgres', qq{SELECT string_agg(source, ' ') FROM pg_extension_update_paths('idem')
+		WHERE target = '$current' AND path IS NULL}), '', "there is a way from each to $current");
+
+# Everything that the extension consists of: definitions, rights, what it says of itself and what a dump takes.
+my $inventory = <<'SQL';
+WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND refclassid = 'pg_extension'::regclass
+                   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
+     rights (classid, objid, acl) AS (
+        SELECT 'pg_proc'::regclass, oid, proacl FROM pg_proc UNION ALL SELECT 'pg_class'::regclass, oid, relacl FROM pg_class
+        UNION ALL SELECT 'pg_namespace'::regclass, oid, nspacl FROM pg_namespace UNION ALL SELECT 'pg_type'::regclass, oid, typacl FROM pg_type),
+     line AS (
+        SELECT pg_describe_object(classid, objid, 0) AS object, obj_description(objid, classid::regclass::name) AS words FROM member
+        UNION ALL
+        SELECT pg_describe_object(classid, objid, 0), 'may ' || a FROM member JOIN rights USING (classid, objid), unnest(acl) a
+        UNION ALL
+        SELECT pg_describe_object(classid, objid, 0), 'at first ' || a FROM member JOIN pg_init_privs ON objoid = objid AND classoid = classid, unnest(initprivs) a
+        UNION ALL
+        SELECT objid::regprocedure::text, pg_get_functiondef(objid) FROM member WHERE classid = 'pg_proc'::regclass
+        UNION ALL
+        SELECT objid::regclass::text, concat_ws(' ', relkind, reloptions, CASE relkind WHEN 'v' THEN pg_get_viewdef(objid) END)
+          FROM member JOIN pg_class ON oid = objid WHERE classid = 'pg_class'::regclass
+        UNION ALL
+        SELECT objid::regclass || '.' || attname, concat_ws(' ', attnum, format_type(atttypid, atttypmod), attnotnull, attstorage, pg_get_expr(adbin, adrelid))
+          FROM member JOIN pg_attribute a ON attrelid = objid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+         WHERE classid = 'pg_class'::regclass AND NOT attisdropped
+        UNION ALL
+        SELECT conrelid::regclass::text, pg_get_constraintdef(c.oid) FROM member JOIN pg_constraint c ON conrelid = objid
+         WHERE classid = 'pg_class'::regclass
+        UNION ALL
+        SELECT indrelid::regclass::text, pg_get_indexdef(indexrelid) FROM member JOIN pg_index ON indrelid = objid
+         WHERE classid = 'pg_class'::regclass
+        UNION ALL
+        SELECT config::regclass::text, 'is dumped ' || condition
+          FROM pg_extension, unnest(extconfig, extcondition) AS u (config, condition) WHERE extname = 'idem')
+SELECT * FROM line ORDER BY 1, 2
+SQL
+$sql->('postgres', 'CREATE DATABASE fresh');
+$sql->('fresh', 'CREATE EXTENSION idem');
+my $fresh = $sql->('fresh', $inventory);
+cmp_ok(scalar(split /\n/, $fresh), '>', 500, 'a fresh extension has much to compare');
+
+# The tests of SQL behaviour. Each begins by creating the extension: in this way.
+sub regress
+{
+	my ($title, $create, @without) = @_;
+	my $input = "$ENV{TESTDATADIR}/" . ($title =~ s/\W+/_/gr);
+	system_or_bail('mkdir', '-p', "$input/sql", "$input/expected");
+	my %without = map { $_ => 1 } @without;
+	my @tests = grep { !$without{$_} } map { m{([^/]+)\.sql$} } sort glob "$ENV{TESTDIR}/test/sql/*.sql";
+	for my $file (map { ([ "test/sql/$_.sql", "sql/$_.sql" ], [ "expected/$_.out", "expected/$_.out" ]) } @tests)
+	{
+		my $text = slurp_file("$ENV{TESTDIR}/$file->[0]");
+		$text =~ s/^CREATE EXTENSION idem;$/$create/m or die $file->[0];
+		append_to_file("$input/$file->[1]", $text);
+	}
+	$node->command_ok([ $ENV{PG_REGRESS}, "--inputdir=$input", "--outputdir=$input", '--host=' . $node->host,
+			'--port=' . $node->port, '--dbname=regress', '--load-extension=idem', @tests ], $title)
+	  or diag(-e "$input/regression.diffs" ? slurp_file("$input/regression.diffs") : '');
+	return;
+}
+
+for my $version (@released)
+{
+	(my $name = "from_$version") =~ s/\W/_/g;
+	my $create = "CREATE EXTENSION idem VERSION '$version';";
+
+	# What a database of that release has, and whoever administers it.
+	my ($admin, $user) = ("${name}_admin", "${name}_user");
+	$sql->('postgres', "CREATE DATABASE $name");
+	$sql->($name, $create);
+	$sql->($name, <<"SQL");
+CREATE ROLE $user;
+CREATE ROLE $admin IN ROLE $user;
+GRANT CREATE ON SCHEMA idem TO $admin;
+SET ROLE $admin;
+SELECT idem.create_scope('orders', ttl => '1 day', owner => '$user');
+SELECT idem.complete(token, '{"order": 1}') FROM idem.claim('orders', 'done', '{"n": 1}');
+SELECT idem.fail(token, '{"sqlstate": "P0042", "message": "sold out"}') FROM idem.claim('orders', 'failed', '{"n": 2}');
+SELECT idem.advance('orders', 'stream', 7);
+RESET ROLE;
+CREATE TABLE effect (key text DEFAULT idem.current_key());
+CREATE TRIGGER effect BEFORE INSERT ON effect FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('orders');
+CREATE FUNCTION again(key text) RETURNS boolean LANGUAGE sql BEGIN ATOMIC SELECT idem.forget('orders', key); END;
+CREATE VIEW watched AS SELECT scope, claims FROM idem.stats;
+SQL
+	my $token = $sql->($name, q{SELECT token FROM idem.claim('orders', 'leased', '{"n": 3}', lease => '1 hour')});
+	$sql->($name, qq{SELECT idem.checkpoint('$token', 'half way', '{"step": 2}')});
+
+	# The library is new, the objects are not: their rules hold.
+	regress("tests on the objects of $version", $create, @{ $changed_since{$version} // [] });
+	if ($version eq '0.1.0')
+	{
+		is(sqlstate($node, "SET ROLE $user; $_", $name), '42501', "$version: without CREATE: $_")
+		  for (q{SELECT idem.create_scope('mine')}, q{SELECT idem.alter_scope('orders', ttl => '2 days')},
+			q{SELECT idem.drop_scope('orders')}, q{SELECT idem.forget('orders', 'done')});
+		is(sqlstate($node, "BEGIN; SET ROLE $admin; $_; ROLLBACK", $name), '', "$version: with it: $_")
+		  for (q{SELECT idem.create_scope('mine')}, q{SELECT idem.alter_scope('orders', ttl => '2 days')},
+			q{SELECT idem.drop_scope('orders')}, q{SELECT idem.forget('orders', 'done')});
+	}
+
+	$sql->('postgres', "CREATE DATABASE ${name}_bare");
+	$sql->("${name}_bare", "$create ALTER EXTENSION idem UPDATE");
+	is($sql->("${name}_bare", $inventory), $fresh, "$version: an update makes what CREATE EXTENSION makes");
+
+	# The update, with a claim open beside it, and with functions in the way that it must not call.
+	my $session = $node->background_psql($name, on_error_stop => 1);
+	$session->query_safe("BEGIN; SELECT set_config('my.token', token, false) FROM idem.claim('orders', 'open', '{\"n\": 4}'); INSERT INTO effect DEFAULT VALUES");
+	$sql->($name, <<'SQL');
+CREATE FUNCTION trap(oid, integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
+CREATE FUNCTION trap(name, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
+CREATE OPERATOR = (LEFTARG = oid, RIGHTARG = integer, FUNCTION = trap);
+CREATE OPERATOR = (LEFTARG = name, RIGHTARG = text, FUNCTION = trap);
+CREATE FUNCTION format(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
+SQL
+	my (undef, undef, $said) = $node->psql($name, "SET lock_timeout = '1min'; ALTER EXTENSION idem UPDATE");
+	unlike($said, qr/ERROR/, "$version: updated");
+	is($sql->($name, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $current, "$version: to $current");
+	$session->query_safe("INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
+	$session->quit;
+
+	# What was there is answered.
+	my $outcome = sub { my ($key, $n) = @_; return $sql->($name, qq{SET ROLE $user; SELECT outcome, response, error->>'sqlstate'
+		FROM idem.try_claim('orders', '$key', '{"n": $n}')}) };
+	is($outcome->('done', '1.0'), 'completed|{"order": 1}|', "$version: a replay is answered");
+	is($outcome->('failed', 2), 'failed||P0042', "$version: so is a failure");
+	is($outcome->('open', 4), 'completed||', "$version: so is the claim that was open meanwhile");
+	is($outcome->('done', 2), 'conflict||', "$version: a conflict is one");
+	is($outcome->('leased', 3), 'in_progress||', "$version: a lease holds");
+	is($sql->($name, qq{SET ROLE $user; SELECT idem.complete('$token', '{"order": 3}')}), '{"order": 3}', "$version: its token too");
+	is($outcome->('leased', 3), 'completed|{"order": 3}|', "$version: and completes it");
+	is($sql->($name, q{SELECT idem.advance('orders', 'stream', 7), idem.advance('orders', 'stream', 8)}), 'f|t',
+		"$version: the watermark is where it was");
+	is($sql->($name, 'SELECT key FROM effect'), "open\nopen", "$version: defaults and triggers work");
+	is($sql->($name, q{SELECT again('failed')}), 't', "$version: a user's function that depends on one of ours works");
+
+	if ($version eq '0.1.0')
+	{
+		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update says who loses a privilege");
+		my ($repair) = $said =~ /If it shall: (GRANT .*?); in any case/;
+		my ($revoke) = $said =~ /in any case: (REVOKE .*)/;
+		my $schema = q{SELECT status, detail ~ 'from_0_1_0_admin', hint FROM idem.health() WHERE check_name = 'schema'};
+		is($sql->($name, $schema), "warn|t|$revoke", "$version: health() says so too");
+		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: CREATE is not enough any more");
+		$sql->($name, "$repair; $revoke");
+		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.forget('orders', 'done')", $name), '',
+			"$version: what the hint says restores it");
+		is($sql->($name, $schema), 'ok|f|', "$version: and health() is content");
+		my ($dump) = run_command([ 'pg_dump', '--schema-only', '-d', $node->connstr($name) ]);
+		like($dump, qr/^GRANT ALL ON FUNCTION idem\.$_\(.*$admin;$/m, "$version: a dump has the grant on $_")
+		  for qw(create_scope alter_scope drop_scope forget);
+	}
+
+	# And as a whole: every test passes on what an update makes.
+	regress("tests after the update from $version", "$create ALTER EXTENSION idem UPDATE;");
+  SKIP:
+	{
+		skip 'pgTAP is not installed', 1
+		  if $sql->('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'pgtap'}) eq '0';
+		$sql->('postgres', "CREATE DATABASE ${name}_pgtap");
+		$sql->("${name}_pgtap", "CREATE EXTENSION pgtap; $create ALTER EXTENSION idem UPDATE");
+		$node->command_ok([ 'pg_prove', '-q', '--ext', '.sql', '-d', "${name}_pgtap", glob "$ENV{TESTDIR}/test/pgtap/*.sql" ],
+			"contract and privileges after the update from $version");
+	}
+}
+
+log_is_clean($node);
+$node->stop;
+done_testing();
