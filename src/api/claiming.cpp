@@ -216,6 +216,14 @@ Claiming settle(const ClaimCall& call, TimestampTz& waiting_since) {
     }
 }
 
+// For those who run the server; the caller is told in his own way.
+void note_conflict(const ClaimCall& call) {
+    pg::count(call.scope->id, Counter::conflicts);
+    if (pg::guc::log_conflicts != 0)
+        report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
+                             call.name.key);
+}
+
 // A grant is counted where it is made.
 void count_outcome(const ClaimCall& call, Outcome outcome) {
     switch (outcome) {
@@ -229,7 +237,7 @@ void count_outcome(const ClaimCall& call, Outcome outcome) {
         case Outcome::open_here:
             return pg::count(call.scope->id, Counter::in_flight);
         case Outcome::conflict:
-            return pg::count(call.scope->id, Counter::conflicts);
+            return note_conflict(call);
         case Outcome::stale_key:
             return pg::count(call.scope->id, Counter::stale);
         case Outcome::too_many:

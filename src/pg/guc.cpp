@@ -11,6 +11,7 @@ constinit int max_answer_size = 64 * 1024;
 constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
 constinit int purge_rate = 100'000;
+constinit int log_conflicts = 0;
 
 namespace {
 
@@ -19,6 +20,19 @@ namespace {
 GucContext at_server_start() {
     return process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 }
+
+// Those of client_min_messages that are no errors.
+constexpr std::array<config_enum_entry, 11> log_levels = {{{"off", 0, false},
+                                                           {"debug5", DEBUG5, false},
+                                                           {"debug4", DEBUG4, false},
+                                                           {"debug3", DEBUG3, false},
+                                                           {"debug2", DEBUG2, false},
+                                                           {"debug1", DEBUG1, false},
+                                                           {"log", LOG, false},
+                                                           {"info", INFO, false},
+                                                           {"notice", NOTICE, false},
+                                                           {"warning", WARNING, false},
+                                                           {nullptr, 0, false}}};
 
 }  // namespace
 
@@ -52,6 +66,14 @@ void define() {
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
+    // Where the messages go is the administrator's business, as with auto_explain.
+    DefineCustomEnumVariable(
+        "idem.log_conflicts",
+        "Sets the level at which a key that comes with another request is "
+        "reported.",
+        "Also where the caller gets the conflict as an outcome, or catches the "
+        "error.",
+        &log_conflicts, log_conflicts, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.purge_naptime",
                             "Sets the time between two visits of the purge worker to a database.",
                             "It comes sooner while it finds much to delete, and later while it "

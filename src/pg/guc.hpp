@@ -9,6 +9,7 @@ extern int counted_scopes;   // idem.counted_scopes: scopes with counters in sha
 extern int max_answer_size;  // idem.max_answer_size: of what one call stores, in kilobytes
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 extern int purge_naptime;    // idem.purge_naptime: between two visits, ms; 0: no purging
+extern int log_conflicts;    // idem.log_conflicts: a level of elog.h; 0: not at all
 extern int purge_rate;       // idem.purge_rate: records per second; 0: no bound
 
 void define();

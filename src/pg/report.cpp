@@ -80,14 +80,28 @@ void claimed_by_this_transaction(std::string_view key) {
     pg_unreachable();
 }
 
+constexpr const char* conflict_hint =
+    "Use a new key for a new operation, and repeat the request unchanged for a retry; what may "
+    "differ belongs into the scope's \"request_exclude\".";
+
 void key_conflict(std::string_view key) {
-    ereport(ERROR,
-            (errcode(errcode_key_conflict),
-             errmsg("key \"%s\" was used for a different request", c_string(key)),
-             errdetail("The request differs from the one that the key was first used with."),
-             errhint("Use a new key for a new operation, and repeat the request unchanged for a "
-                     "retry; what may differ belongs into the scope's \"request_exclude\".")));
+    ereport(ERROR, (errcode(errcode_key_conflict),
+                    errmsg("key \"%s\" was used for a different request", c_string(key)),
+                    errdetail("The request differs from the one that the key was first used with."),
+                    errhint("%s", conflict_hint)));
     pg_unreachable();
+}
+
+// Statement and context are left out: they may have the request in them.
+void log_conflict(int level, std::string_view scope, std::string_view tenant,
+                  std::string_view key) {
+    ereport(level, (errcode(errcode_key_conflict),
+                    errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
+                    tenant.empty()
+                        ? errdetail("Key \"%s\" was used for a different request.", c_string(key))
+                        : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request.",
+                                    c_string(key), c_string(tenant)),
+                    errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
 }
 
 void stored_failure(std::string_view key, Jsonb* error) {

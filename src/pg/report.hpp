@@ -17,6 +17,8 @@ struct Holder {
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
 [[noreturn]] void claimed_by_this_transaction(std::string_view key);
 [[noreturn]] void key_conflict(std::string_view key);
+// Of the same, at a level below ERROR.
+void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key);
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The last attempt's lease is over.

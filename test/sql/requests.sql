@@ -49,3 +49,18 @@ DO $$ BEGIN PERFORM idem.complete((idem.claim('requests', 'f', '{"pin": 1234}'))
             PERFORM idem.complete((idem.claim('others', 'f', '{"pin": 1234}')).token); END $$;
 SELECT count(DISTINCT fingerprint), min(length(fingerprint)) FROM idem.record WHERE key = 'f';
 DROP FUNCTION same;
+
+-- conflicts, for those who run the server: however the caller is told, and nothing of the requests
+SET idem.log_conflicts = 'notice';
+SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 4321}', tenant => '');
+DO $$ BEGIN PERFORM idem.claim('others', 'f'); EXCEPTION WHEN SQLSTATE 'ID002' THEN NULL; END $$;
+SELECT idem.once('others', 'f', '{}');
+SELECT idem.complete(token) IS NULL FROM idem.claim('others', 'of a tenant', '1', tenant => 'acme');
+SELECT outcome FROM idem.try_claim('others', 'of a tenant', '2', tenant => 'acme');
+SELECT outcome FROM idem.try_claim('others', 'of a tenant', '1', tenant => 'acme');
+SET idem.log_conflicts = 'error';
+SET idem.log_conflicts = 'off';
+SELECT outcome FROM idem.try_claim('others', 'of a tenant', '2', tenant => 'acme');
+SET ROLE pg_monitor;
+SET idem.log_conflicts = 'log';
+RESET ROLE;
