@@ -1,6 +1,6 @@
 -- idem 0.1.0 -> 0.2.0: scopes are administered by whoever is granted EXECUTE on the functions that do
 -- it. Up to 0.1.0 it took CREATE on schema idem, which also lets its holder put functions of his own
--- beside ours, for others to call.
+-- beside ours, for others to call. New: the view idem.streams, and a check of idem.health().
 --
 -- OR REPLACE keeps what depends on a function. Only what is the extension's already is replaced:
 -- PostgreSQL refuses the rest.
@@ -45,6 +45,14 @@ AS 'MODULE_PATHNAME', 'idem_forget_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.forget(text, text, text) FROM PUBLIC;
 COMMENT ON FUNCTION idem.forget(text, text, text) IS
 'Deletes the record of a key, so that the next claim runs the operation again. True if there was one that had not expired. Waits for a claim in flight, at most the scope''s wait. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+
+CREATE VIEW idem.streams WITH (security_barrier) AS
+    SELECT s.name AS scope, w.tenant, w.source, w.seq, w.updated AS updated_at
+      FROM idem.watermark w JOIN idem.scope s ON s.id = w.scope
+     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+    OFFSET 0;
+COMMENT ON VIEW idem.streams IS 'how far idem.advance() has come with each source, of the scopes whose owner''s privileges the current role has';
+GRANT SELECT ON idem.streams TO PUBLIC;
 
 -- The new check "schema".
 CREATE OR REPLACE FUNCTION idem.health(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text, OUT scope text,

@@ -425,6 +425,14 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
 COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (lapsed: the lease is over, and nobody has taken over) and, if idem is preloaded, the newest atomic claim of each transaction, with its process id; reads all records';
 GRANT SELECT ON idem.in_flight TO PUBLIC;
 
+CREATE VIEW idem.streams WITH (security_barrier) AS
+    SELECT s.name AS scope, w.tenant, w.source, w.seq, w.updated AS updated_at
+      FROM idem.watermark w JOIN idem.scope s ON s.id = w.scope
+     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+    OFFSET 0;
+COMMENT ON VIEW idem.streams IS 'how far idem.advance() has come with each source, of the scopes whose owner''s privileges the current role has';
+GRANT SELECT ON idem.streams TO PUBLIC;
+
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------

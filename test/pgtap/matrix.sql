@@ -20,6 +20,7 @@ SELECT idem.create_scope('theirs', owner => 'matrix_stranger');
 SELECT idem.complete(token, '{"answer": "swordfish"}')
   FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
 SELECT idem.complete(token) FROM idem.claim('owned', '4711');
+SELECT idem.advance('owned', 'stream', 7);
 CREATE FUNCTION pg_temp.work(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 
 -- What each kind of role gets ---------------------------------------------------------------------
@@ -139,6 +140,7 @@ INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
     ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
+    ('idem.streams', 'sees', $$SELECT FROM idem.streams WHERE scope = 'owned' AND source = 'stream'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),

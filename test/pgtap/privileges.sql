@@ -111,10 +111,11 @@ SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM
 
 SELECT idem.complete(token) FROM idem.claim('owned', '4711', tenant => 'hidden');
 SELECT outcome FROM idem.claim('owned', 'held', tenant => 'hidden', lease => '1 hour');
+SELECT idem.advance('owned', 'stream', 1, tenant => 'hidden');
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.%s WHERE scope = ''owned'' AND tenant = ''hidden'') = %s; END'$$,
                                         view, CASE WHEN of_owned = 'ok' THEN rows ELSE 0 END))).state,
           'ok', format('%s %s %s of the scope "owned"', role, CASE WHEN of_owned = 'ok' THEN 'sees' ELSE 'does not see' END, view))
-  FROM reader, (VALUES ('weak_keys', 2), ('records', 2), ('in_flight', 1)) AS v (view, rows) ORDER BY role, view;
+  FROM reader, (VALUES ('weak_keys', 2), ('records', 2), ('in_flight', 1), ('streams', 1)) AS v (view, rows) ORDER BY role, view;
 CREATE FUNCTION pg_temp.peek_tenant(tenant text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
 BEGIN
     IF tenant = 'hidden' THEN RAISE EXCEPTION 'seen: %', tenant; END IF;
@@ -122,7 +123,7 @@ BEGIN
 END $$;
 SELECT is((pg_temp.attempt(role, format('SELECT FROM idem.%s WHERE pg_temp.peek_tenant(tenant)', view))).state, expected,
           format('%s''s predicate on %s', role, view))
-  FROM (VALUES ('weak_keys'), ('records'), ('in_flight')) AS v (view),
+  FROM (VALUES ('weak_keys'), ('records'), ('in_flight'), ('streams')) AS v (view),
        (VALUES ('test_stranger', 'ok'), ('test_member', 'P0001')) AS r (role, expected)
  ORDER BY role, view;
 
@@ -157,7 +158,7 @@ SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, e
   FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
 SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
           'who watches sees nothing in ' || source)
-  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.scopes')) AS s (source);
+  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
 SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('who watches: ' || call, 'owned'))
   FROM scoped_call ORDER BY call;
 

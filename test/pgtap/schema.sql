@@ -128,6 +128,10 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
     'pid integer'], 'columns of the view in_flight');
 
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.streams')$$, ARRAY[
+    'scope text', 'tenant text', 'source text', 'seq bigint', 'updated_at timestamp with time zone'],
+    'columns of the view streams');
+
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'scope text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval', 'max_attempts integer',
     'claims_per_minute integer', 'weak_keys text', 'live bigint', 'in_progress bigint', 'completed bigint',
@@ -150,7 +154,7 @@ SELECT set_eq(
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
     $$VALUES ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
              ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('sweep', 'r', 'p'),
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'p'),
              ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
     'the relations, none of them unlogged');
 

@@ -179,6 +179,7 @@ SELECT idem.release(token) FROM idem.claim('shop', 'order-5');
 COMMIT;
 SELECT name FROM idem.scopes;
 SELECT scope, tenant FROM idem.weak_keys;
+SELECT source, seq FROM idem.streams;
 SELECT pg_catalog.length(idem.new_key());
 SELECT idem.derive_key('a', 'b');
 SELECT idem.key_weakness('4711');
