@@ -180,6 +180,7 @@ BEGIN
     FOR role IN SELECT DISTINCT CASE a.grantee WHEN 0::pg_catalog.oid THEN 'PUBLIC' ELSE a.grantee::pg_catalog.regrole::text END
                   FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
                  WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+                   AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
     LOOP
         RAISE WARNING '% can administer scopes no longer', role
             USING DETAIL = 'It takes EXECUTE on the functions now, where CREATE on schema idem would do.',
