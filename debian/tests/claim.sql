@@ -1,3 +1,8 @@
+-- The scripts of earlier releases are in the package, and the way from them.
+CREATE EXTENSION idem VERSION '0.1.0';
+ALTER EXTENSION idem UPDATE;
+DROP EXTENSION idem;
+
 CREATE EXTENSION idem;
 SELECT count(*) FROM idem.create_scope('payments') \gset
 CREATE TABLE effect (happened int);
