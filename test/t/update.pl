@@ -76,8 +76,10 @@ sub regress
 		$text =~ s/^CREATE EXTENSION idem;$/$create/m or die $file->[0];
 		append_to_file("$input/$file->[1]", $text);
 	}
-	$node->command_ok([ $ENV{PG_REGRESS}, "--inputdir=$input", "--outputdir=$input", '--host=' . $node->host,
-			'--port=' . $node->port, '--dbname=regress', '--load-extension=idem', @tests ], $title)
+	# It looks for what is expected where it runs, or, up to 15, beside its input.
+	chdir $input or die;
+	$node->command_ok([ $ENV{PG_REGRESS}, '--inputdir=.', '--outputdir=.', '--host=' . $node->host, '--port=' . $node->port,
+			'--dbname=regress', '--load-extension=idem', @tests ], $title)
 	  or diag(-e "$input/regression.diffs" ? slurp_file("$input/regression.diffs") : '');
 	return;
 }
