@@ -44,7 +44,7 @@ def pay_once(connection, key, request):
             "SELECT claimed, token, status, response::text"
             " FROM idem.claim('payments', %s, %s::jsonb, wait => '1 second')", (key, request)).fetchone()
         if not claim.claimed:
-            return Answer(claim.status, claim.response, replayed=True)
+            return Answer(claim.status or 201, claim.response, replayed=True)  # pay.py stores no status
         payment = cursor.execute(
             "INSERT INTO payment (amount) VALUES ((%s::jsonb->>'amount')::numeric)"
             " RETURNING to_jsonb(payment)::text AS body", (request,)).fetchone()
