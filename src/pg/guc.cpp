@@ -69,10 +69,8 @@ void define() {
     // Where the messages go is the administrator's business, as with auto_explain.
     DefineCustomEnumVariable(
         "idem.log_conflicts",
-        "Sets the level at which a key that comes with another request is "
-        "reported.",
-        "Also where the caller gets the conflict as an outcome, or catches the "
-        "error.",
+        "Sets the level at which a key that comes with another request is reported.",
+        "Also where the caller gets the conflict as an outcome, or catches the error.",
         &log_conflicts, log_conflicts, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.purge_naptime",
                             "Sets the time between two visits of the purge worker to a database.",
