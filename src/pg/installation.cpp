@@ -11,10 +11,11 @@ struct Need {
     LOCKMODE mode;
 };
 
-// Scopes are only read: a transaction that has created one does not keep the purger out.
-constexpr std::array needs = {Need{Table::scope, AccessShareLock},
-                              Need{Table::record, RowExclusiveLock},
-                              Need{Table::sweep, RowExclusiveLock}};
+// Scopes are only read: a transaction that has created one does not keep the purger out. In the
+// order in which they were created, as DROP EXTENSION locks them.
+constexpr std::array needs = {
+    Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
+    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, RowExclusiveLock}};
 
 // Somebody may have made a schema and tables of our names without the extension.
 bool belongs_to(Oid extension, Oid table) {
