@@ -150,7 +150,13 @@ const Scope* find_scope_by_id(std::int32_t id) {
 }
 
 bool scope_was_dropped(std::int32_t id) {
-    return id <= last_id() && !scan_for(WithId{id}, [](TupleTableSlot*) {});
+    if (id > last_id()) return false;
+    bool any = false;
+    const auto match = [&](TupleTableSlot* slot) {
+        any = true;
+        return WithId{id}(slot);
+    };
+    return !scan_for(match, [](TupleTableSlot*) {}) && any;
 }
 
 bool may_observe(Oid owner) {

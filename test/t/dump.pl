@@ -78,6 +78,21 @@ $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '
 	'restore, purging all the while');
 check('purged', 'restored while purging');
 
+# Roles are not in the dump. Without their owner's the scopes are not restored at first; the records must not
+# be taken for those of dropped ones meanwhile.
+$from->safe_psql('postgres', 'CREATE ROLE shop; CREATE DATABASE owned');
+install_payments($from, 'owned');
+$from->safe_psql('owned', q{SELECT idem.alter_scope('payments', owner => 'shop'); SELECT pay('kept', '{"amount": 1}')});
+my $owned = $from->backup_dir . '/owned.sql';
+$from->command_ok([ 'pg_dump', '-f', $owned, 'owned' ], 'pg_dump of a scope that another role owns');
+$to->safe_psql('postgres', 'CREATE DATABASE owned');
+$to->command_checks_all([ 'psql', '-Xq', '-f', $owned, 'owned' ], 0, [], [qr/role "shop" does not exist/], 'restore without the role');
+is($to->safe_psql('owned', 'SELECT idem.purge(), (SELECT count(*) FROM idem.scope)'), '0|0', 'no scope, but nothing is purged');
+my ($scopes_data) = slurp_file($owned) =~ /^(COPY idem\.scope .*?^\\\.\n)/ms;
+$to->safe_psql('owned', "CREATE ROLE shop;\n$scopes_data");
+is($to->safe_psql('owned', q{SELECT outcome FROM idem.try_claim('payments', 'kept', '{"amount": 1}')}),
+	'completed', 'and when the scopes are there, replays are answered');
+
 $to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],
 	'restore into another encoding');
