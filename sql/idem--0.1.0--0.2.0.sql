@@ -172,6 +172,77 @@ SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
  ORDER BY f.n, x.scope, x.detail
 $$;
 
+-- What clients choose is quoted, so that it makes no lines of its own.
+CREATE OR REPLACE FUNCTION idem.report(scope text)
+RETURNS SETOF text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH survey AS MATERIALIZED (SELECT *, CASE WHEN coverage < 1 THEN 'about ' ELSE '' END AS about FROM idem.survey(coalesce($1, ''))),
+rules AS MATERIALIZED (SELECT * FROM idem.scopes WHERE name = $1),
+counted AS MATERIALIZED (SELECT *, greatest(extract(epoch FROM statement_timestamp() - stats_reset), 1) AS seconds
+                           FROM idem.stats s WHERE s.scope = $1),
+flight AS MATERIALIZED (SELECT * FROM idem.in_flight f WHERE f.scope = $1),
+remark AS MATERIALIZED (SELECT *, row_number() OVER (ORDER BY check_name) AS n FROM idem.findings() f WHERE f.scope = $1),
+line (section, n, title, words) AS (
+    SELECT 1, 0, 'Scope', format('"%s", owned by %s', name, owner) FROM rules
+    UNION ALL
+    SELECT 2, 0, 'Rules', format('remembers keys for %s; a claim waits for at most %s; a lease lasts %s', ttl, wait, lease) FROM rules
+    UNION ALL
+    SELECT 2, 1, '', concat_ws(', ', CASE WHEN request_required THEN 'a request is required' END,
+                               CASE WHEN tenant_required THEN 'a tenant is required' END,
+                               CASE WHEN reject_stale_keys THEN 'stale keys are rejected' END,
+                               CASE weak_keys WHEN 'warn' THEN 'weak keys are warned of' WHEN 'reject' THEN 'weak keys are rejected' END,
+                               'at most ' || max_attempts || ' attempts', 'at most ' || claims_per_minute || ' claims a minute',
+                               CASE WHEN NOT store_response THEN 'responses are not stored' END)
+      FROM rules
+    UNION ALL
+    SELECT 3, 0, 'Records', format('%s%s alive: %s in progress, %s completed, %s failed', about, in_progress + completed + failed, in_progress,
+                                   completed, failed) FROM survey
+    UNION ALL
+    SELECT 3, 1, '', format('made between %s and %s; the next expires at %s', date_trunc('second', oldest), date_trunc('second', newest),
+                            date_trunc('second', next_expiry)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 2, '', format('their answers take %s%s', about, pg_size_pretty(answer_bytes)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 3, '', format('%s%s expired, since %s or later, and wait to be purged', about, expired, date_trunc('second', expired_since))
+      FROM survey WHERE expired > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', format('since %s: %s claims (%s a second), %s replays', date_trunc('second', stats_reset), claims,
+                                   round(claims / seconds, 2), replays) FROM counted
+    UNION ALL
+    SELECT 4, 1, '', format('%s completed, %s failed, %s released, %s taken over', completions, failures, releases, takeovers) FROM counted
+    UNION ALL
+    SELECT 4, 2, '', format('%s found their key in flight, %s waited, for %s in all', in_flight, waits, date_trunc('millisecond', wait_time))
+      FROM counted WHERE in_flight + waits > 0
+    UNION ALL
+    SELECT 4, 3, '', 'refused: ' || concat_ws(', ', nullif(conflicts, 0) || ' for another request', nullif(stale, 0) || ' stale keys',
+                                              nullif(limited, 0) || ' beyond a limit')
+      FROM counted WHERE conflicts + stale + limited > 0
+    UNION ALL
+    SELECT 4, 4, '', format('%s weak keys', weak) FROM counted WHERE weak > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', 'nothing: ' || CASE WHEN idem.preloaded() THEN 'see the check "statistics"' ELSE 'idem is not preloaded' END
+     WHERE NOT EXISTS (SELECT FROM counted)
+    UNION ALL
+    SELECT 5, 0, 'In flight', CASE count(*) WHEN 0 THEN 'nothing' WHEN 1 THEN '1 claim'
+                                            ELSE count(*) || ' claims' || CASE WHEN count(*) > 10 THEN ', the oldest 10:' ELSE '' END END
+                               || CASE WHEN idem.preloaded() THEN '' ELSE '; atomic claims are not seen unless idem is preloaded' END
+      FROM flight
+    UNION ALL
+    (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
+            concat_ws(', ', 'key ' || to_json(key), 'tenant ' || to_json(nullif(tenant, '')), 'attempt ' || attempt,
+                      'for ' || date_trunc('second', age), 'at recovery point ' || to_json(recovery_point), 'process ' || pid,
+                      CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
+       FROM flight ORDER BY 2 LIMIT 10)
+    UNION ALL
+    SELECT 6, 0, 'Health', CASE count(*) WHEN 0 THEN 'nothing to remark' ELSE count(*) || ' to look at' END FROM remark
+    UNION ALL
+    SELECT 6, 2 * n, '', format('%s, %s: %s', check_name, status, detail) FROM remark
+    UNION ALL
+    SELECT 6, 2 * n + 1, '', '  ' || hint FROM remark)
+SELECT rpad(title, 12) || words FROM line WHERE words <> '' ORDER BY section, n
+$$;
+
 -- Grants are not carried over: those that an update makes are taken for the extension's own, and left
 -- out of dumps.
 DO $$

@@ -783,8 +783,8 @@ line (section, n, title, words) AS (
       FROM flight
     UNION ALL
     (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
-            concat_ws(', ', format('key "%s"', key), 'tenant "' || nullif(tenant, '') || '"', 'attempt ' || attempt,
-                      'for ' || date_trunc('second', age), 'at recovery point "' || recovery_point || '"', 'process ' || pid,
+            concat_ws(', ', 'key ' || to_json(key), 'tenant ' || to_json(nullif(tenant, '')), 'attempt ' || attempt,
+                      'for ' || date_trunc('second', age), 'at recovery point ' || to_json(recovery_point), 'process ' || pid,
                       CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
        FROM flight ORDER BY 2 LIMIT 10)
     UNION ALL

@@ -10,7 +10,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Tests of what has changed since a release, and so cannot pass on its objects.
-my %changed_since = ('0.1.0' => [qw(administration scopes streams wrong_use)]);
+my %changed_since = ('0.1.0' => [qw(administration scopes streams survey wrong_use)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
