@@ -82,7 +82,8 @@ BEGIN
     instant := clock_timestamp();
     CONTINUE WHEN stored.expires_at <= instant;
     c := idem.try_claim(stored.scope, stored.key, NULL, stored.tenant, ttl => stored.expires_at - instant);
-    CONTINUE WHEN c.outcome = 'in_progress';            -- a retry is moving it
+    -- A row stays until idem knows its key: a retry is moving it, or a limit or the key's age keeps it out.
+    CONTINUE WHEN c.outcome IN ('in_progress', 'limited', 'stale_key');
     IF c.claimed THEN PERFORM idem.complete(c.token, stored.response, stored.status); END IF;
     DELETE FROM migrate.old o WHERE o.scope = stored.scope AND o.tenant = stored.tenant AND o.key = stored.key;
     moved := moved + 1;
