@@ -1,5 +1,6 @@
 -- From a table of one's own to idem, without losing a live key and without a pause: see docs/migration.md.
--- Adapt what is marked ADAPT. Run it in the database of the table, as a superuser or the owner of both:
+-- Adapt what is marked ADAPT. Run it in the database of the table, as a superuser, or as the table's owner
+-- who may create schemas and execute idem.create_scope():
 --
 --   psql --single-transaction -v ON_ERROR_STOP=1 -f migrate.sql
 --
@@ -8,7 +9,8 @@
 -- ADAPT: give up rather than make everybody wait behind a long transaction, and run it again.
 SET LOCAL lock_timeout = '5s';
 
--- ADAPT: one call for every scope of yours. Its TTL is for new keys; old ones keep their time.
+-- ADAPT: one call for every scope of yours, with the role of your application as its owner
+-- (owner => 'shop'). Its TTL is for new keys; old ones keep their time.
 SELECT idem.create_scope('payments', ttl => '1 day');
 
 CREATE SCHEMA migrate;
