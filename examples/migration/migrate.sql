@@ -16,7 +16,7 @@ SELECT idem.create_scope('payments', ttl => '1 day');
 CREATE SCHEMA migrate;
 GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 
--- ADAPT: your table, under these names.
+-- ADAPT: your table, under these names; the tenant is '' where there is none.
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
@@ -49,6 +49,7 @@ BEGIN
     RAISE EXCEPTION 'this transaction began before idempotency keys were moved'
       USING ERRCODE = '40001', HINT = 'Retry the transaction with the same key.';
   END IF;
+  tenant := coalesce(tenant, current_setting('idem.tenant', true), '');      -- as idem.claim() takes it
   -- First here, then in idem: what was moved in between is found there.
   SELECT * INTO stored FROM migrate.old o
    WHERE o.scope = scope AND o.tenant = tenant AND o.key = key AND o.expires_at > instant;

@@ -72,6 +72,8 @@ $early->quit;
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the old code is told to try again');
 
 # Each kind of row.
+is(ask(q{BEGIN; SELECT response FROM migrate.claim('payments', 'unbound', NULL, NULL, NULL); ROLLBACK}), '{"payment": -2}',
+	'a tenant that is NULL is the setting, as for idem.claim()');
 is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
 my $expires = ask(q{SELECT expires_at FROM idempotency_key WHERE key = 'finished'});
 is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'an old key is answered');
