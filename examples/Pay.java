@@ -74,8 +74,13 @@ public class Pay {
 
     private static String problem(SQLException error) throws SQLException {
         try (Connection connection = connect()) {
-            return value(connection, "SELECT idem.problem(?, ?)", error.getSQLState(), error.getMessage());
+            return value(connection, "SELECT idem.problem(?, ?)", error.getSQLState(), message(error));
         }
+    }
+
+    /** The driver's message has severity and hint around the server's own words. */
+    private static String message(SQLException error) {
+        return error.getMessage().lines().findFirst().orElse("").replaceFirst("^\\S+: ", "");
     }
 
     private static Connection connect() throws SQLException {

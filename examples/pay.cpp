@@ -86,11 +86,14 @@ std::string pay(const std::string& key, const std::string& amount) {
     }
 }
 
+// The message has severity and hint around the server's own words.
 std::string problem(const pqxx::sql_error& error) {
+    std::cmatch found;
+    std::regex_search(error.what(), found, std::regex(":  (.*)"));
     pqxx::connection connection;
     pqxx::work transaction(connection);
     return transaction
-        .exec_params1("SELECT idem.problem($1, $2)", error.sqlstate(), std::string(error.what()))[0]
+        .exec_params1("SELECT idem.problem($1, $2)", error.sqlstate(), found[1].str())[0]
         .as<std::string>();
 }
 

@@ -73,12 +73,14 @@ function retry_after(PDOException $error): float
     return preg_match('/after ([\d.]+) seconds/', $error->getMessage(), $found) ? (float) $found[1] : 0;
 }
 
+// The message has severity and hint around the server's own words.
 function problem(PDOException $error): string
 {
+    preg_match('/:  (.*)/', $error->errorInfo[2] ?? '', $found);
     return query(
         new PDO('pgsql:'),
         'SELECT idem.problem(:sqlstate, :detail) AS problem',
-        ['sqlstate' => sqlstate($error), 'detail' => $error->errorInfo[2]]
+        ['sqlstate' => sqlstate($error), 'detail' => $found[1] ?? null]
     )['problem'];
 }
 

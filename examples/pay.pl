@@ -71,10 +71,12 @@ sub retry_after
 	return $message =~ /after ([\d.]+) seconds/ ? $1 : 0;
 }
 
+# The message has context and hint in it; the server's own words are the rest of its first line.
 sub problem
 {
 	my ($error) = @_;
-	return connection()->selectrow_array('SELECT idem.problem(?, ?)', undef, $error->{state}, $error->{message});
+	my ($detail) = $error->{message} =~ /:  (.*)/;
+	return connection()->selectrow_array('SELECT idem.problem(?, ?)', undef, $error->{state}, $detail);
 }
 
 my ($key, $amount) = @ARGV;

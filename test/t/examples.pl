@@ -166,10 +166,10 @@ sub is_answer
 
 sub is_problem
 {
-	my ($result, $http_status, $sqlstate, $name) = @_;
+	my ($result, $http_status, $sqlstate, $detail, $name) = @_;
 	is($result->{status}, 1, "$name: refused");
 	my $problem = decoded($result->{stderr}) // {};
-	is_deeply([ @$problem{qw(status sqlstate)} ], [ $http_status, $sqlstate ], "$name: a problem document")
+	is_deeply([ @$problem{qw(status sqlstate detail)} ], [ $http_status, $sqlstate, $detail ], "$name: a problem document")
 	  or diag $result->{stderr};
 	return;
 }
@@ -185,9 +185,11 @@ sub answers_and_replays
 	is(run_example($language, undef, $key, $amount)->{stdout}, $first->{stdout}, 'retry: the same, byte for byte');
 	is(effects_of($amount), 1, 'retry: one effect');
 
-	is_problem(run_example($language, undef, $key, $amount + 0.5), 422, 'ID002', 'same key, another request');
+	is_problem(run_example($language, undef, $key, $amount + 0.5), 422, 'ID002',
+		"key \"$key\" was used for a different request", 'same key, another request');
 	is(effects_of($amount + 0.5), 0, 'same key, another request: no effect');
-	is_problem(run_example($language, undef, "$key is bad", 'ten'), 400, '22P02', 'no number');
+	is_problem(run_example($language, undef, "$key is bad", 'ten'), 400, '22P02',
+		'invalid input syntax for type numeric: "ten"', 'no number');
 	return;
 }
 
