@@ -158,59 +158,59 @@ CREATE FUNCTION idem.claim(scope text, key text, request jsonb DEFAULT NULL, ten
 RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
-'Claims (scope, tenant, key) for this transaction, or with lease for that long beyond it, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. A leased claim whose lease is over is taken over: attempt + 1, with its recovery point. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 42501.';
+'Claims (scope, tenant, key) for this transaction, or with lease for that long beyond it, or returns the stored answer of the operation that completed under it. Waits for a claim in flight, at most the scope''s wait. A leased claim whose lease is over is taken over: attempt + 1, with its recovery point. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.try_claim(scope text, key text, request jsonb DEFAULT NULL, tenant text DEFAULT NULL,
                                ttl interval DEFAULT NULL, lease interval DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_try_claim' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
-'As idem.claim(), but every outcome (claimed, completed, failed, in_progress, conflict, stale_key, limited) comes back as data, and it does not wait unless wait is given.';
+'As idem.claim(), but every outcome (claimed, completed, failed, in_progress, conflict, stale_key, limited) comes back as data, and it does not wait unless wait is given. Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.complete(token text, response jsonb DEFAULT NULL, status integer DEFAULT NULL,
                               headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
 RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_complete' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
-'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as it was given, though the scope may keep parts of it out of the record. It becomes visible when this transaction commits. Raises ID004 lease_lost, ID005 not_claimed, 54000 beyond idem.max_answer_size.';
+'Stores the answer of a claimed operation, to be replayed to every retry until the TTL is over, and returns the response as it was given, though the scope may keep parts of it out of the record. It becomes visible when this transaction commits. Raises ID005 not_claimed, 40001, 54000 beyond idem.max_answer_size; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
                           headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_fail' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
-'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 54000.';
+'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID005 not_claimed, 40001, 22004, 22023, 54000; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.release(token text)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_release' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.release(text) IS
-'Gives a claim up without an answer: the key is free for others when this transaction ends. A leased claim keeps its attempts and recovery point for the next. Raises ID004 lease_lost, ID005 not_claimed.';
+'Gives a claim up without an answer: the key is free for others when this transaction ends. A leased claim keeps its attempts and recovery point for the next. Raises ID005 not_claimed; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded, 40001.';
 
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
 AS 'MODULE_PATHNAME', 'idem_renew' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.renew(text, interval) IS
-'Heartbeat of a leased claim: the lease ends that long from now (NULL: the scope''s lease). Returns the new end. Raises ID004 lease_lost, ID005 not_claimed, 22023.';
+'Heartbeat of a leased claim: the lease ends that long from now (NULL: the scope''s lease). Returns the new end. Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, 22023.';
 
 CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_checkpoint' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.checkpoint(text, text, jsonb) IS
-'Stores a recovery point of a leased claim: its name (1 to 255 bytes) and state come back as recovery_point and recovery_state of the claim that takes over. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 54000.';
+'Stores a recovery point of a leased claim: its name (1 to 255 bytes) and state come back as recovery_point and recovery_state of the claim that takes over. Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, 22004, 22023, 54000.';
 
 CREATE FUNCTION idem.execute(scope text, key text, operation regprocedure, request jsonb DEFAULT NULL,
                              tenant text DEFAULT NULL, ttl interval DEFAULT NULL, wait interval DEFAULT NULL)
 RETURNS idem.execution
 AS 'MODULE_PATHNAME', 'idem_execute' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
-'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, 42501, 22023, 54000.';
+'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
 RETURNS idem.record_info
 AS 'MODULE_PATHNAME', 'idem_lookup' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.lookup(text, text, text) IS
-'What is known of a key now: state absent, in_progress (with the holder''s process id and since when), completed or failed, with the stored answer. Never claims, never waits; works on a standby. Raises ID007, ID008, 42501.';
+'What is known of a key now: state absent, in_progress (with the holder''s process id and since when), completed or failed, with the stored answer. Never claims, never waits; works on a standby. Raises ID007, ID008, 42501, 22021.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys
@@ -232,13 +232,13 @@ CREATE FUNCTION idem.child_key(token text, step text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_child_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.child_key(text, text) IS
-'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of a claim of this transaction, open or not, or that of a leased claim of a scope that the caller may use. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 22021.';
+'The idempotency key to hand to another service in this step of the operation: the same in every attempt, and nobody can tell from it which key it was made from. Takes the token of a claim of this transaction, open or not, or that of a leased claim of a scope that the caller may use. Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 22021, 55000 without secrets.';
 
 CREATE FUNCTION idem.current_key()
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_current_key' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.current_key() IS
-'The key of the claim that this transaction made last and has not finished; NULL if there is none. Usable as the DEFAULT of a column.';
+'The key of the claim that this transaction made last and has not finished; NULL if there is none. Usable as the DEFAULT of a column. Raises 25000 in a parallel worker.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Guard
@@ -274,19 +274,19 @@ CREATE FUNCTION idem.once(scope text, key text, request jsonb DEFAULT NULL, tena
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_once' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
-'Claims and completes the key in one: true the first time, false for every retry. The effect that follows in this transaction commits or vanishes with it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22004.';
+'Claims and completes the key in one: true the first time, false for every retry. The effect that follows in this transaction commits or vanishes with it. Waits for a claim in flight, at most the scope''s wait. Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.once_each(scope text, keys text[], tenant text DEFAULT NULL)
 RETURNS SETOF text
 AS 'MODULE_PATHNAME', 'idem_once_each' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.once_each(text, text[], text) IS
-'The keys that are new, each once and in the order of the array; they are finished from now on. For tens of thousands in one call: it takes no key locks, and waits for transactions that write the same keys as a unique index does. A key that is claimed under a running lease, completed or failed is not new. A concurrent atomic claim of such a key gets 40001 when it completes. Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22004, 22023.';
+'The keys that are new, each once and in the order of the array; they are finished from now on. For tens of thousands in one call: it takes no key locks, and waits for transactions that write the same keys as a unique index does. A key that is claimed under a running lease, completed or failed is not new. A concurrent atomic claim of such a key gets 40001 when it completes. Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.advance(scope text, source text, seq bigint, tenant text DEFAULT NULL, contiguous boolean DEFAULT false)
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_advance' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.advance(text, text, bigint, text, boolean) IS
-'For ordered streams: true if seq is beyond all that the source has sent so far, which it is from now on, false for a duplicate. With contiguous, seq must be the next number (the first of a source may be any). Waits for a transaction that is advancing the source, at most the scope''s wait. Watermarks do not expire. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID012 sequence_gap, 40001, 42501, 22004.';
+'For ordered streams: true if seq is beyond all that the source has sent so far, which it is from now on, false for a duplicate. With contiguous, seq must be the next number (the first of a source may be any). Waits for a transaction that is advancing the source, at most the scope''s wait. Watermarks do not expire. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID012 sequence_gap, 40001, 42501, 22021, 22004, 54000.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: administered by whoever is granted EXECUTE on these functions
@@ -303,7 +303,7 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_create_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
 COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
-'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 22023, 22004.';
+'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
                                  wait interval DEFAULT NULL, request_required boolean DEFAULT NULL,
@@ -316,7 +316,7 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
-'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner, and membership of a new one. Raises ID008 unknown_scope, 42501, 22023.';
+'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner, and membership of a new one. Raises ID008 unknown_scope, 42501, 55000 (a limit without preload), 22023.';
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
@@ -449,7 +449,7 @@ RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_purge' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
 COMMENT ON FUNCTION idem.purge(integer) IS
-'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE.';
+'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE. Raises 22023.';
 
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer

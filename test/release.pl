@@ -1,5 +1,5 @@
 # What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, and one version everywhere. Needs no server: prove test/release.pl
+# it, one version everywhere, and the same errors in README and COMMENTs. Needs no server: prove test/release.pl
 use strict;
 use warnings;
 
@@ -80,5 +80,37 @@ my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
+
+# The errors of each function, as README's reference and its COMMENT give them.
+my %row = slurp('README.md') =~ /^\| `(\w+)` \|.*\|([^|]*)\|$/mg;
+my %comment = slurp('sql/idem.sql') =~ /^COMMENT ON FUNCTION idem\.(\w+)\([^)]*\) IS\n'(.*?)';$/msg;
+
+sub codes
+{
+	my ($words) = @_;
+	return ($words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g, $words =~ /granted EXECUTE|For members of/ ? '42501' : ());
+}
+
+sub documented
+{
+	my ($function) = @_;
+	my ($words, $except) = split /,? except for /, $row{$function} // '', 2;
+	my %code = map { $_ => 1 } codes($words), $words =~ /^ as `(\w+)`/ ? documented($1) : ();
+	if (defined $except)
+	{
+		my ($without, $and) = split /, which are|;/, $except, 2;
+		delete $code{$_} for codes($without);
+		$code{$_} = 1 for codes($and // '');
+	}
+	return sort keys %code;
+}
+
+for my $function (sort keys %comment)
+{
+	ok(exists $row{$function}, "idem.$function() is in README's reference");
+	my ($raises) = $comment{$function} =~ /\bRaises (.*)/s;
+	my %code = map { $_ => 1 } codes($raises // ''), $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
+	is_deeply([ sort keys %code ], [ documented($function) ], "the errors of idem.$function()");
+}
 
 done_testing();
