@@ -1,6 +1,6 @@
 // Every error that idem raises on its own account, with the SQLSTATE, detail and hint that tell the
-// caller what to do. None of them returns, but for the warning. No message shows a key, a response
-// or a request other than the caller's own.
+// caller what to do. None of them returns, but for the two that are no errors. No message shows a
+// key, a response or a request other than the caller's own.
 #pragma once
 
 #include "pg/server.hpp"
@@ -27,8 +27,8 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 [[noreturn]] void lease_lost();
 [[noreturn]] void not_leased(const char* function);
 [[noreturn]] void not_claimed(const char* detail);
-[[noreturn]] void
-foreign_claim();  // the same, of an atomic token that this transaction did not make
+// The same, of an atomic token that this transaction did not make.
+[[noreturn]] void foreign_claim();
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.
