@@ -38,25 +38,44 @@ void DigestScan::restart() {
     ScanKeyData key;
     ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(&digest_));
     index_rescan(scan_, &key, 1, nullptr, 0);
+    entries_ = 0;
 }
 
 // As index_getnext_slot(), but most probes find no entry, and need no slot.
 bool DigestScan::next() {
     for (;;) {
-        if (!scan_->xs_heap_continue && index_getnext_tid(scan_, ForwardScanDirection) == nullptr)
-            return false;
+        if (!scan_->xs_heap_continue) {
+            const ItemPointerData* entry = index_getnext_tid(scan_, ForwardScanDirection);
+            if (entry == nullptr) return false;
+            entries_ = hash_combine64(
+                entries_, hash_bytes_extended(reinterpret_cast<const unsigned char*>(entry),
+                                              sizeof *entry, 0));
+        }
         if (slot_ == nullptr) slot_ = table_slot_create(table_.table(), nullptr);
         if (index_fetch_heap(scan_, slot_)) return true;
     }
 }
 
-// A standby knows of no such insertion's end but by replaying it.
+// Without the key lock the row may move under the scan: its new version gets an index entry when
+// the page was read, and the old one is dead when its turn comes. Then there are other entries the
+// next time; when there are not, nothing was missed.
 bool DigestScan::find(const core::Digest& digest) {
-    for (;;) {
+    bool any = false;  // there is nothing but rows that are being inserted
+    for (std::uint64_t before = 0;; before = entries_) {
+        bool inserting = false;
         seek(digest);
-        if (!next()) return false;
-        if (dirty_.speculativeToken == 0 || RecoveryInProgress()) return true;
-        wait();
+        while (next()) {
+            // A standby knows of no such insertion's end but by replaying it.
+            if (dirty_.speculativeToken != 0 && !RecoveryInProgress()) {
+                wait();
+                inserting = false;
+                continue;
+            }
+            if (any || presence() != core::Presence::inserting) return true;
+            inserting = true;
+        }
+        any = entries_ == before;
+        if (any && !inserting) return false;
     }
 }
 

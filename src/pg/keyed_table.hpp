@@ -50,8 +50,10 @@ class DigestScan {
     // Begins to look for the digest; next() goes from hit to hit.
     void seek(const core::Digest& digest);
     bool next();
-    // seek() and the first hit. A row that is being inserted speculatively is waited for: whether
-    // it stays is decided within microseconds.
+    // seek(), and the hit that binds the key: of a row that is being replaced the old version, even
+    // if the new one comes first; a row that is being inserted only if there is no other. Nothing
+    // is missed, whatever is replaced meanwhile. A row that is being inserted speculatively is
+    // waited for: whether it stays is decided within microseconds.
     bool find(const core::Digest& digest);
 
     // Of the hit:
@@ -73,6 +75,7 @@ class DigestScan {
     TupleTableSlot* slot_ = nullptr;
     pg_uuid_t digest_{};
     SnapshotData dirty_;
+    std::uint64_t entries_ = 0;  // tells the index entries that this scan has met from others
 };
 static_assert(std::is_trivially_destructible_v<DigestScan>);
 

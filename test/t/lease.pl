@@ -276,6 +276,46 @@ $node->safe_psql('postgres', "COMMIT PREPARED 'taken over'");
 is(sqlstate($node, "SELECT idem.renew('$old')"), 'ID004', 'and fences the old worker off');
 
 # ---------------------------------------------------------------------------------------------
+# A row on the move
+# ---------------------------------------------------------------------------------------------
+
+# An index on the lease puts each new version of the row elsewhere, with an entry of its own in the
+# primary key; a look without the key lock must find one of them. The heartbeat's process lasts as
+# long as the looks.
+$node->safe_psql('postgres', <<'SQL');
+CREATE INDEX moving ON idem.record (lease_end);
+CREATE TABLE beaten AS SELECT token FROM idem.claim('jobs', 'beaten', lease => '1 hour');
+CREATE PROCEDURE beat() LANGUAGE plpgsql AS $$
+BEGIN
+  FOR i IN 1 .. 1000 LOOP
+    PERFORM idem.renew(token) FROM beaten;
+    COMMIT;
+  END LOOP;
+END $$;
+CREATE PROCEDURE look(looks integer, INOUT missed integer DEFAULT 0, INOUT lost integer DEFAULT 0) LANGUAGE plpgsql AS $$
+BEGIN
+  FOR i IN 1 .. looks LOOP
+    missed := missed + (SELECT (state = 'absent')::integer FROM idem.lookup('jobs', 'beaten'));
+    BEGIN
+      PERFORM idem.child_key(token, 'step') FROM beaten;
+    EXCEPTION WHEN SQLSTATE 'ID004' THEN
+      lost := lost + 1;
+    END;
+    IF i % 20 = 0 THEN COMMIT; END IF;
+  END LOOP;
+END $$;
+SQL
+my $script = PostgreSQL::Test::Utils::tempdir . '/beat.sql';
+append_to_file($script, "CALL beat();\n");
+my $heart = IPC::Run::start([ 'pgbench', '-n', '-T', 3600, '-f', $script, $node->connstr('postgres') ],
+	'>', \my $out, '2>', \my $err);
+is($node->safe_psql('postgres', 'CALL look(30000)'), '0|0',
+	'a record that is renewed all the time is never missed, and its token good for something');
+ok($heart->pumpable, 'the heart was beating all the time');
+$heart->kill_kill;
+$node->safe_psql('postgres', "DROP INDEX idem.moving");
+
+# ---------------------------------------------------------------------------------------------
 # Dead workers
 # ---------------------------------------------------------------------------------------------
 
