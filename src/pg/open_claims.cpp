@@ -30,6 +30,19 @@ void unlink(Claim* claim) {
     --claims->count;
 }
 
+void let_go(std::string_view kept) {
+    pfree(const_cast<char*>(kept.data()));
+}
+
+// A transaction may roll back any number of savepoints.
+void free_claim(Claim* claim) {
+    let_go(claim->scope_name);
+    let_go(claim->tenant);
+    let_go(claim->key);
+    if (claim->fingerprint != nullptr) pfree(claim->fingerprint);
+    pfree(claim);
+}
+
 bool is_open_atomic(const Claim& claim) {
     return claim.phase == Phase::open && claim.token.kind == core::TokenKind::atomic;
 }
@@ -58,6 +71,7 @@ void undo(SubTransactionId sub) {
         if (claim->claimed_in == sub) {
             *link = claim->older;
             unlink(claim);
+            free_claim(claim);
             continue;
         }
         if (claim->phase != Phase::open && claim->closed_in == sub) claim->phase = Phase::open;

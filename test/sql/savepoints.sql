@@ -88,4 +88,27 @@ BEGIN
 END $$;
 SELECT count(*), count(*) FILTER (WHERE response = to_jsonb(replace(key, 'many', '')::int)) FROM idem.record WHERE key LIKE 'many%';
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+
+-- a transaction that rolls back claim after claim keeps nothing of them
+CREATE PROCEDURE undo(n int) LANGUAGE plpgsql AS $$
+BEGIN
+  FOR i IN 1..n LOOP
+    BEGIN
+      PERFORM idem.claim('savepoints', 'undone' || i, '{}', tenant => 't');
+      PERFORM idem.once_each('savepoints', ARRAY['undone too']);
+      RAISE 'undo';
+    EXCEPTION WHEN raise_exception THEN NULL;
+    END;
+  END LOOP;
+END $$;
+CREATE FUNCTION kept() RETURNS bigint LANGUAGE sql AS
+  $$ SELECT used_bytes FROM pg_backend_memory_contexts WHERE name = 'TopTransactionContext' $$;
+BEGIN;
+CALL undo(10);
+SELECT kept() AS before \gset
+CALL undo(1000);
+SELECT kept() - :before < 10000 AS little;
+COMMIT;
+DROP PROCEDURE undo;
+DROP FUNCTION kept;
 DROP FUNCTION state;
