@@ -46,7 +46,11 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
     // Before the claim: a missing privilege is no verdict on the operation.
     if (!pg::compat::may_execute(operation, GetUserId()))
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
-    return quote_qualified_identifier(get_namespace_name(get_func_namespace(operation)), name);
+    const Oid schema = get_func_namespace(operation);
+    const char* schema_name = get_namespace_name(schema);
+    if (!pg::compat::may_use(schema, GetUserId()))
+        aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, schema_name);
+    return quote_qualified_identifier(schema_name, name);
 }
 
 ClaimCall read_call(FunctionCallInfo fcinfo) {

@@ -165,12 +165,20 @@ class JsonbBuilder {
 #endif
 };
 
-inline bool may_create_in(Oid schema, Oid role) {
+inline bool has_on_schema(AclMode privilege, Oid schema, Oid role) {
 #if PG_VERSION_NUM >= 160000
-    return object_aclcheck(NamespaceRelationId, schema, role, ACL_CREATE) == ACLCHECK_OK;
+    return object_aclcheck(NamespaceRelationId, schema, role, privilege) == ACLCHECK_OK;
 #else
-    return pg_namespace_aclcheck(schema, role, ACL_CREATE) == ACLCHECK_OK;
+    return pg_namespace_aclcheck(schema, role, privilege) == ACLCHECK_OK;
 #endif
+}
+
+inline bool may_create_in(Oid schema, Oid role) {
+    return has_on_schema(ACL_CREATE, schema, role);
+}
+
+inline bool may_use(Oid schema, Oid role) {
+    return has_on_schema(ACL_USAGE, schema, role);
 }
 
 inline bool may_execute(Oid function, Oid role) {

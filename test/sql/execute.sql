@@ -84,9 +84,13 @@ CREATE FUNCTION who(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb(curr
 CREATE FUNCTION "Odd ""name"""(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT $1 || '{"odd": true}' $$;
 CREATE FUNCTION overloaded(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"jsonb"'::jsonb $$;
 CREATE FUNCTION overloaded(anyelement) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"any"'::jsonb $$;
+CREATE SCHEMA closed;
+CREATE FUNCTION closed.op(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '1'::jsonb $$;
+SELECT 'closed.op(jsonb)'::regprocedure::oid AS closed_op \gset
 GRANT USAGE ON SCHEMA execute TO regress_idem_op;
 SET ROLE regress_idem_op;
 SELECT idem.execute('theirs', 'a', 'secret_op(jsonb)');
+SELECT idem.execute('theirs', 'a', :closed_op);
 SELECT state FROM idem.lookup('theirs', 'a');
 SELECT response FROM idem.execute('theirs', 'who', 'who(jsonb)');
 RESET ROLE;
@@ -115,5 +119,5 @@ SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
 
 \set VERBOSITY default
 SET client_min_messages = warning;
-DROP SCHEMA execute CASCADE;
+DROP SCHEMA execute, closed CASCADE;
 DROP ROLE regress_idem_op;
