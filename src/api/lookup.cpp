@@ -92,16 +92,24 @@ bool binds(const pg::Found& found) {
     }
 }
 
-// In progress, unless no attempt may follow the one whose lease is over.
-bool goes_on(const pg::Record& record, const pg::Scope& scope) {
-    return record.state == core::State::in_progress &&
-           !core::exhausted(record.attempt, scope.max_attempts, record.lease_end.value_or(0),
-                            GetCurrentTimestamp());
+// Completed or failed; or in progress, when no attempt may follow the one whose lease is over.
+bool is_over(const pg::Found& found, const pg::Scope& scope) {
+    const pg::Record& record = found.record;
+    return binds(found) && (record.state != core::State::in_progress ||
+                            core::exhausted(record.attempt, scope.max_attempts,
+                                            record.lease_end.value_or(0), GetCurrentTimestamp()));
 }
 
 std::optional<report::Holder> holder_of(const pg::KeyName& name) {
     if (RecoveryInProgress()) return std::nullopt;
     return pg::KeyLock(name.digest).holder();
+}
+
+pg::Found look(const pg::KeyName& name) {
+    const pg::Records records = pg::Records::to_read();
+    const pg::Found found = pg::probe(records, name);
+    records.close();
+    return found;
 }
 
 Result run(const pg::KeyName& name, const pg::Scope& scope) {
@@ -111,15 +119,14 @@ Result run(const pg::KeyName& name, const pg::Scope& scope) {
         return in_progress(static_cast<std::int32_t>(mine->token.attempt), MyProcPid,
                            mine->created);
 
-    const pg::Records records = pg::Records::to_read();
-    const pg::Found found = pg::probe(records, name);
-    records.close();
-    const bool bound = binds(found);
-    if (bound && !goes_on(found.record, scope)) return finished(found.record);
-
+    pg::Found found = look(name);
+    if (is_over(found, scope)) return finished(found.record);
     const auto holder = holder_of(name);
+    // Who was at it when we looked may have committed before we asked who is.
+    if (!holder && !binds(found)) found = look(name);
+    if (is_over(found, scope)) return finished(found.record);
     const auto pid = open_here ? std::optional(MyProcPid) : holder ? holder->pid : std::nullopt;
-    if (bound) return leased(found.record, pid);
+    if (binds(found)) return leased(found.record, pid);
     if (holder) return in_progress(first_attempt, pid, holder->since);
     if (found.presence == Presence::inserting && !RecoveryInProgress())
         return in_progress(first_attempt, std::nullopt, std::nullopt);

@@ -42,6 +42,45 @@ cmp_ok($unprotected{differing}, '>', 1000, 'unprotected: answers differ');
 cmp_ok($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM unprotected_payment'), '>', 1000,
 	'unprotected: duplicates by the thousand');
 
+# Of a key that is claimed and completed but once, lookup() says absent, in progress, completed; and
+# never again what it said before.
+$node->safe_psql('postgres', <<'SQL');
+SELECT idem.create_scope('watched');
+CREATE SEQUENCE watched;
+CREATE PROCEDURE work() LANGUAGE plpgsql AS $$
+DECLARE t text;
+BEGIN
+  FOR i IN 1 .. 1000 LOOP
+    SELECT token INTO t FROM idem.claim('watched', 'k' || nextval('watched'));
+    FOR j IN 1 .. 300 LOOP END LOOP;
+    PERFORM idem.complete(t);
+    COMMIT;
+  END LOOP;
+END $$;
+CREATE PROCEDURE watch(looks integer, INOUT backwards integer DEFAULT 0) LANGUAGE plpgsql AS $$
+DECLARE k text; before text; now text;
+BEGIN
+  FOR i IN 1 .. looks LOOP
+    SELECT 'k' || last_value INTO k FROM watched;
+    before := 'absent';
+    LOOP
+      SELECT state INTO now FROM idem.lookup('watched', k);
+      backwards := backwards + (before = 'in_progress' AND now = 'absent')::integer;
+      EXIT WHEN now <> 'in_progress';
+      before := now;
+    END LOOP;
+    IF i % 20 = 0 THEN COMMIT; END IF;
+  END LOOP;
+END $$;
+SQL
+my $script = PostgreSQL::Test::Utils::tempdir . '/work.sql';
+append_to_file($script, "SET synchronous_commit = off;\nCALL work();\n");
+my $worker = IPC::Run::start([ 'pgbench', '-n', '-T', 3600, '-f', $script, $node->connstr('postgres') ],
+	'>', \my $out, '2>', \my $err);
+is($node->safe_psql('postgres', 'CALL watch(200000)'), 0, 'a key in progress is never absent before it is completed');
+ok($worker->pumpable, 'the worker was at it all the time');
+$worker->kill_kill;
+
 log_is_clean($node);
 $node->stop;
 done_testing();
