@@ -2,6 +2,7 @@
 
 #include "core/canonical.hpp"
 #include "pg/boundary.hpp"
+#include "pg/compat.hpp"
 #include "pg/filtered_walk.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
@@ -11,16 +12,29 @@ namespace {
 
 using Writer = core::Canonical<core::FingerprintSink>;
 
-// Hands the string on in UTF-8, because fingerprints do not depend on the database's encoding. Free
-// of charge in a UTF-8 database.
-template <class Use>
-void with_utf8(const JsonbValue& string, Use use) {
-    const char* bytes = string.val.string.val;
-    const int length = string.val.string.len;
-    char* converted = pg_server_to_any(bytes, length, PG_UTF8);
-    if (converted == bytes) return use({bytes, static_cast<std::size_t>(length)});
-    use({converted, strlen(converted)});
-    pfree(converted);
+std::string_view bytes_of(const JsonbValue& string) {
+    return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
+}
+
+void convert(JsonbValue& string) {
+    char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
+    if (converted == string.val.string.val) return;
+    string.val.string.val = converted;
+    string.val.string.len = static_cast<int>(strlen(converted));
+}
+
+// What counts of the request as it would be in a UTF-8 database, because fingerprints do not depend
+// on the encoding: neither do strings then, nor the order of members, which is that of their names'
+// bytes. The result has nothing left to leave out.
+Jsonb* in_utf8(Jsonb* request, PathList exclude) {
+    compat::JsonbBuilder builder;
+    walk_without(request, exclude, [&](JsonbIteratorToken token, JsonbValue& value) {
+        const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+        if (item && value.type == jbvString) convert(value);
+        const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
+        builder.push(token, item || scalar_root ? &value : nullptr);
+    });
+    return builder.finish();
 }
 
 // numeric_send() is the one public view of a numeric's digits: count, weight, sign and scale, then
@@ -44,7 +58,7 @@ void write_scalar(Writer& writer, const JsonbValue& value) {
         case jbvBool:
             return writer.boolean(value.val.boolean);
         case jbvString:
-            return with_utf8(value, [&](std::string_view text) { writer.string(text); });
+            return writer.string(bytes_of(value));
         case jbvNumeric:
             return write_number(writer, value.val.numeric);
         default:
@@ -52,31 +66,30 @@ void write_scalar(Writer& writer, const JsonbValue& value) {
     }
 }
 
-void walk(Writer& writer, Jsonb* request, const Scope& scope) {
+void walk(Writer& writer, Jsonb* request, PathList exclude) {
     bool scalar_root = false;
-    walk_without(request, scope.request_exclude(),
-                 [&](JsonbIteratorToken token, const JsonbValue& value) {
-                     switch (token) {
-                         case WJB_BEGIN_ARRAY:
-                             scalar_root = value.val.array.rawScalar;
-                             if (!scalar_root) writer.begin_array();
-                             break;
-                         case WJB_END_ARRAY:
-                             if (!scalar_root) writer.end_array();
-                             break;
-                         case WJB_BEGIN_OBJECT:
-                             writer.begin_object();
-                             break;
-                         case WJB_END_OBJECT:
-                             writer.end_object();
-                             break;
-                         case WJB_KEY:
-                             with_utf8(value, [&](std::string_view name) { writer.member(name); });
-                             break;
-                         default:
-                             write_scalar(writer, value);
-                     }
-                 });
+    walk_without(request, exclude, [&](JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+                scalar_root = value.val.array.rawScalar;
+                if (!scalar_root) writer.begin_array();
+                break;
+            case WJB_END_ARRAY:
+                if (!scalar_root) writer.end_array();
+                break;
+            case WJB_BEGIN_OBJECT:
+                writer.begin_object();
+                break;
+            case WJB_END_OBJECT:
+                writer.end_object();
+                break;
+            case WJB_KEY:
+                writer.member(bytes_of(value));
+                break;
+            default:
+                write_scalar(writer, value);
+        }
+    });
 }
 
 core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Secret& secret,
@@ -86,7 +99,10 @@ core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Se
     core::Fingerprint result;
     if (!sink.begin(secret, secret_id)) report::crypto_failure();
     Writer writer(sink);
-    walk(writer, request, scope);
+    if (GetDatabaseEncoding() == PG_UTF8)
+        walk(writer, request, scope.request_exclude());
+    else
+        walk(writer, in_utf8(request, scope.request_exclude()), {});
     if (!sink.finish(result)) report::crypto_failure();
     return result;
 }

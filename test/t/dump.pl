@@ -11,7 +11,7 @@ my $from = idem_node('from', conf => '');
 my $to = idem_node('to', conf => '', bare => 1);
 
 $from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
-$from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß"}')});
+$from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß", "öl": {"abc": 1, "öl": [true]}}')});
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
 	weak_keys => 'warn', response_exclude => '{größe,b.c}')});
@@ -35,7 +35,7 @@ sub check
 	my $ask = sub { return $to->safe_psql($database, "SET client_encoding = 'UTF8'; $_[0]") };
 	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}')}),
 		'completed|{"payment": 1}', "$kind: a replay is answered");
-	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'schlüssel', '{"amount": 2, "note": "übergroß"}')}),
+	is($ask->(q{SELECT outcome, response FROM idem.try_claim('payments', 'schlüssel', '{"amount": 2, "note": "übergroß", "öl": {"abc": 1, "öl": [true]}}')}),
 		'completed|{"payment": 2}', "$kind: beyond ASCII too");
 	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')}),
 		'completed', "$kind: so is a time-ordered key");
