@@ -81,10 +81,7 @@ bool DigestScan::find(const core::Digest& digest) {
 
 core::Presence DigestScan::presence() const {
     if (TransactionIdIsValid(dirty_.xmin)) return core::Presence::inserting;
-    bool null;
-    const Datum xmin = slot_getsysattr(slot_, MinTransactionIdAttributeNumber, &null);
-    if (TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)))
-        return core::Presence::own;
+    if (written_here(slot_)) return core::Presence::own;
     if (TransactionIdIsValid(dirty_.xmax)) return core::Presence::deleting;
     return core::Presence::committed;
 }

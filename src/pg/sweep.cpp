@@ -62,7 +62,8 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
             break;
         }
         ++sweep.result.seen;
-        if (record_expires(slot) <= sweep.now || is_orphaned(sweep, slot)) purge(sweep, slot);
+        const bool over = record_expires(slot) <= sweep.now || is_orphaned(sweep, slot);
+        if (over && !written_here(slot)) purge(sweep, slot);  // ours does not expire within us
     }
     table_endscan(scan);
     ExecDropSingleTupleTableSlot(slot);

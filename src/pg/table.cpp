@@ -119,6 +119,12 @@ TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size
     return scan;
 }
 
+bool written_here(TupleTableSlot* slot) {
+    bool null;
+    const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
+    return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+}
+
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls) {
     ExecClearTuple(slot);
     const auto columns = static_cast<std::size_t>(slot->tts_tupleDescriptor->natts);

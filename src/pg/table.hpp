@@ -42,6 +42,9 @@ bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_du
 // table through a ring of buffers that leaves the others alone.
 TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size);
 
+// Whether this very transaction wrote the row version in the slot.
+bool written_here(TupleTableSlot* slot);
+
 // Puts the values into the slot, in place of what it holds; columns beyond them are NULL.
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
 

@@ -47,6 +47,15 @@ SELECT idem.complete(:'t', '"after the purge"');
 COMMIT;
 SELECT key, response FROM idem.record ORDER BY key, response;
 
+-- nor does a purge take it
+BEGIN;
+SELECT run('short', 'kept', 'first');
+SELECT pg_sleep(0.001);
+SELECT idem.purge() > 0 AS others;
+SELECT run('short', 'kept', 'second');
+COMMIT;
+SELECT idem.purge();
+
 -- purging: what has expired, so many at a time, going on where it stopped, nothing else
 TRUNCATE idem.record;
 SELECT count(run('short', 'k' || i, 'x')) + count(run('long', 'k' || i, 'x')) AS made FROM generate_series(1, 1000) i;
