@@ -172,6 +172,83 @@ SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
  ORDER BY f.n, x.scope, x.detail
 $$;
 
+-- Scopes that are newer than the snapshot of whoever asks are not taken for those of dropped roles.
+CREATE OR REPLACE FUNCTION idem.findings(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text,
+                                    OUT scope text, OUT detail text, OUT hint text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH all_scopes AS MATERIALIZED (SELECT * FROM idem.overview),
+known AS MATERIALIZED (
+    SELECT o.*, CASE WHEN o.coverage < 1 THEN 'about ' ELSE '' END AS about,
+           idem.retention_window(least(o.wait, '30 days'), least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100),
+                                 '30 seconds', '5 seconds') AS horizon,
+           t.claims, statement_timestamp() - t.stats_reset AS counted_for
+      FROM all_scopes o LEFT JOIN idem.stats t ON t.scope = o.scope
+     WHERE o.owner IS NOT NULL),
+sized AS (
+    SELECT *, idem.records_needed(claims / greatest(extract(epoch FROM counted_for), 1)::double precision, ttl) AS needed
+      FROM known WHERE claims IS NOT NULL)
+SELECT 'owners', 'fail', k.scope,
+       format('The role that owned scope "%s" was dropped: nobody but superusers may use it.', k.scope),
+       format('SELECT idem.alter_scope(%L, owner => ''NAME''), as a superuser, NAME being the new owner.', k.scope)
+  FROM known k WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = k.owner)
+UNION ALL
+SELECT 'retention', 'warn', k.scope,
+       format('Scope "%s" remembers keys for %s, but a retry may come after %s (its wait, its leases, 30 seconds on the network, 5 of clock skew): it would be executed again.',
+              k.scope, k.ttl, k.horizon),
+       format('SELECT idem.alter_scope(%L, ttl => %L)', k.scope, k.horizon)
+  FROM known k WHERE k.ttl < k.horizon
+UNION ALL
+SELECT 'sizing', 'warn', s.scope,
+       format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s account for %s.', s.scope, s.about, s.live,
+              s.claims, date_trunc('second', s.counted_for), s.ttl, s.needed),
+       format('Either claims are given a longer TTL than the scope''s, and it should have that: SELECT idem.alter_scope(%L, ttl => ...); or they came in a burst, and claims_per_minute bounds it.',
+              s.scope)
+  FROM sized s WHERE s.counted_for >= s.ttl AND s.live >= 10000 AND s.live > 2 * s.needed
+UNION ALL
+SELECT 'leases', 'warn', k.scope,
+       format('In scope "%s", claims whose lease is over, the first since %s, and that nobody has taken over: %s%s.', k.scope,
+              date_trunc('second', k.lapsed_since), k.about, k.lapsed),
+       format('Claim them again to finish them, or give them up with idem.forget(): SELECT tenant, key, lease_end FROM idem.in_flight WHERE scope = %L AND lapsed',
+              k.scope)
+  FROM known k WHERE k.lapsed > 0 AND k.lapsed_since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+UNION ALL
+SELECT 'attempts', 'warn', k.scope,
+       format('In scope "%s", operations that have used up their %s attempts, so that claims of them get ID003: %s%s.', k.scope,
+              k.max_attempts, k.about, k.exhausted),
+       format('SELECT idem.alter_scope(%L, max_attempts => %s) lets them be tried again; or give them up with idem.forget(): SELECT tenant, key FROM idem.records WHERE scope = %L AND state = ''failed'' AND lease_end IS NOT NULL',
+              k.scope, k.max_attempts + 1, k.scope)
+  FROM known k WHERE k.exhausted > 0
+UNION ALL
+SELECT 'weak keys', 'warn', k.scope,
+       format('In scope "%s", keys that are easily used twice for different operations: %s%s.', k.scope, k.about, k.weak),
+       format('Look at idem.weak_keys, have the clients send UUIDs, and refuse such keys: SELECT idem.alter_scope(%L, weak_keys => ''reject'')',
+              k.scope)
+  FROM known k WHERE k.weak > 0 AND k.weak_keys <> 'reject'
+UNION ALL
+SELECT 'limits', 'warn', k.scope,
+       format('Scope "%s" admits %s claims a minute, which is not kept: idem is not preloaded.', k.scope, k.claims_per_minute),
+       format('Set shared_preload_libraries = ''idem'' and restart the server; or SELECT idem.alter_scope(%L, claims_per_minute => -1)',
+              k.scope)
+  FROM known k WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
+UNION ALL
+SELECT 'statistics', 'warn', k.scope,
+       format('Scope "%s" has no statistics: all idem.counted_scopes = %s places are taken.', k.scope,
+              current_setting('idem.counted_scopes')),
+       'Set idem.counted_scopes higher (ALTER SYSTEM SET idem.counted_scopes = ...) and restart the server.'
+  FROM known k WHERE k.claims IS NULL AND idem.preloaded()
+UNION ALL
+SELECT 'purge', CASE WHEN w.since < statement_timestamp() - interval '1 day' THEN 'fail'
+                     WHEN w.since < statement_timestamp() - greatest('1 hour', 40 * w.naptime) THEN 'warn' ELSE 'ok' END, NULL,
+       CASE WHEN w.expired = 0 THEN 'No' WHEN w.sampled THEN 'About ' || w.expired ELSE w.expired::text END
+       || ' expired records wait to be purged' || coalesce(', the first since ' || date_trunc('second', w.since), '') || '.',
+       'SELECT idem.purge(1000000), again until it returns 0; if it is the worker that does not keep up, raise idem.purge_rate.'
+  FROM (SELECT coalesce(sum(o.expired), 0)::bigint AS expired, min(o.expired_since) AS since, bool_or(o.coverage < 1) AS sampled,
+               coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
+          FROM all_scopes o) w
+$$;
+
 -- What clients choose is quoted, so that it makes no lines of its own.
 CREATE OR REPLACE FUNCTION idem.report(scope text)
 RETURNS SETOF text

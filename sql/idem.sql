@@ -526,7 +526,8 @@ GRANT SELECT ON idem.storage TO pg_monitor;
 
 -- The rules of idem.health() that take a survey: one for all. A retry may come while its caller waits, and
 -- as often as an operation whose lease is over is begun again; delay and skew are idem's assumptions.
--- The bounds on what is multiplied keep intervals in range.
+-- The bounds on what is multiplied keep intervals in range. A scope without an owner is one that the
+-- survey, which sees the newest, found, and the statement's snapshot does not.
 CREATE FUNCTION idem.findings(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text,
                                     OUT scope text, OUT detail text, OUT hint text)
 RETURNS SETOF record
@@ -539,7 +540,7 @@ known AS MATERIALIZED (
                                  '30 seconds', '5 seconds') AS horizon,
            t.claims, statement_timestamp() - t.stats_reset AS counted_for
       FROM all_scopes o LEFT JOIN idem.stats t ON t.scope = o.scope
-     WHERE o.scope IS NOT NULL),
+     WHERE o.owner IS NOT NULL),
 sized AS (
     SELECT *, idem.records_needed(claims / greatest(extract(epoch FROM counted_for), 1)::double precision, ttl) AS needed
       FROM known WHERE claims IS NOT NULL)

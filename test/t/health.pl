@@ -270,6 +270,14 @@ is(health('owners', column => 'scope, status'), 'left|fail', 'owners: one is gon
 my ($give) = hint('owners') =~ /^(SELECT idem\.alter_scope\(.*?\))/;
 sql($give =~ s/NAME/watcher/r);
 is(health('owners'), 'ok', 'owners: well again');
+$session = $node->background_psql('postgres');
+$session->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+sql("SELECT idem.create_scope('newer')");
+is($session->query_safe("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), '',
+	'owners: a scope that is newer than the snapshot is well');
+$session->query_safe('COMMIT');
+$session->quit;
+sql("SELECT idem.drop_scope('newer')");
 
 # statistics ---------------------------------------------------------------------------------------
 
