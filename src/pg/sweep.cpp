@@ -2,6 +2,7 @@
 
 #include "pg/compat.hpp"
 #include "pg/scope.hpp"
+#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
@@ -17,7 +18,7 @@ struct Sweep {
     TimestampTz now;
     std::int64_t left;
     Swept result;
-    HTAB* scopes;  // of KnownScope: those whose records we have met
+    HTAB* scopes;  // of KnownScope: those that there are, and others whose records we have met
 };
 
 struct KnownScope {
@@ -33,19 +34,33 @@ void purge(Sweep& sweep, TupleTableSlot* slot) {
     --sweep.left;
 }
 
-HTAB* make_scopes() {
+KnownScope* enter(HTAB* scopes, std::int32_t id, bool& known) {
+    return static_cast<KnownScope*>(hash_search(scopes, &id, HASH_ENTER, &known));
+}
+
+// All at once: to look for each on its own takes too long where there are thousands. The match
+// never matches, so that the scan sees every scope.
+HTAB* existing_scopes() {
     HASHCTL control{};
     control.keysize = sizeof(std::int32_t);
     control.entrysize = sizeof(KnownScope);
     control.hcxt = CurrentMemoryContext;
-    return hash_create("idem scopes of a sweep", 16, &control,
-                       HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+    HTAB* scopes =
+        hash_create("idem scopes of a sweep", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+    const auto note = [scopes](TupleTableSlot* slot) {
+        bool known;
+        enter(scopes, DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)
+            ->dropped = false;
+        return false;
+    };
+    (void)scope_row::scan_for(note, [](TupleTableSlot*) {});
+    return scopes;
 }
 
 bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
-    auto* scope = static_cast<KnownScope*>(hash_search(sweep.scopes, &id, HASH_ENTER, &known));
+    KnownScope* scope = enter(sweep.scopes, id, known);
     if (!known) scope->dropped = scope_was_dropped(id);
     return scope->dropped;
 }
@@ -108,7 +123,7 @@ void put_hand(Hand& hand, BlockNumber block) {
 
 Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
     Sweep sweep{
-        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, make_scopes()};
+        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, existing_scopes()};
     Swept& result = sweep.result;
     result.table = RelationGetNumberOfBlocks(sweep.records);
     const BlockNumber budget = std::min(result.table, limits.blocks);

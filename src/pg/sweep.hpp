@@ -5,8 +5,9 @@
 // deletes without waiting, and passes over every row that anybody else is at. Reads with
 // SnapshotSelf: the newest committed rows, without predicate locks.
 //
-// Records of a dropped scope go too. Whether an id is a dropped scope's is asked once a sweep, and
-// after a row that bears it was seen: a scope that was created since is not mistaken for one.
+// Records of a dropped scope go too. The scopes that there are are noted first. Whether another id
+// is a dropped scope's is asked once a sweep, and after a row that bears it was seen: a scope that
+// was created since is not mistaken for one.
 #pragma once
 
 #include "pg/server.hpp"

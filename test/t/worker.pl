@@ -147,6 +147,21 @@ left('postgres', 0, 'a transaction that creates a scope is no obstacle');
 $creator->query_safe('ROLLBACK');
 $creator->quit;
 
+# Far more scopes than can be looked for one by one, and a living record of each. (In buffers as small as
+# this server's, each scan would begin where the one before has found the scope before.)
+set_conf('synchronize_seqscans' => 'off');
+sql(<<'SQL');
+INSERT INTO idem.scope
+SELECT nextval('idem.scope_id'), 'scope ' || i, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+       reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
+  FROM idem.scope, generate_series(1, 80000) i WHERE name = 'payments';
+INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
+SELECT gen_random_uuid(), now(), now() + '1 hour', id, 1, 'c', false, '', name FROM idem.scope WHERE name <> 'payments';
+SQL
+fill('postgres', 5, '-1 second');
+left('postgres', 80_000, 'expired records are deleted among those of 80,000 scopes');
+sql("TRUNCATE idem.record; DELETE FROM idem.scope WHERE name <> 'payments'");
+
 # Extensions that come and go ----------------------------------------------------------------------
 
 set_conf('idem.purge_rate' => 500);
