@@ -14,6 +14,24 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->start;
 
+# A leased record that is being replaced, by a new version in front of it: the index puts it elsewhere.
+$primary->safe_psql('postgres', <<'SQL');
+CREATE INDEX moving ON idem.record (lease_end);
+SELECT count(*) FROM idem.once_each('payments', ARRAY(SELECT 'room' || i FROM generate_series(1, 10) i));
+CREATE TABLE job AS SELECT token FROM idem.claim('payments', 'moving', lease => '1 hour');
+DELETE FROM idem.record WHERE key ~ '^room';
+SQL
+$primary->safe_psql('postgres', 'VACUUM idem.record');
+my $worker = $primary->background_psql('postgres');
+$worker->query_safe('BEGIN; SELECT idem.renew(token) FROM job');
+$primary->safe_psql('postgres', q{SELECT idem.once('payments', 'flushed')});
+$primary->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', q{SELECT state, attempt, lease_end > now() FROM idem.lookup('payments', 'moving')}),
+	'in_progress|1|t', 'a record that is being replaced is there');
+$worker->query_safe('COMMIT');
+$worker->quit;
+$primary->safe_psql('postgres', 'DROP INDEX idem.moving');
+
 $primary->safe_psql('postgres', q{SELECT pay('streamed', '{"amount": 2}')});
 $primary->safe_psql('postgres', q{BEGIN; SELECT pay('prepared', '{"amount": 3}'); PREPARE TRANSACTION 'p'});
 $primary->wait_for_catchup($standby);
