@@ -135,11 +135,12 @@ Result replay(const ClaimCall& call, const Claiming& claiming) {
 IDEM_FUNCTION(idem_execute) {
     using namespace idem;
     api::require_writable("idem.execute()");
-    const char* operation = api::checked_operation(fcinfo);
+    (void)api::checked_operation(fcinfo);
     const api::ClaimCall call = api::read_call(fcinfo);
     const api::Claiming claiming = api::claim_key(call);
+    // Checked again: while we waited for the key, the operation may have been dropped.
     auto result = claiming.outcome == api::Outcome::claimed
-                      ? api::run(*claiming.claim, operation, call.request)
+                      ? api::run(*claiming.claim, api::checked_operation(fcinfo), call.request)
                       : api::replay(call, claiming);
     return result.as_result_of(fcinfo);
 }
