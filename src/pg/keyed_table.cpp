@@ -63,6 +63,7 @@ bool DigestScan::find(const core::Digest& digest) {
     bool any = false;  // there is nothing but rows that are being inserted
     for (std::uint64_t before = 0;; before = entries_) {
         bool inserting = false;
+        CHECK_FOR_INTERRUPTS();
         seek(digest);
         while (next()) {
             // A standby knows of no such insertion's end but by replaying it.
