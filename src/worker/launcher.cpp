@@ -88,6 +88,7 @@ void read_databases(Launcher& self, std::int64_t now) {
     MemoryContext context = CurrentMemoryContext;
     ++self.round;
     pgstat_report_activity(STATE_RUNNING, "idem: reading pg_database");
+    SetCurrentStatementStartTimestamp();
     StartTransactionCommand();
     (void)GetTransactionSnapshot();
     const auto counted = pg::counted_scopes();

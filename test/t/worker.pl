@@ -272,7 +272,16 @@ is(records('invalid'), 3000, 'nor one whose DROP DATABASE was interrupted');
 is(scalar pids('purger'), 0, 'a naptime of 0 stops the visits');
 fill('other_name', 50, '-1 second');
 is(records('other_name'), 50, 'nobody comes');
+
+# Who watches for old transactions must not be told of the launcher, whose own are young.
+my $watcher = $node->background_psql('postgres');
+my $launched = "FROM pg_stat_activity WHERE backend_type = 'idem launcher'";
+$watcher->query_safe('BEGIN; LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
+$watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FROM 'Lock' $launched) LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END \$\$");
+is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher begins when it begins');
+$watcher->query_safe('COMMIT');
+$watcher->quit;
 left($_, 0, "after a reload $_ is visited") for qw(other_name template_for_all refusing invalid);
 
 # Many databases -----------------------------------------------------------------------------------
