@@ -39,8 +39,10 @@ HTAB* make_table(const char* name, Size key_size, Size entry_size, int kind) {
 void prepare_cache() {
     AcceptInvalidationMessages();
     if (valid) return;
-    if (cache_context != nullptr) MemoryContextDelete(cache_context);
+    // Forgotten first: should memory run out below, it must not be deleted twice.
     by_name = by_id = nullptr;
+    if (MemoryContext old = std::exchange(cache_context, nullptr); old != nullptr)
+        MemoryContextDelete(old);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
     by_name = make_table("idem scopes", NAMEDATALEN, sizeof(Scope), HASH_STRINGS);
     by_id = make_table("idem scopes by id", sizeof(std::int32_t), sizeof(ById), HASH_BLOBS);
