@@ -38,10 +38,11 @@ DATA = $(sort $(wildcard sql/idem--*.sql))
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
-WARNINGS ?= -Wall -Wextra -Wshadow -Wconversion -Werror
-# The warnings are for our code: the server's headers are system headers.
+# The warnings are for our code: the server's headers are system headers. They are errors where it is
+# tested (tools/setup), and not where a compiler is newer than our tests.
+WARNINGS ?= -Wall -Wextra -Wshadow -Wconversion
 PG_CPPFLAGS = -Isrc -isystem $(SERVER_INCLUDES) -MMD -MP
-PG_CXXFLAGS = -std=c++20 $(WARNINGS)
+PG_CXXFLAGS = -std=c++20 $(WARNINGS) $(WERROR)
 SHLIB_LINK = -lcrypto -lstdc++ -Wl,--version-script=src/idem.map
 
 REGRESS = $(patsubst test/sql/%.sql,%,$(sort $(wildcard test/sql/*.sql)))

@@ -125,7 +125,11 @@ Result run(const pg::KeyName& name, const pg::Scope& scope) {
     // Who was at it when we looked may have committed before we asked who is.
     if (!holder && !binds(found)) found = look(name);
     if (is_over(found, scope)) return finished(found.record);
-    const auto pid = open_here ? std::optional(MyProcPid) : holder ? holder->pid : std::nullopt;
+    std::optional<int> pid;
+    if (open_here)
+        pid = MyProcPid;
+    else if (holder)
+        pid = holder->pid;
     if (binds(found)) return leased(found.record, pid);
     if (holder) return in_progress(first_attempt, pid, holder->since);
     if (found.presence == Presence::inserting && !RecoveryInProgress())
