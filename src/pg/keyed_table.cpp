@@ -60,7 +60,7 @@ bool DigestScan::next() {
 // the page was read, and the old one is dead when its turn comes. Then there are other entries the
 // next time; when there are not, nothing was missed.
 bool DigestScan::find(const core::Digest& digest) {
-    bool any = false;  // there is nothing but rows that are being inserted
+    bool nothing_missed = false;
     for (std::uint64_t before = 0;; before = entries_) {
         bool inserting = false;
         CHECK_FOR_INTERRUPTS();
@@ -72,11 +72,11 @@ bool DigestScan::find(const core::Digest& digest) {
                 inserting = false;
                 continue;
             }
-            if (any || presence() != core::Presence::inserting) return true;
+            if (nothing_missed || presence() != core::Presence::inserting) return true;
             inserting = true;
         }
-        any = entries_ == before;
-        if (any && !inserting) return false;
+        nothing_missed = entries_ == before;
+        if (nothing_missed && !inserting) return false;
     }
 }
 

@@ -1,15 +1,16 @@
-# What the TAP tests share: a node with idem and the payments procedure, and a look at its log.
+# What the TAP tests share: a node with idem and the payments procedure, load on it, and a look at its log.
 package IdemTest;
 
 use strict;
 use warnings;
 
 use Exporter 'import';
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for crash kill_postmaster
+our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
   restart_killed effects locks log_is_clean);
 
 # A running node whose settings do not depend on the machine: not on its speed, nor on its locale.
@@ -86,6 +87,18 @@ sub waits_for
 	$node->poll_query_until('postgres', "SELECT wait_event_type = '$type' FROM pg_stat_activity WHERE pid = $pid")
 	  or die "process $pid does not wait for $type";
 	return;
+}
+
+# A pgbench that runs the script in the background until the caller kills it (kill_kill); while it is at it,
+# it is pumpable.
+sub load
+{
+	my ($node, $script, @options) = @_;
+	my $file = PostgreSQL::Test::Utils::tempdir . '/load.sql';
+	append_to_file($file, $script);
+	my ($out, $err);
+	return IPC::Run::start([ 'pgbench', '-n', '-T', 3600, @options, '-f', $file, $node->connstr('postgres') ],
+		'>', \$out, '2>', \$err);
 }
 
 # Kills, with kill -9, the session's backend or the whole server, and waits until it has recovered.

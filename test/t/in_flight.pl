@@ -153,16 +153,13 @@ eval { $session->{run}->kill_kill };
 is(seen(), '', 'a killed backend has no claim');
 
 # A reader never sees a half-written note: each key here is a single letter, repeated.
-my $script = PostgreSQL::Test::Utils::tempdir . '/notes.sql';
-append_to_file($script, <<'SQL');
+my $bench = load($node, <<'SQL', '-c', 4);
 \set n random(0, 25)
 \set length random(1, 255)
 BEGIN;
 SELECT outcome FROM idem.try_claim('payments', repeat(chr(97 + :n), :length), tenant => repeat(chr(65 + :n), :length));
 ROLLBACK;
 SQL
-my $bench = IPC::Run::start([ 'pgbench', '-n', '-c', 4, '-T', 3600, '-f', $script, $node->connstr('postgres') ],
-	'>', \my $out, '2>', \my $err);
 is( sql(<<'SQL'), 0, 'notes were read while they changed, none of them torn');
 CREATE TABLE reading AS SELECT tenant, key FROM idem.open_claims() LIMIT 0;
 DO $$

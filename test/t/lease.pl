@@ -305,10 +305,7 @@ BEGIN
   END LOOP;
 END $$;
 SQL
-my $script = PostgreSQL::Test::Utils::tempdir . '/beat.sql';
-append_to_file($script, "CALL beat();\n");
-my $heart = IPC::Run::start([ 'pgbench', '-n', '-T', 3600, '-f', $script, $node->connstr('postgres') ],
-	'>', \my $out, '2>', \my $err);
+my $heart = load($node, "CALL beat();\n");
 is($node->safe_psql('postgres', 'CALL look(30000)'), '0|0',
 	'a record that is renewed all the time is never missed, and its token good for something');
 ok($heart->pumpable, 'the heart was beating all the time');

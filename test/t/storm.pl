@@ -73,10 +73,7 @@ BEGIN
   END LOOP;
 END $$;
 SQL
-my $script = PostgreSQL::Test::Utils::tempdir . '/work.sql';
-append_to_file($script, "SET synchronous_commit = off;\nCALL work();\n");
-my $worker = IPC::Run::start([ 'pgbench', '-n', '-T', 3600, '-f', $script, $node->connstr('postgres') ],
-	'>', \my $out, '2>', \my $err);
+my $worker = load($node, "SET synchronous_commit = off;\nCALL work();\n");
 is($node->safe_psql('postgres', 'CALL watch(200000)'), 0, 'a key in progress is never absent before it is completed');
 ok($worker->pumpable, 'the worker was at it all the time');
 $worker->kill_kill;
