@@ -1,5 +1,5 @@
 # What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, one version everywhere, and the same errors in README and COMMENTs. Needs no server: prove test/release.pl
+# it, one version everywhere, and the same errors in README and COMMENTs, the messages of Troubleshooting as they are raised. Needs no server: prove test/release.pl
 use strict;
 use warnings;
 
@@ -112,5 +112,23 @@ for my $function (sort keys %comment)
 	my %code = map { $_ => 1 } codes($raises // ''), $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
 	is_deeply([ sort keys %code ], [ documented($function) ], "the errors of idem.$function()");
 }
+
+# What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
+# have them, or others that a test shows.
+my ($troubleshooting) = slurp('README.md') =~ /^## Troubleshooting\n(.*?)^## /ms;
+my @formats = map { s/\\"/"/gr } map { slurp($_) =~ /errmsg\(\s*"((?:[^"\\]|\\.)*)"/g } glob 'src/*/*.cpp';
+my $shown = join '', map { slurp($_) } glob 'expected/*.out';
+
+sub is_said
+{
+	my ($message) = @_;
+	my $seen = join '.*', map { quotemeta } split /\Q...\E/, $message;
+	return 1 if $shown =~ /$seen/;
+	return grep { my $format = join '.*', map { quotemeta } split /%[a-z]+/, $_, -1; $message =~ /^$format/ } @formats;
+}
+
+my @quoted = $troubleshooting =~ /^\| `((?:ID|\d\d)\w{3} [^`]+)`/mg;
+cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
+ok(is_said(s/^\w+ //r), "someone says: $_") for @quoted;
 
 done_testing();
