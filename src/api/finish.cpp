@@ -1,6 +1,7 @@
 // idem.complete(), idem.fail() and idem.release(): how a claim ends, by its token.
 #include "api/arguments.hpp"
 #include "api/finishing.hpp"
+#include "pg/error_object.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -17,6 +18,15 @@ Ending read_ending(FunctionCallInfo fcinfo, core::State state) {
 }
 
 }  // namespace
+
+void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error)) {
+    Ending ending = read_ending(fcinfo, core::State::failed);
+    ending.error = pg::jsonb_arg(fcinfo, arg_answer);
+    if (ending.error == nullptr) pg::report::missing_argument("error");
+    check(ending.error);
+    finish(pg::text_arg(fcinfo, arg_token), ending);
+}
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_complete) {
@@ -29,16 +39,10 @@ IDEM_FUNCTION(idem_complete) {
     PG_RETURN_JSONB_P(ending.response);
 }
 
-IDEM_FUNCTION(idem_fail) {
+IDEM_FUNCTION(idem_fail_0_3) {
     using namespace idem;
     api::require_writable("idem.fail()");
-    api::Ending ending = api::read_ending(fcinfo, core::State::failed);
-    ending.error = pg::jsonb_arg(fcinfo, api::arg_answer);
-    if (ending.error == nullptr) pg::report::missing_argument("error");
-    if (!JB_ROOT_IS_OBJECT(ending.error))
-        pg::report::invalid_argument(
-            "error", "It must be an object with sqlstate, message, detail and hint.");
-    api::finish(pg::text_arg(fcinfo, api::arg_token), ending);
+    api::fail(fcinfo, pg::check_error_object);
     PG_RETURN_VOID();
 }
 

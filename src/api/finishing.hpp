@@ -30,4 +30,7 @@ void finish_atomic(pg::Claim& claim, const Ending& ending);
 void finish(std::optional<std::string_view> token, const Ending& ending);
 void release(std::optional<std::string_view> token);
 
+// The SQL function fail(), with the rules for the error of the release that it belongs to.
+void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));
+
 }  // namespace idem::api

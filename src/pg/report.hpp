@@ -51,6 +51,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void serialization_failure(const char* detail);
 [[noreturn]] void missing_argument(const char* name);
 [[noreturn]] void invalid_argument(const char* name, const char* detail);
+[[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
 [[noreturn]] void crypto_failure();
 
 }  // namespace idem::pg::report

@@ -76,9 +76,9 @@ SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'o
 
 
 -- failures are kept whole
-SELECT idem.fail(token, '{"message": "no", "detail": "said the bank", "secret": 1}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
+SELECT idem.fail(token, '{"message": "no", "detail": "said the bank"}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
 SELECT outcome, error, status, headers, body, redacted FROM idem.try_claim('silent', 'failed');
-SELECT idem.fail(token, '{"message": "no", "secret": 1}') FROM idem.claim('discreet', 'failed');
+SELECT idem.fail(token, '{"message": "no", "detail": "secret"}') FROM idem.claim('discreet', 'failed');
 SELECT outcome, error, redacted FROM idem.try_claim('discreet', 'failed');
 
 -- no word of it where there is no stored answer
