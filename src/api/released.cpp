@@ -26,10 +26,19 @@ void check_may_create(FunctionCallInfo fcinfo) {
 }  // namespace
 
 extern "C" {
-Datum idem_create_scope_0_2(PG_FUNCTION_ARGS);
-Datum idem_alter_scope_0_2(PG_FUNCTION_ARGS);
+Datum idem_create_scope_0_3(PG_FUNCTION_ARGS);
+Datum idem_alter_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
 Datum idem_forget_0_2(PG_FUNCTION_ARGS);
+}
+
+// Up to 0.2.0 these had no transient_sqlstates: the number of the arguments tells.
+IDEM_FUNCTION(idem_create_scope_0_2) {
+    return idem_create_scope_0_3(fcinfo);
+}
+
+IDEM_FUNCTION(idem_alter_scope_0_2) {
+    return idem_alter_scope_0_3(fcinfo);
 }
 
 // Up to 0.2.0 any object would do.
@@ -41,12 +50,12 @@ IDEM_FUNCTION(idem_fail) {
 
 IDEM_FUNCTION(idem_create_scope) {
     check_may_create(fcinfo);
-    return idem_create_scope_0_2(fcinfo);
+    return idem_create_scope_0_3(fcinfo);
 }
 
 IDEM_FUNCTION(idem_alter_scope) {
     check_may_create(fcinfo);
-    return idem_alter_scope_0_2(fcinfo);
+    return idem_alter_scope_0_3(fcinfo);
 }
 
 IDEM_FUNCTION(idem_drop_scope) {

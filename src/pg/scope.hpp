@@ -7,6 +7,7 @@
 
 #include "pg/path_list.hpp"
 #include "pg/server.hpp"
+#include "pg/text_list.hpp"
 
 namespace idem::pg {
 
@@ -29,6 +30,7 @@ struct Scope {
     bool store_response;
     PathList request_paths;
     PathList response_paths;
+    TextList transient_sqlstates;  // codes and classes, beside those that always are
 
     PathList request_exclude() const { return request_paths; }
     PathList response_exclude() const { return response_paths; }

@@ -1,3 +1,4 @@
+-- The contract of the errors: wrong use gets the documented SQLSTATE, with a message, a detail and a
 -- hint, and leaves nothing behind.
 
 -- COMMIT and other sessions are out of reach of a test that is one transaction: this scope is
@@ -65,6 +66,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID002', 'another request', $$SELECT idem.claim('errors', 'done', '{"amount": 2}')$$),
     ('ID002', 'no request against a bound one', $$SELECT idem.claim('errors', 'done')$$),
     ('ID002', 'a request against none: conflict comes before the stored failure', $$SELECT idem.claim('errors', 'failed', '{}')$$),
+    ('ID003', 'stored failure without an SQLSTATE', $$SELECT idem.claim('errors', 'failed')$$),
     ('ID003', 'stored failure without anything', $$SELECT idem.claim('errors', 'bare')$$),
     ('ID003', 'stored failure with a malformed SQLSTATE', $$SELECT idem.claim('errors', 'odd')$$),
     ('ID003', 'stored failure with a SQLSTATE in lower case', $$SELECT idem.claim('errors', 'lower case')$$),
@@ -198,6 +200,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a NULL path', $$SELECT idem.create_scope('new', request_exclude => '{a,NULL}')$$),
     ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
     ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
+    ('22004', 'a scope with transient_sqlstates NULL', $$SELECT idem.create_scope('new', transient_sqlstates => NULL)$$),
+    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{502}')$$),
+    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{NULL}')$$),
+    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', transient_sqlstates => '{{P0},{P1}}')$$),
     ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
     ('22004', 'a key from a null part', $$SELECT idem.derive_key('a', NULL)$$),
     ('22023', 'a key from no parts', $$SELECT idem.derive_key(VARIADIC '{}')$$),
@@ -215,7 +221,9 @@ INSERT INTO wrong (state, what, call) VALUES
                   INSERT INTO guarded DEFAULT VALUES$$),
     ('39P01', 'a guard called by hand', $$SELECT idem.require_claim()$$),
     ('22004', 'the HTTP status of nothing', $$SELECT idem.http_status(NULL)$$),
+    ('22023', 'the HTTP status of no SQLSTATE', $$SELECT idem.http_status('id001')$$),
     ('22004', 'a problem of nothing', $$SELECT idem.problem(NULL)$$),
+    ('22023', 'a problem of no SQLSTATE', $$SELECT idem.problem('409')$$),
     ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
     ('22023', 'a window with a negative delay', $$SELECT idem.retention_window('0', '0', '-1 s', '0')$$),
     ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
@@ -280,6 +288,7 @@ BEGIN
     EXECUTE call;
     RAISE EXCEPTION USING ERRCODE = 'ZZ000', MESSAGE = 'nothing was raised';  -- and so undone
 EXCEPTION WHEN OTHERS OR assert_failure THEN
+    GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
                             detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
 END $$;
 
@@ -305,6 +314,7 @@ SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
 
 SELECT results_eq($$SELECT DISTINCT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
                   $$VALUES ('P0042', 'card declined', 'Stolen.', 'Call 110.')$$,
+                  'a stored failure is raised with its own SQLSTATE, message, detail and hint');
 SELECT is_empty($$SELECT what, message, detail, hint FROM got
                    WHERE expected = 'ID002' AND concat(message, detail, hint) ~ 'answer|42|amount'$$,
                 'a conflict does not show what is stored');

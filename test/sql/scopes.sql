@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain');
 SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
-  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}');
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0001,22}');
 \x on
 SELECT * FROM idem.scopes ORDER BY name;
 \x off
@@ -58,6 +58,16 @@ SELECT idem.create_scope('x', store_response => NULL);
 SELECT idem.create_scope('x', response_exclude => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', response_exclude => ARRAY['a', NULL]);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{P0001,p0}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{502}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{P0001,NULL}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{{P0},{P1}}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE
