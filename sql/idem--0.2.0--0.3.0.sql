@@ -10,6 +10,20 @@
 
 ALTER TABLE idem.scope ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}';
 
+-- From here on a double quote encloses a name. A path that has one means the same when it is quoted
+-- as a whole.
+UPDATE idem.scope AS s
+   SET request_exclude = quoted.request_exclude, response_exclude = quoted.response_exclude
+  FROM (SELECT o.id, ARRAY(SELECT CASE WHEN pg_catalog.strpos(p.path, '"') = 0 THEN p.path
+                                       ELSE '"' || pg_catalog.replace(pg_catalog.replace(p.path, E'\\', E'\\\\'), '"', E'\\"') || '"' END
+                             FROM pg_catalog.unnest(o.request_exclude) WITH ORDINALITY AS p (path, n) ORDER BY p.n) AS request_exclude,
+               ARRAY(SELECT CASE WHEN pg_catalog.strpos(p.path, '"') = 0 THEN p.path
+                                 ELSE '"' || pg_catalog.replace(pg_catalog.replace(p.path, E'\\', E'\\\\'), '"', E'\\"') || '"' END
+                       FROM pg_catalog.unnest(o.response_exclude) WITH ORDINALITY AS p (path, n) ORDER BY p.n) AS response_exclude
+          FROM idem.scope AS o
+         WHERE pg_catalog.strpos(o.request_exclude::text, '"') > 0 OR pg_catalog.strpos(o.response_exclude::text, '"') > 0) AS quoted
+ WHERE s.id = quoted.id;
+
 CREATE OR REPLACE VIEW idem.scopes WITH (security_barrier) AS
     SELECT name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
            reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude,
@@ -80,5 +94,29 @@ AS 'MODULE_PATHNAME', 'idem_fail_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
 'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint, at least one of the first two; a sqlstate that tells clients to retry is refused. Raises ID005 not_claimed, 40001, 22004, 22023, 54000; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
 
+CREATE FUNCTION idem.redacted(scope text, response jsonb)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_redacted' LANGUAGE C STABLE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.redacted(text, jsonb) IS
+'What idem.complete() would store of a response under the rules of the scope: without the members that response_exclude names; NULL where store_response is off. Stores nothing; works on a standby. Raises ID008 unknown_scope, 42501.';
+
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
 'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (those of the moment or of a deployment in progress, and the scope''s transient_sqlstates) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, 22021, 22023, 22004, 54000.';
+
+-- Paths that earlier releases took, although they leave nothing out: judged by changing nothing.
+DO $$
+DECLARE
+    s record;
+    fault text;
+    advice text;
+BEGIN
+    FOR s IN SELECT name, request_exclude, response_exclude FROM idem.scope ORDER BY name LOOP
+        BEGIN
+            PERFORM idem.alter_scope(s.name, request_exclude => s.request_exclude, response_exclude => s.response_exclude);
+        EXCEPTION WHEN invalid_parameter_value THEN
+            GET STACKED DIAGNOSTICS fault = PG_EXCEPTION_DETAIL, advice = PG_EXCEPTION_HINT;
+            RAISE WARNING 'paths of scope "%" are written in another notation, and leave nothing out', s.name
+                USING DETAIL = fault, HINT = advice || ' Change them with idem.alter_scope().';
+        END;
+    END LOOP;
+END $$;

@@ -182,6 +182,12 @@ AS 'MODULE_PATHNAME', 'idem_fail_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
 'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint, at least one of the first two; a sqlstate that tells clients to retry is refused. Raises ID005 not_claimed, 40001, 22004, 22023, 54000; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
 
+CREATE FUNCTION idem.redacted(scope text, response jsonb)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_redacted' LANGUAGE C STABLE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.redacted(text, jsonb) IS
+'What idem.complete() would store of a response under the rules of the scope: without the members that response_exclude names; NULL where store_response is off. Stores nothing; works on a standby. Raises ID008 unknown_scope, 42501.';
+
 CREATE FUNCTION idem.release(token text)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_release' LANGUAGE C VOLATILE PARALLEL UNSAFE;

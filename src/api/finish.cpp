@@ -1,4 +1,5 @@
-// idem.complete(), idem.fail() and idem.release(): how a claim ends, by its token.
+// idem.complete(), idem.fail() and idem.release(): how a claim ends, by its token. idem.redacted():
+// what complete() would store.
 #include "api/arguments.hpp"
 #include "api/finishing.hpp"
 #include "pg/error_object.hpp"
@@ -51,4 +52,15 @@ IDEM_FUNCTION(idem_release) {
     api::require_writable("idem.release()");
     api::release(pg::text_arg(fcinfo, 0));
     PG_RETURN_VOID();
+}
+
+// Reads the scope only: writes nothing, and works on a standby.
+IDEM_FUNCTION(idem_redacted) {
+    using namespace idem;
+    PreventCommandIfParallelMode("idem.redacted()");
+    Jsonb* response = pg::jsonb_arg(fcinfo, 1);
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redacted");
+    const Jsonb* stored = api::stored_response(response, &scope);
+    if (stored == nullptr) PG_RETURN_NULL();
+    PG_RETURN_JSONB_P(stored);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "pg/open_claims.hpp"
+#include "pg/scope.hpp"
 #include "pg/server.hpp"
 
 namespace idem::api {
@@ -18,6 +19,9 @@ struct Ending {
     bytea* body = nullptr;
     Jsonb* error = nullptr;
 };
+
+// What may be stored of a response by the scope's rules; nothing, if the scope is gone (NULL).
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
 
 // The record of an operation that is completed without an answer, to be written as it is.
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,

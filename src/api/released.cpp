@@ -32,7 +32,8 @@ Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
 Datum idem_forget_0_2(PG_FUNCTION_ARGS);
 }
 
-// Up to 0.2.0 these had no transient_sqlstates: the number of the arguments tells.
+// Up to 0.2.0 these had no transient_sqlstates, and took paths of any notation: the number of the
+// arguments tells.
 IDEM_FUNCTION(idem_create_scope_0_2) {
     return idem_create_scope_0_3(fcinfo);
 }

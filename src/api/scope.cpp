@@ -64,6 +64,11 @@ bool has_argument(FunctionCallInfo fcinfo, int argument) {
     return argument < PG_NARGS();
 }
 
+bool of_this_release(FunctionCallInfo fcinfo) {
+    Assert(PG_NARGS() == arguments || PG_NARGS() == arg_transient_sqlstates);
+    return has_argument(fcinfo, arg_transient_sqlstates);
+}
+
 // NULL has a meaning for these only: no limit, and the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
@@ -95,7 +100,8 @@ const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
 
 ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* paths = pg::array_arg(fcinfo, n);
-    if (paths != nullptr) pg::check_paths(name_of(n), paths);
+    const auto quotes = of_this_release(fcinfo) ? pg::Quotes::enclose : pg::Quotes::literal;
+    if (paths != nullptr) pg::check_paths(name_of(n), paths, quotes);
     return paths;
 }
 

@@ -63,7 +63,9 @@ bool read_bool(TupleTableSlot* slot, Column which) {
 }
 
 PathList read_path_list(TupleTableSlot* slot, Column which) {
-    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context);
+    const bool current = has_column(slot->tts_tupleDescriptor, column_transient_sqlstates);
+    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context,
+                      current ? Quotes::enclose : Quotes::literal);
 }
 
 TextList read_text_list(TupleTableSlot* slot, Column which) {

@@ -7,7 +7,6 @@
 
 #include "pg/path_list.hpp"
 #include "pg/server.hpp"
-#include "pg/text_list.hpp"
 
 namespace idem::pg {
 

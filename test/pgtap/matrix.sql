@@ -66,6 +66,7 @@ INSERT INTO call VALUES
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'new')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'finished')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'open')$$),
+    ('idem.redacted(text,jsonb)', 'user', $$SELECT idem.redacted('owned', '{"card": 1}')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'new')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),

@@ -53,6 +53,7 @@ SELECT set_eq(
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
+    ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
@@ -84,8 +85,9 @@ SELECT set_eq(
     ('key_weakness', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
+    ('redacted', 's', 'u'),
     ('retention_window', 'i', 's')
-    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');
+    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
 
 -- Types -----------------------------------------------------------------------------------------
 
