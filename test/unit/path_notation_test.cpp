@@ -94,3 +94,24 @@ TEST(PathNotation, QuotesMakeANameOfWhatLooksOtherwise) {
         EXPECT_EQ(plain(quoted.view()), name);
     }
 }
+
+// Every short path of the characters that mean something somewhere: the advice is always good.
+TEST(PathNotation, WhateverIsRefusedHasASpelling) {
+    const std::string characters = "ab.$/[]{},\"\\*0->#' ";
+    std::string path;
+    const auto check = [&] {
+        const std::string ours = translated(path);
+        EXPECT_TRUE(ours.empty() || path_fault(ours) == PathFault::none) << path << ": " << ours;
+        EXPECT_EQ(plain(quoted_name(path)), path);
+    };
+    const auto each = [&](const auto& self, int length) -> void {
+        check();
+        if (length == 0) return;
+        for (const char c : characters) {
+            path.push_back(c);
+            self(self, length - 1);
+            path.pop_back();
+        }
+    };
+    each(each, 4);
+}
