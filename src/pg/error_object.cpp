@@ -71,8 +71,8 @@ void check_sqlstate(std::string_view sqlstate) {
             refuse(psprintf("Its sqlstate, \"%s\", is of class ID, which only idem raises.", text),
                    own_code_hint);
         case core::FailureFault::transient:
-            refuse(psprintf("Its sqlstate, \"%s\", tells clients to retry, but every retry would "
-                            "get this failure.",
+            refuse(psprintf("Its sqlstate, \"%s\", says that a retry may succeed, but every retry "
+                            "would get this failure.",
                             text),
                    "If a retry may cure the failure, call idem.release() or roll back, and store "
                    "nothing; if not, choose a code of your own, such as \"P0001\".");
