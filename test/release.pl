@@ -81,6 +81,12 @@ is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
+# The transient SQLSTATEs, as README's table and the code have them.
+my ($transient) = slurp('src/core/classify.hpp') =~ /transient_sqlstates = (.*?)\}\)/s;
+my ($curable) = slurp('README.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
+my @listed = map { /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g } $curable =~ /^\| ([^|]+) \|/mg;
+is_deeply([ sort @listed ], [ sort $transient =~ /"(\w+)"/g ], 'README lists the transient SQLSTATEs of the code');
+
 # The errors of each function, as README's reference and its COMMENT give them.
 my %row = slurp('README.md') =~ /^\| `(\w+)` \|.*\|([^|]*)\|$/mg;
 my %comment = slurp('sql/idem.sql') =~ /^COMMENT ON FUNCTION idem\.(\w+)\([^)]*\) IS\n'(.*?)';$/msg;
