@@ -95,6 +95,18 @@ is(effects($node, 'bad'), 0, 'no effect without its record');
 tables_are_sound($node, 'beside a function that raises');
 $sql->('DROP INDEX idem.extra');
 
+# Without the unique index of its digest, no claim is right.
+for my $other (undef, 'PRIMARY KEY (digest) DEFERRABLE', 'PRIMARY KEY (digest, scope)')
+{
+	$sql->('ALTER TABLE idem.record DROP CONSTRAINT record_pkey');
+	$sql->("ALTER TABLE idem.record ADD CONSTRAINT other $other") if $other;
+	is(sqlstate($node, $_), '55000', ($other // 'no primary key') . " is refused: $_")
+	  for (q{SELECT pay('new', '{"amount": 1}')}, q{SELECT idem.once_each('messages', ARRAY['new'])},
+		q{SELECT idem.lookup('messages', 'k')});
+	$sql->('ALTER TABLE idem.record DROP CONSTRAINT other') if $other;
+	$sql->('ALTER TABLE idem.record ADD PRIMARY KEY (digest)');
+}
+
 # Every kind of index on every table, under load.
 my %index = (
 	record => {
