@@ -91,6 +91,22 @@ CREATE TABLE idem.sweep (
 INSERT INTO idem.sweep VALUES (0);
 COMMENT ON TABLE idem.sweep IS 'the block of idem.record at which the next purge begins';
 
+-- Every session caches scopes and secrets. Our functions announce what they change in them; these triggers
+-- do it for everybody else, apply workers of a subscription included (session_replication_role = replica).
+CREATE FUNCTION idem.announce_change()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_announce_change' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.announce_change() FROM PUBLIC;
+COMMENT ON FUNCTION idem.announce_change() IS
+'The trigger of idem.scope and idem.secret that has every session read them again. Raises 39P01.';
+
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
+
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.record', '');

@@ -41,6 +41,7 @@ INSERT INTO rule VALUES
     ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
     ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
     ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
+    ('own trigger',   '42501', '42501', '42501', '42501', '42501', '42501', '42501', '42501', '39P01'),
     ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'none',  'rows'),
     ('observes',      'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows',  'rows'),
     ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
@@ -94,6 +95,7 @@ INSERT INTO call VALUES
     ('idem.renew(text,interval)', 'no lease', $$SELECT idem.renew(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.checkpoint(text,text,jsonb)', 'no lease', $$SELECT idem.checkpoint(left($2, 28) || 'AAAAAAAAAAA', 'step')$$),
     ('idem.current_key()', 'everybody', $$SELECT idem.current_key()$$),
+    ('idem.announce_change()', 'own trigger', $$SELECT idem.announce_change()$$),
     ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
     -- Scopes and their records.
     ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole)',

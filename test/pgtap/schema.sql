@@ -27,6 +27,7 @@ SELECT set_eq(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid$$,
     $$VALUES
     ('advance', 'scope text, source text, seq bigint, tenant text DEFAULT NULL::text, contiguous boolean DEFAULT false', 'boolean'),
+    ('announce_change', '', 'trigger'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole', 'void'),
@@ -172,8 +173,12 @@ SELECT col_type_is('idem', 'record', 'digest', 'uuid', 'a digest has 128 bits');
 SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.record'::regclass),
           (SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idem'),
           'the tables belong to the owner of the extension');
-SELECT is_empty($$SELECT tgname FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
-                'no triggers: rows are written without the executor');
+SELECT set_eq(
+    $$SELECT pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
+    $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
+                    'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
+        FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
+    'the only triggers announce changes of what is cached, whoever makes them');
 
 -- Dump: what a restore needs to answer replays, the sequence included (scope ids are never reused).
 SELECT set_eq(
