@@ -419,26 +419,40 @@ COMMENT ON VIEW idem.records IS 'the unexpired records, without their answers, o
 GRANT SELECT ON idem.records TO PUBLIC;
 
 CREATE FUNCTION idem.open_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
-                                 OUT since timestamptz, OUT pid integer)
+                                 OUT since timestamptz, OUT pid integer, OUT state text, OUT keys integer)
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_open_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_open_claims_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.open_claims() IS
-'The newest open atomic claim of each transaction that has one, of the scopes that the current role may use; the view idem.in_flight shows them. No rows unless idem is preloaded.';
+'One key of each running transaction that holds keys, of the scopes that the current role may use: its newest open atomic claim (state open), or the newest that is finished or leased but not committed (state uncommitted); keys is how many it holds. The view idem.in_flight shows them. No rows unless idem is preloaded.';
 
--- A claim that was released is nobody's, though its row waits for the next attempt.
+CREATE FUNCTION idem.prepared_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+                                     OUT since timestamptz, OUT transaction xid)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_prepared_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.prepared_claims() IS
+'The keys that prepared transactions have written, of the scopes that the current role may use; the view idem.in_flight shows them. Reads all records.';
+
+-- A claim that was released is nobody's, though its row waits for the next attempt. A key has one holder:
+-- what a transaction holds is joined with the leased claim, if any, that it is about to change.
 CREATE VIEW idem.in_flight WITH (security_barrier) AS
-    SELECT c.scope, c.tenant, c.key, c.attempt, c.since, pg_catalog.clock_timestamp() - c.since AS age,
-           c.lease_end, c.lapsed, c.recovery_point, c.pid
+    SELECT scope, tenant, key, coalesce(h.attempt, l.attempt) AS attempt, coalesce(l.since, h.since) AS since,
+           pg_catalog.clock_timestamp() - coalesce(l.since, h.since) AS age, l.lease_end,
+           coalesce(l.lapsed AND h.state IS NULL, false) AS lapsed, l.recovery_point, h.pid,
+           coalesce(h.state, 'leased') AS state, h.gid, h.keys
       FROM (SELECT s.name AS scope, r.tenant, r.key, r.attempt, r.created AS since, r.lease_end,
-                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point, NULL::integer AS pid
+                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point
               FROM idem.record r JOIN idem.scope s ON s.id = r.scope
              WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
                AND r.state = 'p' AND r.nonce IS NOT NULL AND r.expires > pg_catalog.statement_timestamp()
-               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)
-            UNION ALL
-            SELECT scope, tenant, key, attempt, since, NULL, false, NULL, pid FROM idem.open_claims()) AS c
+               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)) AS l
+      FULL JOIN (SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid, o.keys
+                   FROM idem.open_claims() o
+                 UNION ALL
+                 SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
+                   FROM idem.prepared_claims() c LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
+                  WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)) AS h USING (scope, tenant, key)
     OFFSET 0;
-COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (lapsed: the lease is over, and nobody has taken over) and, if idem is preloaded, the newest atomic claim of each transaction, with its process id; reads all records';
+COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (state leased; lapsed: the lease is over, and nobody has taken over), the keys of prepared transactions (prepared, with the gid) and, if idem is preloaded, one key of each running transaction (open, or uncommitted: finished or leased, but not committed), with its process id and how many keys it holds; reads all records';
 GRANT SELECT ON idem.in_flight TO PUBLIC;
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
@@ -641,8 +655,8 @@ held AS MATERIALIZED (
      WHERE l.locktype = 'advisory' AND l.objsubid = 7651 AND l.granted
        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
 long_held_lock AS (
-    SELECT DISTINCT ON (pid, gid) pid, gid, since FROM held
-     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') ORDER BY pid, gid, since),
+    SELECT pid, gid, since, CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys FROM held
+     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') GROUP BY pid, gid, since),
 relation AS (
     SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
      WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)),
@@ -662,13 +676,13 @@ finding (check_name, status, scope, detail, hint) AS (
       FROM server WHERE preloaded AND NOT standby AND launched AND naptime = '0'
     UNION ALL
     SELECT 'transactions', 'warn', NULL,
-           format('Process %s holds a key since its transaction began at %s.', h.pid, date_trunc('second', h.since)),
-           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
-                  h.pid, h.pid)
+           format('Process %s has held %s since its transaction began at %s.', h.pid, h.keys, date_trunc('second', h.since)),
+           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s; and which key: SELECT * FROM idem.in_flight WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
+                  h.pid, h.pid, h.pid)
       FROM long_held_lock h WHERE h.pid IS NOT NULL
     UNION ALL
     SELECT 'transactions', 'warn', NULL,
-           format('The prepared transaction "%s" holds a key since %s.', h.gid, date_trunc('second', h.since)),
+           format('The prepared transaction "%s" has held %s since %s.', h.gid, h.keys, date_trunc('second', h.since)),
            format('COMMIT PREPARED %L, or ROLLBACK PREPARED %L', h.gid, h.gid)
       FROM long_held_lock h WHERE h.gid IS NOT NULL
     UNION ALL
@@ -802,6 +816,7 @@ line (section, n, title, words) AS (
     (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
             concat_ws(', ', 'key ' || to_json(key), 'tenant ' || to_json(nullif(tenant, '')), 'attempt ' || attempt,
                       'for ' || date_trunc('second', age), 'at recovery point ' || to_json(recovery_point), 'process ' || pid,
+                      CASE state WHEN 'uncommitted' THEN 'not committed' END, 'prepared transaction ' || to_json(gid),
                       CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
        FROM flight ORDER BY 2 LIMIT 10)
     UNION ALL

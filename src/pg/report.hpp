@@ -12,6 +12,7 @@ struct Holder {
     std::optional<int> pid;
     std::optional<TimestampTz> since;
     std::optional<TimestampTz> lease_end;  // of a leased claim
+    std::optional<TransactionId> prepared{};
 };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);

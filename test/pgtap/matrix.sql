@@ -119,6 +119,7 @@ INSERT INTO call VALUES
     -- The views below are made of these.
     ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
+    ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
     -- Figures are also for those who watch the server.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),

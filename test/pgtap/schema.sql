@@ -47,7 +47,8 @@ SELECT set_eq(
     ('key_weakness', 'key text', 'text'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
-    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer', 'SETOF record'),
+    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
+    ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
     ('preloaded', '', 'boolean'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
@@ -127,7 +128,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
     'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
-    'pid integer'], 'columns of the view in_flight');
+    'pid integer', 'state text', 'gid text', 'keys integer'], 'columns of the view in_flight');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.streams')$$, ARRAY[
     'scope text', 'tenant text', 'source text', 'seq bigint', 'updated_at timestamp with time zone'],

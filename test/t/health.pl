@@ -170,7 +170,7 @@ my $pid = $session->query('SELECT pg_backend_pid()');
 $session->query_safe(claim_open('held'));
 is(health('transactions'), 'ok', 'transactions: a key is held, but not for long');
 is(health('transactions', held => '0'), 'warn', 'transactions: for long');
-like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid holds a key/, 'by whom');
+like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid has held a key/, 'by whom');
 my ($end) = hint('transactions', held => '0') =~ /(SELECT pg_terminate_backend\(\d+\))/;
 sql($end);
 health_becomes('transactions', 'ok', 'transactions: well again', '0');
