@@ -150,7 +150,28 @@ finding (check_name, status, scope, detail, hint) AS (
            format('REVOKE CREATE ON SCHEMA idem FROM %s', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
       FROM pg_namespace n, aclexplode(n.nspacl) a
      WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
-       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)),
+       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+    UNION ALL
+    SELECT 'triggers', 'warn', NULL,
+           format('Trigger announce_change of %s is missing, or not always enabled: sessions do not notice what a subscription or a dump changes there.',
+                  t.cached),
+           format('CREATE OR REPLACE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION idem.announce_change(); ALTER TABLE %s ENABLE ALWAYS TRIGGER announce_change',
+                  t.cached, t.cached)
+      FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.cached AND g.tgname = 'announce_change' AND g.tgenabled = 'A')
+    UNION ALL
+    SELECT 'functions', 'warn', NULL,
+           format('Function %s is declared %s, but calls a function of idem that writes: the planner may call it, and calls that differ in nothing may become one.',
+                  p.oid::regprocedure, CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END),
+           format('ALTER FUNCTION %s VOLATILE', p.oid::regprocedure)
+      FROM pg_proc p
+     WHERE p.provolatile <> 'v' AND p.pronamespace <> 'idem'::regnamespace
+       AND (p.prosrc ~ '\m"?idem"?\s*\.\s*"?(claim|try_claim|complete|fail|release|renew|checkpoint|execute|once|once_each|advance|forget)"?\s*\('
+            OR EXISTS (SELECT FROM pg_depend d JOIN pg_proc w ON w.oid = d.refobjid
+                        WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_proc'::regclass
+                          AND w.pronamespace = 'idem'::regnamespace AND w.provolatile = 'v'
+                          AND w.proname IN ('claim', 'try_claim', 'complete', 'fail', 'release', 'renew', 'checkpoint', 'execute',
+                                            'once', 'once_each', 'advance', 'forget')))),
 fine (n, check_name, detail) AS (
     SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
     UNION ALL
@@ -172,7 +193,9 @@ fine (n, check_name, detail) AS (
            (14, 'owners', 'Every scope has an owner.'),
            (15, 'limits', 'Every limit is kept.'),
            (16, 'statistics', 'Every scope is counted.'),
-           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'))
+           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'),
+           (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
+           (19, 'functions', 'Functions that claim keys are VOLATILE.'))
 SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
        CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
   FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name
