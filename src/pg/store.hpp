@@ -69,7 +69,8 @@ bool has_record_layout();
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
-// What can be said of the record in the slot without its answer. Tenant and key may point into the slot.
+// What can be said of the record in the slot without its answer. Tenant and key may point into the
+// slot.
 struct Glance {
     TimestampTz created;
     TimestampTz expires;
