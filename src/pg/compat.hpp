@@ -56,6 +56,7 @@ enum class Waiting : bool { no, yes };
 // (false after a heap-only update).
 inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* slot,
                             Waiting waiting, bool& new_entries) {
+    CheckCmdReplicaIdentity(relation, CMD_UPDATE);
     const bool wait = waiting == Waiting::yes;
     TM_FailureData failure;
     LockTupleMode mode;
@@ -78,6 +79,7 @@ inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* 
 
 // Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
 inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting) {
+    CheckCmdReplicaIdentity(relation, CMD_DELETE);
     const bool wait = waiting == Waiting::yes;
     const CommandId command = GetCurrentCommandId(true);
     TM_FailureData failure;
