@@ -52,5 +52,6 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void missing_argument(const char* name);
 [[noreturn]] void invalid_argument(const char* name, const char* detail);
 [[noreturn]] void crypto_failure();
+[[noreturn]] void scope_ids_used_up();
 
 }  // namespace idem::pg::report

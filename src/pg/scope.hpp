@@ -44,11 +44,6 @@ const Scope* find_scope(std::string_view name);
 // The same for whoever has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
-// Whether a scope had this id, and is gone for good; not cached. False for an id that was never
-// handed out here, and where there is no scope at all: while a dump is being restored, records may
-// be there before their scopes, for long if an owner's role is missing.
-bool scope_was_dropped(std::int32_t id);
-
 // Finds the scope and checks that the current user has the privileges of its owner; raises ID008 or
 // 42501. A scope whose owner was dropped is nobody's but the superuser's. function is for the
 // message.

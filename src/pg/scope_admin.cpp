@@ -1,5 +1,6 @@
 #include "pg/scope_admin.hpp"
 
+#include "pg/scope_ids.hpp"
 #include "pg/scope_row.hpp"
 
 namespace idem::pg {
@@ -37,12 +38,6 @@ void announce_change(Relation relation) {
     CacheInvalidateRelcache(relation);
     table_close(relation, NoLock);
     CommandCounterIncrement();
-}
-
-// Ids come from a sequence, under the table's lock: they are never used twice.
-std::int32_t next_id(Relation relation) {
-    const Oid sequence = get_relname_relid("scope_id", RelationGetNamespace(relation));
-    return static_cast<std::int32_t>(nextval_internal(sequence, false));
 }
 
 // The scope's row as it is: where it lies, and its columns.
@@ -83,7 +78,7 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
                         errdetail("Scope names are unique in a database."),
                         errhint("Choose another name, or use the scope that exists.")));
     ScopeRow row;
-    row.set_int(column_id, next_id(relation));
+    row.set_int(column_id, next_scope_id());
     row.set_text(column_name, name);
     set_rules(row, rules);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
@@ -109,6 +104,7 @@ void delete_scope(std::int32_t id) {
     Relation relation = open_scopes();
     Existing scope = existing_scope(relation, id);
     check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
+    note_dropped_scope(id);
     announce_change(relation);
 }
 

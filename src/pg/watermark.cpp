@@ -51,6 +51,10 @@ bool replace(Relation table, ItemPointerData tid, TupleTableSlot* slot) {
 
 }  // namespace
 
+std::int32_t watermark_scope(TupleTableSlot* slot) {
+    return DatumGetInt32(column(slot, column_scope));
+}
+
 // Of a row that is being moved there are two versions: one counts, the other says who is at it.
 Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     Watermark found;
