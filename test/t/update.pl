@@ -94,12 +94,13 @@ for my $version (@released)
 
 	# What a database of that release has, and whoever administers it.
 	my ($admin, $user) = ("${name}_admin", "${name}_user");
+	my $grant = $version eq '0.1.0' ? 'CREATE ON SCHEMA idem' : "EXECUTE ON FUNCTION $administration";
 	$sql->('postgres', "CREATE DATABASE $name");
 	$sql->($name, $create);
 	$sql->($name, <<"SQL");
 CREATE ROLE $user;
 CREATE ROLE $admin IN ROLE $user;
-GRANT CREATE ON SCHEMA idem TO $admin;
+GRANT $grant TO $admin;
 SET ROLE $admin;
 SELECT idem.create_scope('orders', ttl => '1 day', owner => '$user');
 SELECT idem.complete(token, '{"order": 1}') FROM idem.claim('orders', 'done', '{"n": 1}');
