@@ -14,8 +14,11 @@ ClaimCall read_call(FunctionCallInfo fcinfo) {
     const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once");
-    return claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), std::nullopt,
-                      std::nullopt);
+    ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request),
+                                std::nullopt, std::nullopt);
+    call.writes_at_once = true;
+    call.wait_set_by = pg::report::WaitSetBy::scope;
+    return call;
 }
 
 bool first_time(const ClaimCall& call) {

@@ -61,13 +61,23 @@ int failure_sqlstate(const char* state) {
 
 }  // namespace
 
-void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
+void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
+                 WaitSetBy wait) {
+    const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
     ereport(ERROR,
             (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail_internal("%s", holder_detail(holder)),
-             errhint("Retry with the same key after %.1f seconds, or wait longer: the argument "
-                     "\"wait\", or that of the scope.",
-                     static_cast<double>(retry_after) / USECS_PER_SEC)));
+             wait == WaitSetBy::argument
+                 ? errhint("Retry with the same key after %.1f seconds, or wait longer: the "
+                           "argument \"wait\", or that of the scope.",
+                           seconds)
+                 : errhint("Retry after %.1f seconds, or raise the scope's \"wait\".", seconds)));
+    pg_unreachable();
+}
+
+void lock_timeout() {
+    ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+                    errmsg("canceling statement due to lock timeout")));
     pg_unreachable();
 }
 

@@ -14,7 +14,13 @@ struct Holder {
     std::optional<TimestampTz> lease_end;  // of a leased claim
 };
 
-[[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
+// Where the bound of a wait is set: by an argument of the call, or by the scope only.
+enum class WaitSetBy : bool { argument, scope };
+
+[[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
+                              WaitSetBy wait);
+// As the server ends a wait for a lock; also where it is not a lock that is waited for.
+[[noreturn]] void lock_timeout();
 [[noreturn]] void claimed_by_this_transaction(std::string_view key);
 [[noreturn]] void key_conflict(std::string_view key);
 // Of the same, at a level below ERROR.

@@ -6,6 +6,7 @@
 #include "pg/stats.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
+#include "pg/waiting.hpp"
 
 namespace idem::pg {
 namespace {
@@ -108,12 +109,13 @@ Hand take_hand() {
 
 // Without waiting: where a concurrent purge has left the hand is as good a place as ours.
 void put_hand(Hand& hand, BlockNumber block) {
-    if (block != hand.block && ItemPointerIsValid(&hand.tid)) {
+    if (block != hand.block && ItemPointerIsValid(&hand.tid) &&
+        try_lock_row(hand.table, hand.tid, RowChange::update) == TM_Ok) {
         const Datum value = Int64GetDatum(block);
         const bool null = false;
         TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
         bool new_entries;
-        (void)compat::update_row(hand.table, &hand.tid, slot, compat::Waiting::no, new_entries);
+        (void)compat::update_row(hand.table, &hand.tid, slot, compat::Waiting::yes, new_entries);
         ExecDropSingleTupleTableSlot(slot);
     }
     table_close(hand.table, NoLock);

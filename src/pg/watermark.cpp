@@ -43,10 +43,16 @@ bool insert(Relation table, TupleTableSlot* slot) {
     return !insert_row(table, slot, true);
 }
 
-bool replace(Relation table, ItemPointerData tid, TupleTableSlot* slot) {
+Changed replace(Relation table, ItemPointerData tid, TupleTableSlot* slot, const WaitBound& bound) {
     bool new_entries = false;
-    return compat::update_row(table, &tid, slot, compat::Waiting::yes, new_entries) == TM_Ok &&
-           !(new_entries && add_index_entries(table, slot, true));
+    bool* entries = &new_entries;
+    Changed changed =
+        change_row(table, tid, RowChange::update, bound, [table, tid, slot, entries]() mutable {
+            return compat::update_row(table, &tid, slot, compat::Waiting::yes, *entries);
+        });
+    if (changed.result == TM_Ok && new_entries && add_index_entries(table, slot, true))
+        changed.result = TM_Updated;
+    return changed;
 }
 
 }  // namespace
@@ -59,7 +65,7 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     while (scan.next()) {
         if (!is_of(scan.slot(), source)) report::digest_collision();
         const core::Presence presence = scan.presence();
-        if (presence != core::Presence::own && TransactionIdIsValid(scan.working()))
+        if (presence != core::Presence::own && scan.working().valid())
             found.working = scan.working();
         if (presence == core::Presence::inserting) continue;
         found.seq = DatumGetInt64(column(scan.slot(), column_seq));
@@ -70,16 +76,23 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     return found;
 }
 
-void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
-                    std::int64_t seq) {
+Writing move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
+                       std::int64_t seq, const WaitBound& bound) {
     const Relation table = watermarks.table();
     const pg_uuid_t digest = uuid_of(source.digest);
     const Row<columns> row = row_of(source, &digest, seq);
     TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
-    const bool moved = from.seq ? replace(table, from.tid, slot) : insert(table, slot);
-    if (!moved) report::serialization_failure("The watermark was moved past its lock.");
+    Changed moved{TM_Ok, InvalidTransactionId};
+    if (from.seq)
+        moved = replace(table, from.tid, slot, bound);
+    else if (!insert(table, slot))
+        moved.result = TM_Updated;
     ExecDropSingleTupleTableSlot(slot);
+    if (moved.result == TM_WouldBlock) return {Written::no, moved.in_the_way};
+    if (moved.result != TM_Ok)
+        report::serialization_failure("The watermark was moved past its lock.");
     CommandCounterIncrement();
+    return {Written::yes, InvalidTransactionId};
 }
 
 }  // namespace idem::pg
