@@ -14,6 +14,7 @@
 namespace idem::api {
 namespace {
 
+namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 

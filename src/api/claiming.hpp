@@ -15,8 +15,6 @@
 
 namespace idem::api {
 
-namespace report = pg::report;
-
 struct ClaimCall {
     const pg::Scope* scope;
     pg::KeyName name;
@@ -25,7 +23,7 @@ struct ClaimCall {
     std::int64_t wait;                  // microseconds, the bound of all waits together
     std::optional<std::int64_t> lease;  // microseconds; none: an atomic claim
     bool writes_at_once = false;        // as a leased claim does, or once()
-    report::WaitSetBy wait_set_by = report::WaitSetBy::argument;
+    pg::report::WaitSetBy wait_set_by = pg::report::WaitSetBy::argument;
 };
 
 // An atomic claim of the key under the scope's rules (a tenant or a request may be missing); ttl
