@@ -12,7 +12,7 @@ END $$;
 -- NULL keeps, a value replaces, -1 means none
 SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn',
-  store_response => false, response_exclude => '{card.number}');
+  store_response => false, response_exclude => '{card.number}', owner => 'pg_monitor');
 \x on
 SELECT idem.alter_scope('s');
 SELECT * FROM idem.scopes;
