@@ -87,11 +87,12 @@ $(DATA_built): sql/idem.sql idem.control
 # TIDY="src/core/key.cpp ..." for some of them alone. The number of warnings in the server's own headers
 # is no news.
 TIDY ?= $(OBJS:.o=.cpp)
+CLANG_TIDY ?= clang-tidy
 .PHONY: tidy-sources
 tidy-sources:
-	clang-tidy --version | grep version
+	$(CLANG_TIDY) --version | grep version
 	printf '%s\n' $(TIDY) | xargs -P "$$(nproc)" -n 1 sh -c \
-	  'clang-tidy --quiet "$$1" -- -std=c++20 $(filter-out -MMD -MP,$(CPPFLAGS)) 2>&1 | \
+	  '$(CLANG_TIDY) --quiet "$$1" -- -std=c++20 $(filter-out -MMD -MP,$(CPPFLAGS)) 2>&1 | \
 	    { ! grep -v "warnings\{0,1\} generated\.$$"; }' sh
 	@echo "clang-tidy: no problems found in $(words $(TIDY)) files"
 
