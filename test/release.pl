@@ -1,6 +1,6 @@
 # What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, one version everywhere, the same errors in docs/reference.md and in COMMENTs, and links that lead
-# somewhere. Needs no server: prove test/release.pl
+# it, one version everywhere, the same errors in docs/reference.md and in COMMENTs, the messages of
+# Troubleshooting as they are raised, and links that lead somewhere. Needs no server: prove test/release.pl
 use strict;
 use warnings;
 
@@ -156,6 +156,24 @@ for my $page (@pages)
 	}
 	is_deeply(\@broken, [], "$page: its links lead somewhere");
 }
+
+# What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
+# have them, or others that a test shows.
+my ($troubleshooting) = slurp('docs/operations.md') =~ /^## Troubleshooting\n(.*?)(?=^## |\z)/ms;
+my @formats = map { s/\\"/"/gr } map { slurp($_) =~ /errmsg\(\s*"((?:[^"\\]|\\.)*)"/g } glob 'src/*/*.cpp';
+my $shown = join '', map { slurp($_) } glob 'expected/*.out';
+
+sub is_said
+{
+	my ($message) = @_;
+	my $seen = join '.*', map { quotemeta } split /\Q...\E/, $message;
+	return 1 if $shown =~ /$seen/;
+	return grep { my $format = join '.*', map { quotemeta } split /%[a-z]+/, $_, -1; $message =~ /^$format/ } @formats;
+}
+
+my @quoted = $troubleshooting =~ /^### (.+)$/mg;
+cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
+ok(is_said($_), "a message: $_") for @quoted;
 
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');

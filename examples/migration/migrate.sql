@@ -95,7 +95,7 @@ BEGIN
 END $$;
 
 -- How many live keys are in the old table still, and until when. At 0, call idem.claim() instead of
--- migrate.claim(), drop schema migrate and the old table.
+-- migrate.claim(), then run finish.sql.
 CREATE VIEW migrate.remaining AS
   SELECT count(*) AS keys, max(expires_at) AS until FROM migrate.old WHERE expires_at > now();
 

@@ -36,7 +36,7 @@ Call read_call(FunctionCallInfo fcinfo) {
     if (!seq) report::missing_argument("seq");
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const auto contiguous = pg::bool_arg(fcinfo, arg_contiguous);
-    if (!contiguous) report::missing_argument("contiguous");
+    if (!contiguous) report::null_argument("contiguous");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "advance");
     return {&scope, source_name(scope, tenant, source), *seq, *contiguous};
 }
@@ -102,6 +102,6 @@ bool advance(const Call& call) {
 
 IDEM_FUNCTION(idem_advance) {
     using namespace idem;
-    api::require_writable("idem.advance()");
+    api::require_writable("idem.advance()", api::read_by_streams);
     PG_RETURN_BOOL(api::advance(api::read_call(fcinfo)));
 }

@@ -46,10 +46,13 @@ std::string_view checked(std::optional<std::string_view> name, const Naming& nam
 
 }  // namespace
 
-void require_writable(const char* call) {
-    PreventCommandDuringRecovery(call);
-    PreventCommandIfReadOnly(call);
-    PreventCommandIfParallelMode(call);
+void require_leader(const char* call) {
+    if (IsInParallelMode()) report::parallel(call);
+}
+
+void require_writable(const char* call, const char* reading) {
+    if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
+    require_leader(call);
     if (InSecurityRestrictedOperation())
         ereport(ERROR,
                 (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),

@@ -6,9 +6,18 @@
 
 namespace idem::api {
 
+// How to read instead, for require_writable().
+inline constexpr const char* read_by_lookup =
+    " To read a key's state and answer, use idem.lookup().";
+inline constexpr const char* read_by_streams =
+    " To read how far a source has come, use the view idem.streams.";
+
 // For every function that writes: raises 25006 in a read-only transaction or on a standby, 25000 in
 // a parallel worker, 42501 in a security-restricted operation. call is "idem.claim()" and so on.
-void require_writable(const char* call);
+void require_writable(const char* call, const char* reading = "");
+
+// For those that ask what this transaction has claimed: raises 25000 in a parallel operation.
+void require_leader(const char* call);
 
 // Raises 22021 for bytes that are no text in the database's encoding. Text is valid by the time SQL
 // hands it over, unless an extension or a cast let it slip through.

@@ -25,7 +25,6 @@ std::int64_t checked_duration(FunctionCallInfo fcinfo, int n, const char* name) 
 }
 
 double checked_number(FunctionCallInfo fcinfo, int n, const char* name) {
-    if (PG_ARGISNULL(n)) report::missing_argument(name);
     const double value = PG_GETARG_FLOAT8(n);
     if (!std::isfinite(value) || value < 0)
         report::invalid_argument(name, "It must be finite, and not negative.");
@@ -62,6 +61,8 @@ IDEM_FUNCTION(idem_retention_window) {
 
 IDEM_FUNCTION(idem_records_needed) {
     using namespace idem;
+    if (PG_ARGISNULL(api::arg_claims_per_second)) pg::report::missing_argument("claims_per_second");
+    if (PG_ARGISNULL(api::arg_margin)) pg::report::null_argument("margin");
     const double rate =
         api::checked_number(fcinfo, api::arg_claims_per_second, "claims_per_second");
     const std::int64_t ttl = api::checked_duration(fcinfo, api::arg_ttl, "ttl");

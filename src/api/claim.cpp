@@ -112,10 +112,20 @@ Result result_of(const Claiming& claiming) {
     pg_unreachable();
 }
 
+// Whether an expression of the client's own statement makes the call: it then lives in the memory
+// of the statement that the portal runs. Within a function the call is another statement's.
+bool called_by_statement(FunctionCallInfo fcinfo) {
+    const QueryDesc* query = ActivePortal != nullptr ? ActivePortal->queryDesc : nullptr;
+    return query != nullptr && query->estate != nullptr &&
+           query->estate->es_query_cxt == fcinfo->flinfo->fn_mcxt;
+}
+
 Datum claim(FunctionCallInfo fcinfo, Style style, const char* function, const char* call_name) {
-    require_writable(call_name);
+    require_writable(call_name, read_by_lookup);
     const ClaimCall call = read_call(fcinfo, style, function);
     const Claiming claiming = claim_key(call);
+    if (claiming.outcome == Outcome::claimed)
+        claiming.claim->by_statement = called_by_statement(fcinfo);
     const bool answers =
         claiming.outcome == Outcome::claimed || claiming.outcome == Outcome::completed;
     if (!answers && style == Style::raise) refuse(call, claiming);

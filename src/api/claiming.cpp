@@ -258,7 +258,7 @@ ClaimCall claim_call(const pg::Scope& scope, std::string_view key, std::string_v
                      Jsonb* request, std::optional<std::int64_t> ttl,
                      std::optional<std::int64_t> wait) {
     const pg::KeyName name = key_name(scope, tenant, key);
-    if (scope.request_required && request == nullptr) report::missing_argument("request");
+    if (scope.request_required && request == nullptr) report::missing_request(scope.name);
     return {.scope = &scope,
             .name = name,
             .request = request,
@@ -283,7 +283,7 @@ void refuse(const ClaimCall& call, const Claiming& result) {
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:
-            report::in_progress(key, result.holder, result.retry_after);
+            report::in_progress(key, result.holder, result.retry_after, call.bound);
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:

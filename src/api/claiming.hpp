@@ -21,6 +21,7 @@ struct ClaimCall {
     std::int64_t ttl;                   // microseconds
     std::int64_t wait;                  // microseconds, the bound of all waits together
     std::optional<std::int64_t> lease;  // microseconds; none: an atomic claim
+    pg::report::Bound bound = pg::report::Bound::argument;  // of the wait: can the caller pass one?
 };
 
 // An atomic claim of the key under the scope's rules (a tenant or a request may be missing); ttl

@@ -42,7 +42,8 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
                       get_func_prokind(operation) == PROKIND_FUNCTION;
     if (!fits)
         report::invalid_argument("operation",
-                                 "It must be a function of one jsonb that returns jsonb.");
+                                 "It must be a function of one jsonb that returns jsonb.",
+                                 "Name it with its argument, as in 'make_payment(jsonb)'.");
     // Before the claim: a missing privilege is no verdict on the operation.
     if (!pg::compat::may_execute(operation, GetUserId()))
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
@@ -134,7 +135,7 @@ Result replay(const ClaimCall& call, const Claiming& claiming) {
 
 IDEM_FUNCTION(idem_execute) {
     using namespace idem;
-    api::require_writable("idem.execute()");
+    api::require_writable("idem.execute()", api::read_by_lookup);
     (void)api::checked_operation(fcinfo);
     const api::ClaimCall call = api::read_call(fcinfo);
     const api::Claiming claiming = api::claim_key(call);

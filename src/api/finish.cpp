@@ -21,7 +21,7 @@ Ending read_ending(FunctionCallInfo fcinfo, core::State state) {
 
 IDEM_FUNCTION(idem_complete) {
     using namespace idem;
-    api::require_writable("idem.complete()");
+    api::require_writable("idem.complete()", api::read_by_lookup);
     api::Ending ending = api::read_ending(fcinfo, core::State::completed);
     ending.response = pg::jsonb_arg(fcinfo, api::arg_answer);
     api::finish(pg::text_arg(fcinfo, api::arg_token), ending);
@@ -31,7 +31,7 @@ IDEM_FUNCTION(idem_complete) {
 
 IDEM_FUNCTION(idem_fail) {
     using namespace idem;
-    api::require_writable("idem.fail()");
+    api::require_writable("idem.fail()", api::read_by_lookup);
     api::Ending ending = api::read_ending(fcinfo, core::State::failed);
     ending.error = pg::jsonb_arg(fcinfo, api::arg_answer);
     if (ending.error == nullptr) pg::report::missing_argument("error");
@@ -44,7 +44,7 @@ IDEM_FUNCTION(idem_fail) {
 
 IDEM_FUNCTION(idem_release) {
     using namespace idem;
-    api::require_writable("idem.release()");
+    api::require_writable("idem.release()", api::read_by_lookup);
     api::release(pg::text_arg(fcinfo, 0));
     PG_RETURN_VOID();
 }

@@ -22,7 +22,8 @@ void refuse_running_lease(const pg::KeyName& name, const pg::Record& record) {
     const TimestampTz now = GetCurrentTimestamp();
     if (record.state != core::State::in_progress || record.lease_end.value_or(0) <= now) return;
     report::in_progress(name.key, {std::nullopt, record.created, record.lease_end},
-                        core::retry_after(now - record.created, *record.lease_end - now));
+                        core::retry_after(now - record.created, *record.lease_end - now),
+                        report::Bound::nothing);
 }
 
 bool is_live(const pg::Found& found) {
@@ -45,7 +46,10 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found) {
 bool forget(const pg::KeyName& name, std::int64_t wait) {
     const pg::Claim* mine = pg::find_claim(name.digest);
     if (mine != nullptr && mine->phase == pg::Phase::open)
-        report::claimed_by_this_transaction(name.key);
+        report::claimed_by_this_transaction(name.key,
+                                            "Release the claim with idem.release(), or call "
+                                            "idem.forget() in a transaction of its own "
+                                            "when this one has ended.");
     pg::KeyLock lock(name.digest);
     const bool forgotten = delete_record(name, settled(name, lock, wait));
     lock.release();

@@ -43,6 +43,21 @@ core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::
     };
 }
 
+// For a user of the scope, who could look the key up; NULL when the record does not tell.
+const char* how_lost(const core::Token& token, const pg::Found& found) {
+    const pg::Record& record = found.record;
+    const auto attempt = static_cast<std::int32_t>(token.attempt);
+    if (found.presence == Presence::absent) return nullptr;
+    if (record.attempt > attempt)
+        return psprintf("Attempt %d has taken the operation over.", record.attempt);
+    if (record.attempt == attempt && !record.nonce) return "The attempt was released.";
+    if (record.attempt == attempt && record.nonce == static_cast<std::int64_t>(token.random) &&
+        record.state == core::State::in_progress && record.expires > GetCurrentTimestamp())
+        return "Its lease is over, and it was the last attempt that the scope's \"max_attempts\" "
+               "allows.";
+    return nullptr;
+}
+
 // The transaction's note of the claim: made here when another transaction claimed it.
 pg::Claim& note(const core::Token& token, const Named& named, const pg::Record& record) {
     pg::Claim* known = pg::find_claim(token.digest);
@@ -65,8 +80,7 @@ pg::Claim& note(const core::Token& token, const Named& named, const pg::Record& 
 
 Holding hold(const core::Token& token) {
     const pg::Claim* known = pg::find_claim(token.digest);
-    if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
-        report::not_claimed("The claim is already finished.");
+    if (known != nullptr && known->token == token) pg::refuse_closed(*known);
     const Named named = named_by(token);
     pg::KeyLock lock(named.name.digest);
     const pg::Found found = settled(named.name, lock, named.scope->wait);
@@ -76,9 +90,9 @@ Holding hold(const core::Token& token) {
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::standing(tenure(token, found, *named.scope, now), now)) {
         case core::Standing::lost:
-            report::lease_lost();
+            report::lease_lost(how_lost(token, found));
         case core::Standing::finished:
-            report::not_claimed("The claim is already finished.");
+            report::claim_finished();
         case core::Standing::holds:
             break;
     }

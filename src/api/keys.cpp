@@ -100,7 +100,7 @@ IDEM_FUNCTION(idem_child_key) {
 IDEM_FUNCTION(idem_current_key) {
     using namespace idem;
     (void)fcinfo;
-    PreventCommandIfParallelMode("idem.current_key()");
+    api::require_leader("idem.current_key()");
     const pg::Claim* claim = pg::newest_open_claim();
     if (claim == nullptr) PG_RETURN_NULL();
     PG_RETURN_TEXT_P(pg::text_of(claim->key));

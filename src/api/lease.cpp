@@ -38,7 +38,7 @@ void checkpoint(const Holding& holding, std::string_view name, Jsonb* state) {
 
 IDEM_FUNCTION(idem_renew) {
     using namespace idem;
-    api::require_writable("idem.renew()");
+    api::require_writable("idem.renew()", api::read_by_lookup);
     const auto lease = pg::positive_duration_arg(fcinfo, 1, "lease");
     const api::Holding holding = api::hold_leased(pg::text_arg(fcinfo, 0), "renew");
     PG_RETURN_TIMESTAMPTZ(api::renew(holding, lease.value_or(holding.scope->lease)));
@@ -46,7 +46,7 @@ IDEM_FUNCTION(idem_renew) {
 
 IDEM_FUNCTION(idem_checkpoint) {
     using namespace idem;
-    api::require_writable("idem.checkpoint()");
+    api::require_writable("idem.checkpoint()", api::read_by_lookup);
     const auto name = pg::text_arg(fcinfo, 1);
     if (!name) pg::report::missing_argument("name");
     api::check_name(*name);

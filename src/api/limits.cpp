@@ -5,8 +5,7 @@
 namespace idem::api {
 namespace {
 
-constexpr const char* preload_hint =
-    "Set shared_preload_libraries = 'idem' and restart the server.";
+constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
 
 constinit bool warned = false;
 

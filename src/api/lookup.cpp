@@ -142,7 +142,7 @@ Result run(const pg::KeyName& name, const pg::Scope& scope) {
 
 IDEM_FUNCTION(idem_lookup) {
     using namespace idem;
-    PreventCommandIfParallelMode("idem.lookup()");
+    api::require_leader("idem.lookup()");
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");

@@ -14,8 +14,10 @@ ClaimCall read_call(FunctionCallInfo fcinfo) {
     const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once");
-    return claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), std::nullopt,
-                      std::nullopt);
+    ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request),
+                                std::nullopt, std::nullopt);
+    call.bound = pg::report::Bound::scope;
+    return call;
 }
 
 bool first_time(const ClaimCall& call) {
@@ -36,6 +38,6 @@ bool first_time(const ClaimCall& call) {
 
 IDEM_FUNCTION(idem_once) {
     using namespace idem;
-    api::require_writable("idem.once()");
+    api::require_writable("idem.once()", api::read_by_lookup);
     PG_RETURN_BOOL(api::first_time(api::read_call(fcinfo)));
 }

@@ -98,7 +98,8 @@ Batch read_batch(FunctionCallInfo fcinfo) {
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once_each");
     if (scope.request_required)
         report::invalid_argument("scope",
-                                 "It requires requests, and idem.once_each() cannot pass any.");
+                                 "It requires requests, and idem.once_each() cannot pass any.",
+                                 "Call idem.once() with key and request for each message.");
     batch.scope = scope;
     batch.is_new = array_of<bool>(batch.keys.size());
     sort_by_digest(batch);
@@ -186,7 +187,8 @@ bool take(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
 void refuse_open(const pg::KeyName& name) {
     const pg::Claim* mine = pg::find_claim(name.digest);
     if (mine != nullptr && mine->phase == pg::Phase::open)
-        report::claimed_by_this_transaction(name.key);
+        report::claimed_by_this_transaction(
+            name.key, "Complete the claim first, or leave the key out of \"keys\".");
 }
 
 // How many are new.
@@ -228,7 +230,7 @@ void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
 
 IDEM_FUNCTION(idem_once_each) {
     using namespace idem;
-    api::require_writable("idem.once_each()");
+    api::require_writable("idem.once_each()", api::read_by_lookup);
     api::Batch batch = api::read_batch(fcinfo);
     if (api::take_all(batch) > 0) pg::remember_unlocked(batch.scope.name);
     api::return_new(fcinfo, batch);

@@ -33,9 +33,15 @@ Names scopes_of(const TriggerData& data) {
     return {trigger.tgargs, static_cast<std::size_t>(trigger.tgnargs)};
 }
 
-[[noreturn]] void refuse(Relation relation, Names scopes) {
+[[noreturn]] void refuse(const TriggerData& data, Names scopes) {
+    Relation relation = data.tg_relation;
     for (const char* name : scopes)
-        if (pg::find_scope(name) == nullptr) report::unknown_scope(name);
+        if (pg::find_scope(name) == nullptr)
+            report::unknown_scope(
+                name, pg::nearest_scope(name),
+                psprintf("Trigger \"%s\" of table \"%s\" names it.", data.tg_trigger->tgname,
+                         RelationGetRelationName(relation)),
+                true);
     report::claim_required(relation, scopes);
 }
 
@@ -53,6 +59,6 @@ IDEM_FUNCTION(idem_require_claim) {
     using namespace idem;
     const TriggerData& data = api::called_as_trigger(fcinfo);
     const api::Names scopes = api::scopes_of(data);
-    if (!std::ranges::any_of(scopes, pg::has_claimed_in)) api::refuse(data.tg_relation, scopes);
+    if (!std::ranges::any_of(scopes, pg::has_claimed_in)) api::refuse(data, scopes);
     return api::go_on(data);
 }

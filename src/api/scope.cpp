@@ -63,8 +63,10 @@ constexpr bool may_be_null(int argument) {
 
 void require_arguments(FunctionCallInfo fcinfo) {
     for (int argument = 0; argument < arguments; ++argument)
-        if (PG_ARGISNULL(argument) && !may_be_null(argument))
-            report::missing_argument(name_of(argument));
+        if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
+            if (argument == arg_name) report::missing_argument(name_of(argument));
+            report::null_argument(name_of(argument));
+        }
 }
 
 void check_name(std::string_view name) {

@@ -21,7 +21,8 @@ bool is_settled(const pg::Found& found) {
 void refuse_in_flight(const pg::KeyLock& lock, std::string_view key) {
     const report::Holder holder = lock.holder().value_or(report::Holder{});
     const TimestampTz now = GetCurrentTimestamp();
-    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)));
+    report::in_progress(key, holder, core::retry_after(now - holder.since.value_or(now)),
+                        report::Bound::scope);
 }
 
 pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, std::int64_t wait) {

@@ -61,7 +61,8 @@ IDEM_FUNCTION(idem_stats_reset) {
     std::optional<std::int32_t> scope_id;
     if (const auto name = pg::text_arg(fcinfo, 0)) {
         const pg::Scope* scope = pg::find_scope(*name);
-        if (scope == nullptr) pg::report::unknown_scope(name);
+        if (scope == nullptr)
+            pg::report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
         scope_id = scope->id;
     }
     pg::reset_stats(scope_id);

@@ -189,6 +189,14 @@ inline bool may_execute(Oid function, Oid role) {
 #endif
 }
 
+inline bool may_become(Oid member, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    return member_can_set_role(member, role);
+#else
+    return is_member_of_role(member, role);
+#endif
+}
+
 // Raises 42501 unless the member may SET ROLE to the role.
 inline void check_may_become(Oid member, Oid role) {
 #if PG_VERSION_NUM >= 160000

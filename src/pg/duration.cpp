@@ -7,23 +7,26 @@
 
 namespace idem::pg {
 
+constexpr const char* example = "Pass an interval such as '30 seconds'.";
+
 std::int64_t duration(const char* name, const Interval& interval) {
     const auto usecs = compat::is_finite(interval)
                            ? core::fixed_duration(interval.month, interval.day, interval.time)
                            : std::nullopt;
-    if (!usecs) report::invalid_argument(name, "It must be finite, and at most 365000 days.");
+    if (!usecs)
+        report::invalid_argument(name, "It must be finite, and at most 365000 days.", example);
     return *usecs;
 }
 
 std::int64_t positive_duration(const char* name, const Interval& interval) {
     const std::int64_t usecs = duration(name, interval);
-    if (usecs <= 0) report::invalid_argument(name, "It must be longer than zero.");
+    if (usecs <= 0) report::invalid_argument(name, "It must be longer than zero.", example);
     return usecs;
 }
 
 std::int64_t nonnegative_duration(const char* name, const Interval& interval) {
     const std::int64_t usecs = duration(name, interval);
-    if (usecs < 0) report::invalid_argument(name, "It must not be negative.");
+    if (usecs < 0) report::invalid_argument(name, "It must not be negative.", example);
     return usecs;
 }
 

@@ -86,10 +86,17 @@ void hand_over(SubTransactionId sub, SubTransactionId parent) {
     }
 }
 
+// Where a statement claims that is a transaction of its own, no later one could complete.
+report::Unfinished unfinished(const Claim& claim, bool preparing) {
+    if (preparing) return report::Unfinished::at_prepare;
+    const bool single = claim.by_statement && !IsTransactionBlock();
+    return single ? report::Unfinished::by_single_statement : report::Unfinished::at_commit;
+}
+
 void refuse_open_claims(bool preparing) {
     for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
         if (is_open_atomic(*claim))
-            report::claim_incomplete(claim->scope_name, claim->key, preparing);
+            report::claim_incomplete(claim->scope_name, claim->key, unfinished(*claim, preparing));
 }
 
 // ForceSyncCommit() would do for this server's disk, but would not wait for a standby.
@@ -168,10 +175,16 @@ Claim* find_claim(const core::Digest& digest) {
     return claim;
 }
 
+void refuse_closed(const Claim& claim) {
+    if (claim.phase == Phase::finished) report::claim_finished();
+    if (claim.phase == Phase::released) report::claim_released();
+    Assert(claim.phase == Phase::open);
+}
+
 Claim& open_claim(const core::Token& token) {
     Claim* claim = find_claim(token.digest);
     if (claim == nullptr || claim->token != token) report::foreign_claim();
-    if (claim->phase != Phase::open) report::not_claimed("The claim is already finished.");
+    refuse_closed(*claim);
     return *claim;
 }
 

@@ -31,8 +31,9 @@ struct Claim {
     std::string_view key;
     bytea* fingerprint;  // NULL when the request was NULL
     TimestampTz created;
-    std::int64_t ttl;  // microseconds
-    bool unlocked;     // stands for keys that were finished without a lock, and has no token
+    std::int64_t ttl;   // microseconds
+    bool unlocked;      // stands for keys that were finished without a lock, and has no token
+    bool by_statement;  // made by an expression of the client's statement, not within a function
 
     Claim* older;      // the claim made before this one
     Claim* in_bucket;  // the next in the same hash bucket
@@ -43,6 +44,9 @@ Claim* find_claim(const core::Digest& digest);
 
 // The atomic claim that the token names. Raises ID005 when it names no open claim.
 Claim& open_claim(const core::Token& token);
+
+// Raises ID005 for a claim that this transaction has finished or released.
+void refuse_closed(const Claim& claim);
 
 // The open claim made last; NULL if there is none.
 const Claim* newest_open_claim();

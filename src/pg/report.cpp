@@ -1,6 +1,7 @@
 #include "pg/report.hpp"
 
 #include "core/sqlstate.hpp"
+#include "pg/compat.hpp"
 #include "pg/error_object.hpp"
 #include "pg/guc.hpp"
 
@@ -61,22 +62,34 @@ int failure_sqlstate(const char* state) {
 
 }  // namespace
 
-void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
-    ereport(ERROR,
-            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
-             errdetail_internal("%s", holder_detail(holder)),
-             errhint("Retry with the same key after %.1f seconds, or wait longer: the argument "
-                     "\"wait\", or that of the scope.",
-                     static_cast<double>(retry_after) / USECS_PER_SEC)));
+void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
+                 Bound bound) {
+    const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
+    ereport(
+        ERROR,
+        (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+         errdetail_internal("%s", holder_detail(holder)),
+         bound == Bound::argument
+             ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
+                       seconds)
+         : bound == Bound::scope
+             ? errhint("Retry after %.1f seconds, or raise the scope's \"wait\" with "
+                       "idem.alter_scope().",
+                       seconds)
+             : errhint("Retry after %.1f seconds, or let the worker that holds the lease release "
+                       "it with idem.release().",
+                       seconds)));
     pg_unreachable();
 }
 
-void claimed_by_this_transaction(std::string_view key) {
+void claimed_by_this_transaction(std::string_view key, const char* hint) {
     ereport(ERROR,
             (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail("The key is claimed by this transaction, which has not completed it."),
-             errhint("Complete the first claim before claiming again. \"(f()).*\" calls a "
-                     "function once per column: call it in FROM.")));
+             hint != nullptr
+                 ? errhint("%s", hint)
+                 : errhint("Complete the first claim before claiming again. \"(f()).*\" calls a "
+                           "function once per column: call it in FROM.")));
     pg_unreachable();
 }
 
@@ -133,12 +146,16 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
     pg_unreachable();
 }
 
-void lease_lost() {
-    ereport(ERROR,
-            (errcode(errcode_lease_lost), errmsg("lease of this attempt is lost"),
-             errdetail("The token is not that of the key's current attempt: the operation was "
-                       "taken over, given up or forgotten."),
-             errhint("Stop working on the operation, or claim its key again.")));
+void lease_lost(const char* detail) {
+    ereport(
+        ERROR,
+        (errcode(errcode_lease_lost), errmsg("lease of this attempt is lost"),
+         detail != nullptr
+             ? errdetail_internal("%s", detail)
+             : errdetail("The token has no attempt that you may continue: its claim was rolled "
+                         "back or has not been committed yet, the operation was released, taken "
+                         "over or forgotten, or has expired, or the scope is not yours to use."),
+         errhint("Stop working on the operation and roll back, or claim its key again.")));
     pg_unreachable();
 }
 
@@ -151,30 +168,61 @@ void not_leased(const char* function) {
     pg_unreachable();
 }
 
-void not_claimed(const char* detail) {
-    ereport(ERROR,
-            (errcode(errcode_not_claimed), errmsg("token names no open claim"),
-             errdetail_internal("%s", detail),
-             errhint("Pass the token of an unfinished claim that this transaction made, or of "
-                     "a leased one; idem.lookup() tells what became of a key.")));
+namespace {
+
+[[noreturn]] void not_claimed(const char* detail, const char* hint) {
+    ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
+}
+
+}  // namespace
+
+void no_token() {
+    not_claimed("The token is null.",
+                "A replay has no token: test \"claimed\" first, and return the stored answer where "
+                "it is false.");
+}
+
+void malformed_token() {
+    not_claimed("The text is not a token of idem.claim().",
+                "Pass the column \"token\" of the claim's result, unchanged.");
+}
+
+void claim_finished() {
+    not_claimed(
+        "The claim is already completed or failed.",
+        "Call idem.complete() or idem.fail() once per claim; idem.lookup() shows what is stored.");
+}
+
+void claim_released() {
+    not_claimed("The claim was released by this transaction.",
+                "Claim the key again to work on the operation.");
 }
 
 void foreign_claim() {
     not_claimed(
-        "It belongs to another transaction, or to a claim that was released or rolled back.");
+        "It belongs to another transaction, or to a claim that was released or rolled back.",
+        "Use the token in the transaction that made the claim, or pass \"lease\" to idem.claim() "
+        "for a claim that outlives it; idem.lookup() tells what became of a key.");
 }
 
-void claim_incomplete(std::string_view scope, std::string_view key, bool preparing) {
-    ereport(ERROR,
-            (errcode(errcode_claim_incomplete),
-             preparing ? errmsg("cannot prepare a transaction with an open claim")
-                       : errmsg("cannot commit a transaction with an open claim"),
-             errdetail("Key \"%s\" in scope \"%s\" was claimed, but neither completed, failed nor "
-                       "released.",
-                       c_string(key), c_string(scope)),
-             errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
-                     "in the transaction that claims.")));
+void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where) {
+    const bool preparing = where == Unfinished::at_prepare;
+    ereport(
+        ERROR,
+        (errcode(errcode_claim_incomplete),
+         preparing ? errmsg("cannot prepare a transaction with an open claim")
+                   : errmsg("cannot commit a transaction with an open claim"),
+         errdetail("Key \"%s\" in scope \"%s\" was claimed, but neither completed, failed nor "
+                   "released.",
+                   c_string(key), c_string(scope)),
+         where == Unfinished::by_single_statement
+             ? errhint(
+                   "Outside a transaction block each statement is a transaction: begin one with "
+                   "BEGIN, claim, do the work, call idem.complete(), and COMMIT.")
+             : errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
+                       "before the transaction that claims ends.")));
     pg_unreachable();
 }
 
@@ -230,22 +278,55 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
          errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
 }
 
-void unknown_scope(std::optional<std::string_view> name) {
-    ereport(ERROR, (errcode(errcode_unknown_scope),
-                    name ? errmsg("scope \"%s\" does not exist", c_string(*name))
-                         : errmsg("scope must not be null"),
-                    errdetail("A claim names the scope that its operation belongs to."),
-                    errhint("Create the scope first with idem.create_scope(); idem.scopes lists "
-                            "those that you may use.")));
+void no_scope() {
+    ereport(ERROR, (errcode(errcode_unknown_scope), errmsg("scope must not be null"),
+                    errdetail("The name of the scope is null."),
+                    errhint("Pass a scope's name; idem.scopes lists those that you may use.")));
     pg_unreachable();
 }
 
-void not_scope_member(std::string_view scope, const char* function) {
+void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
+    ereport(ERROR,
+            (errcode(errcode_unknown_scope), errmsg("scope \"%s\" does not exist", c_string(name)),
+             detail != nullptr ? errdetail_internal("%s", detail)
+                               : errdetail("No scope in this database has that name."),
+             nearest != nullptr ? errhint("Perhaps you meant the scope \"%s\".", nearest)
+             : creatable ? errhint("Create the scope first with idem.create_scope(); idem.scopes "
+                                   "lists those that you may use.")
+                         : errhint("idem.scopes lists the scopes that you may use.")));
+    pg_unreachable();
+}
+
+namespace {
+
+// Where the owner is a superuser nobody should be granted membership: the scope is given away.
+char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
+    if (owner_name == nullptr || superuser_arg(owner))
+        return psprintf(
+            "Have a superuser give the scope to a role of its users, such as: SELECT "
+            "idem.alter_scope(%s, owner => %s).",
+            quote_literal_cstr(scope),
+            quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
+    const char* role = pstrdup(quote_identifier(owner_name));
+    if (compat::may_become(GetUserId(), owner)) return psprintf("Run SET ROLE %s first.", role);
+    return psprintf("Have an administrator of the role run GRANT %s TO %s.", role,
+                    quote_identifier(GetUserNameFromId(GetUserId(), false)));
+}
+
+}  // namespace
+
+// Scopes and their owners are no secret, as tables and theirs are none.
+void not_scope_member(std::string_view scope, Oid owner, const char* function) {
+    const char* name = c_string(scope);
+    const char* owner_name = GetUserNameFromId(owner, true);
     ereport(ERROR,
             (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-             errmsg("permission denied for scope \"%s\"", c_string(scope)),
-             errdetail("idem.%s() needs the privileges of the role that owns the scope.", function),
-             errhint("Ask for membership of the owner role.")));
+             errmsg("permission denied for scope \"%s\"", name),
+             owner_name != nullptr
+                 ? errdetail("The scope belongs to role \"%s\", whose privileges idem.%s() needs.",
+                             owner_name, function)
+                 : errdetail("The role that owned the scope was dropped."),
+             errhint("%s", membership_hint(name, owner, owner_name))));
     pg_unreachable();
 }
 
@@ -287,8 +368,8 @@ void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int6
 void too_large(const char* what, Size size) {
     ereport(ERROR,
             (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
-             errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %d kB.", size,
-                       guc::max_answer_size),
+             errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %zu bytes.", size,
+                       Size{1024} * static_cast<Size>(guc::max_answer_size)),
              errhint("Store what is large in a table of your own, and a reference to it here.")));
     pg_unreachable();
 }
@@ -320,16 +401,53 @@ void serialization_failure(const char* detail) {
 void missing_argument(const char* name) {
     ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
                     errmsg("argument \"%s\" must not be null", name),
-                    errdetail("It has no default, or the scope requires it."),
-                    errhint("Pass a value for \"%s\".", name)));
+                    errdetail("It has no default."), errhint("Pass a value for \"%s\".", name)));
     pg_unreachable();
 }
 
-void invalid_argument(const char* name, const char* detail) {
+void null_argument(const char* name) {
+    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                    errmsg("argument \"%s\" must not be null", name),
+                    errdetail("NULL does not stand for its default."),
+                    errhint("Pass a value for \"%s\", or leave it out to get its default.", name)));
+    pg_unreachable();
+}
+
+void missing_request(const char* scope) {
+    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                    errmsg("argument \"request\" must not be null"),
+                    errdetail("Scope \"%s\" requires a request.", scope),
+                    errhint("Pass what the client asks for as \"request\".")));
+    pg_unreachable();
+}
+
+void invalid_argument(const char* name, const char* detail, const char* hint) {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+         errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
+         hint != nullptr ? errhint("%s", hint) : errhint("Pass such a value for \"%s\".", name)));
+    pg_unreachable();
+}
+
+void read_only(const char* call, const char* reading) {
+    const bool standby = RecoveryInProgress();
     ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-             errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
-             errhint("The reference in the README gives each argument's range.")));
+            (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+             standby ? errmsg("cannot execute %s during recovery", call)
+                     : errmsg("cannot execute %s in a read-only transaction", call),
+             errdetail("The call may write, whatever it finds."),
+             errhint("%s%s",
+                     standby ? "Call it on the primary." : "Call it in a read-write transaction.",
+                     reading)));
+    pg_unreachable();
+}
+
+void parallel(const char* call) {
+    ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+                    errmsg("cannot execute %s during a parallel operation", call),
+                    errdetail("A parallel worker does not know what its leader has claimed."),
+                    errhint("Mark the functions that call it PARALLEL UNSAFE.")));
     pg_unreachable();
 }
 

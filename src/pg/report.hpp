@@ -1,6 +1,6 @@
 // Every error that idem raises on its own account, with the SQLSTATE, detail and hint that tell the
-// caller what to do. None of them returns, but for the two that are no errors. No message shows a
-// key, a response or a request other than the caller's own.
+// caller what to do in the caller's situation. None of them returns, but for the two that are no
+// errors. No message shows a key, a response or a request other than the caller's own.
 #pragma once
 
 #include "pg/server.hpp"
@@ -14,8 +14,14 @@ struct Holder {
     std::optional<TimestampTz> lease_end;  // of a leased claim
 };
 
-[[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
-[[noreturn]] void claimed_by_this_transaction(std::string_view key);
+// What bounds the caller's wait, and so can be made longer: its argument "wait", the setting of the
+// scope, or nothing: the call does not wait for a lease.
+enum class Bound : std::uint8_t { argument, scope, nothing };
+
+[[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
+                              Bound bound);
+// hint: NULL for idem.claim().
+[[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 [[noreturn]] void key_conflict(std::string_view key);
 // Of the same, at a level below ERROR.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key);
@@ -23,21 +29,33 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The last attempt's lease is over.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
-// Fenced off. Says the same whether the key was overtaken, has no record, or is somebody else's.
-[[noreturn]] void lease_lost();
+// Fenced off. Without a detail it says the same whether the key was overtaken, has no record, or is
+// of a scope that the caller may not use; a detail is for users of the scope only.
+[[noreturn]] void lease_lost(const char* detail = nullptr);
 [[noreturn]] void not_leased(const char* function);
-[[noreturn]] void not_claimed(const char* detail);
-// The same, of an atomic token that this transaction did not make.
-[[noreturn]] void foreign_claim();
-[[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, bool preparing);
+// The token names no open claim (ID005), for these reasons.
+[[noreturn]] void no_token();
+[[noreturn]] void malformed_token();
+[[noreturn]] void claim_finished();
+[[noreturn]] void claim_released();
+[[noreturn]] void foreign_claim();  // an atomic token that this transaction did not make
+
+// Where a claim was left open: by a statement that is a transaction of its own, or elsewhere.
+enum class Unfinished : std::uint8_t { by_single_statement, at_commit, at_prepare };
+
+[[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where);
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.
 [[noreturn]] void stale_key(std::string_view key, TimestampTz made, bool from_future);
 // weakness as core/weakness.hpp names it.
 [[noreturn]] void weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
 void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
-[[noreturn]] void unknown_scope(std::optional<std::string_view> name);
-[[noreturn]] void not_scope_member(std::string_view scope, const char* function);
+[[noreturn]] void no_scope();
+// nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
+// NULL for an argument. creatable: the call would do if the scope existed.
+[[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
+                                bool creatable);
+[[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
 [[noreturn]] void too_many_open_claims(int limit);
 // scopes: the names of those that would do.
 [[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
@@ -49,8 +67,16 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 [[noreturn]] void digest_collision();
 [[noreturn]] void serialization_failure(const char* detail);
+// An argument without a default is NULL, one with a default, or the request that a scope requires.
 [[noreturn]] void missing_argument(const char* name);
-[[noreturn]] void invalid_argument(const char* name, const char* detail);
+[[noreturn]] void null_argument(const char* name);
+[[noreturn]] void missing_request(const char* scope);
+[[noreturn]] void invalid_argument(const char* name, const char* detail,
+                                   const char* hint = nullptr);
+// A call that may write, on a standby or in a read-only transaction. reading: empty, or a sentence
+// after a space on how to read instead.
+[[noreturn]] void read_only(const char* call, const char* reading);
+[[noreturn]] void parallel(const char* call);
 [[noreturn]] void crypto_failure();
 
 }  // namespace idem::pg::report

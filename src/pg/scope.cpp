@@ -121,6 +121,13 @@ std::int64_t last_id() {
     return last;
 }
 
+// Calls that would have begun something in the scope, had it been there.
+bool begins_something(std::string_view function) {
+    constexpr std::array<std::string_view, 6> functions = {"claim", "try_claim", "execute",
+                                                           "once",  "once_each", "advance"};
+    return std::ranges::find(functions, function) != functions.end();
+}
+
 }  // namespace
 
 void init_scopes() {
@@ -165,10 +172,38 @@ bool may_observe(Oid owner) {
     return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 }
 
+const char* nearest_scope(std::string_view name) {
+    constexpr int max_distance = 3;
+    if (name.size() > core::max_scope_bytes) return nullptr;
+    // Text that an extension or a cast let slip through: its characters may not end where it does.
+    if (!pg_verify_mbstr(GetDatabaseEncoding(), name.data(), static_cast<int>(name.size()), true))
+        return nullptr;
+    int best = std::min(max_distance, static_cast<int>(name.size()) / 2) + 1;
+    const char* nearest = nullptr;
+    const auto consider = [&](TupleTableSlot* slot) {
+        const std::string_view other = view_of(DatumGetTextPP(*column(slot, column_name)));
+        const int distance =
+            varstr_levenshtein_less_equal(name.data(), static_cast<int>(name.size()), other.data(),
+                                          static_cast<int>(other.size()), 1, 1, 1, best, true);
+        const bool closer = distance < best || (distance == best && nearest && other < nearest);
+        if (closer &&
+            has_privs_of_role(GetUserId(), DatumGetObjectId(*column(slot, column_owner)))) {
+            best = distance;
+            nearest = pnstrdup(other.data(), other.size());
+        }
+        return false;
+    };
+    (void)scan_for(consider, [](TupleTableSlot*) {});
+    return nearest;
+}
+
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function) {
-    const Scope* scope = name ? find_scope(*name) : nullptr;
-    if (scope == nullptr) report::unknown_scope(name);
-    if (!has_privs_of_role(GetUserId(), scope->owner)) report::not_scope_member(*name, function);
+    if (!name) report::no_scope();
+    const Scope* scope = find_scope(*name);
+    if (scope == nullptr)
+        report::unknown_scope(*name, nearest_scope(*name), nullptr, begins_something(function));
+    if (!has_privs_of_role(GetUserId(), scope->owner))
+        report::not_scope_member(*name, scope->owner, function);
     return *scope;
 }
 

@@ -49,6 +49,9 @@ const Scope* find_scope_by_id(std::int32_t id);
 // be there before their scopes, for long if an owner's role is missing.
 bool scope_was_dropped(std::int32_t id);
 
+// The name most like this one, of the scopes that the current user may use; NULL if none is near.
+const char* nearest_scope(std::string_view name);
+
 // Finds the scope and checks that the current user has the privileges of its owner; raises ID008 or
 // 42501. A scope whose owner was dropped is nobody's but the superuser's. function is for the
 // message.

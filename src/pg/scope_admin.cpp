@@ -81,7 +81,8 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
                         errmsg("scope \"%.*s\" already exists", static_cast<int>(name.size()),
                                name.data()),
                         errdetail("Scope names are unique in a database."),
-                        errhint("Choose another name, or use the scope that exists.")));
+                        errhint("Change the scope that exists with idem.alter_scope(), or choose "
+                                "another name.")));
     ScopeRow row;
     row.set_int(column_id, next_id(relation));
     row.set_text(column_name, name);

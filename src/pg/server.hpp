@@ -64,6 +64,7 @@ extern "C" {
 #include "storage/shmem.h"
 #include "storage/sinvaladt.h"
 #include "storage/spin.h"
+#include "tcop/pquery.h"
 #include "tcop/tcopprot.h"
 #include "utils/acl.h"
 #include "utils/array.h"
@@ -86,5 +87,6 @@ extern "C" {
 #include "utils/tuplestore.h"
 #include "utils/typcache.h"
 #include "utils/uuid.h"
+#include "utils/varlena.h"
 #include "utils/wait_event.h"
 }

@@ -15,9 +15,8 @@ core::TokenText token_text(const core::Token& token) {
 
 core::Token read_token(std::optional<std::string_view> text) {
     core::Token token;
-    if (!text) report::not_claimed("The token is null.");
-    if (!core::decode(*text, token))
-        report::not_claimed("The text is not a token of idem.claim().");
+    if (!text) report::no_token();
+    if (!core::decode(*text, token)) report::malformed_token();
     const core::Digest sealed = token.digest;
     if (token.kind == core::TokenKind::leased &&
         !core::unseal(secrets().seal_key, sealed, token.digest))

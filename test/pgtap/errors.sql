@@ -7,6 +7,14 @@ SELECT idem.create_scope('errors');
 \set psql 'psql -X -q -A -t -v VERBOSITY=verbose -d '
 \set open_at_commit `:psql :'DBNAME' -c "BEGIN" -c "SELECT (idem.claim('errors', 'uncommitted')).claimed" -c "COMMIT" 2>&1`
 \set open_at_prepare `:psql :'DBNAME' -c "BEGIN" -c "SELECT (idem.claim('errors', 'unprepared')).claimed" -c "PREPARE TRANSACTION 'open'" 2>&1`
+\set alone `:psql :'DBNAME' -c "SELECT claimed FROM idem.claim('errors', 'alone')" 2>&1`
+\set alone_in_list `:psql :'DBNAME' -c "SELECT (idem.claim('errors', 'alone')).claimed" 2>&1`
+\set forgotten `:psql :'DBNAME' -c "DO 'BEGIN PERFORM idem.claim(''errors'', ''forgotten''); END'" 2>&1`
+\set rolled_back `:psql :'DBNAME' -c "BEGIN" -c "SELECT token FROM idem.claim('errors', 'rolled back', lease => '1 minute')" -c "ROLLBACK"`
+\set taken_over `:psql :'DBNAME' -c "SELECT token FROM idem.claim('errors', 'taken over', lease => '1 microsecond')"`
+\set taken_over_by `:psql :'DBNAME' -c "SELECT token FROM idem.claim('errors', 'taken over', lease => '1 hour')"`
+\set given_up `:psql :'DBNAME' -c "SELECT token FROM idem.claim('errors', 'given up', lease => '1 hour')"`
+\set ignored `:psql :'DBNAME' -c "SELECT idem.release('":'given_up'"')"`
 
 BEGIN;
 SELECT no_plan();
@@ -16,7 +24,13 @@ SELECT matches(:'open_at_commit'::text, '^t\n(psql:)?.*ERROR:  ID006: .+\nDETAIL
 SELECT matches(:'open_at_prepare'::text, '^t\n(psql:)?.*ERROR:  ID006: .+\nDETAIL:  .+\nHINT:  .+',
                'ID006: an open claim at PREPARE TRANSACTION, with detail and hint');
 SELECT is((idem.lookup('errors', key)).state, 'absent', key || ' was not stored')
-  FROM (VALUES ('uncommitted'), ('unprepared')) AS refused (key);
+  FROM (VALUES ('uncommitted'), ('unprepared'), ('alone'), ('forgotten')) AS refused (key);
+SELECT matches(said, 'ID006.*HINT: .*BEGIN.*COMMIT', 'ID006: a claim outside BEGIN is told to begin a transaction')
+  FROM (VALUES (:'alone'), (:'alone_in_list')) AS lone (said);
+SELECT matches(said, 'ID006.*HINT: .*idem.complete\(\), idem.fail\(\) or idem.release\(\)', 'ID006: another is told to finish the claim')
+  FROM (VALUES (:'open_at_commit'), (:'open_at_prepare'), (:'forgotten')) AS open (said);
+SELECT doesnt_match(said, 'HINT: .*BEGIN', 'for which BEGIN would be no help')
+  FROM (VALUES (:'open_at_commit'), (:'open_at_prepare'), (:'forgotten')) AS open (said);
 SELECT is_empty('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()', 'nothing was prepared');
 
 SELECT ok((idem.claim('errors', 'held')).claimed, 'this session holds a claim');
@@ -250,15 +264,15 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
     ('22021', 'a problem with a detail that is not UTF-8', $$SELECT idem.problem('ID001', '\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
-    ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, false),
-    ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, false),
-    ('25006', 'once in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once('errors', 'new')$$, false),
-    ('25006', 'once_each in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{new}')$$, false),
+    ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, true),
+    ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, true),
+    ('25006', 'once in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once('errors', 'new')$$, true),
+    ('25006', 'once_each in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{new}')$$, true),
     ('22021', 'once_each of a key that is not UTF-8', $$SELECT idem.once_each('errors', ARRAY['\xff'::bytea::text])$$, false),
     ('22021', 'advance of a source that is not UTF-8', $$SELECT idem.advance('errors', '\xff'::bytea::text, 1)$$, false),
-    ('25006', 'advance in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 'new', 1)$$, false),
-    ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, false),
-    ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, false);
+    ('25006', 'advance in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 'new', 1)$$, true),
+    ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, true),
+    ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, true);
 INSERT INTO wrong (state, what, call, explained, role) VALUES
     ('42501', 'create_scope without EXECUTE', $$SELECT idem.create_scope('new')$$, false, 'test_nobody'),
     ('42501', 'alter_scope without EXECUTE', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, false, 'test_nobody'),
@@ -298,6 +312,79 @@ SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
 SELECT results_eq($$SELECT DISTINCT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
                   $$VALUES ('P0042', 'card declined', 'Stolen.', 'Call 110.')$$,
                   'a stored failure is raised with its own SQLSTATE, message, detail and hint');
+-- What each says to the one who meets it. A pattern for detail and hint, and one that must not match.
+CREATE ROLE test_owner;
+ALTER ROLE test_nobody NOINHERIT;
+GRANT test_owner TO test_nobody;
+CREATE ROLE "Test Stranger";
+SELECT idem.create_scope('owned', owner => 'test_owner');
+SELECT idem.create_scope('test_payments');
+CREATE TEMP TABLE advice (call text, says text, never text, role name DEFAULT current_user);
+INSERT INTO advice (call, says, never) VALUES
+    ($$SELECT idem.complete(NULL)$$, 'replay.* "claimed" ', 'lookup'),
+    ($$SELECT idem.release(NULL)$$, 'replay.* "claimed" ', 'lookup'),
+    ($$SELECT idem.complete('banana')$$, 'column "token"', 'lookup'),
+    ($$SELECT idem.complete(token), idem.complete(token) FROM idem.claim('errors', 'new')$$, 'already completed or failed.*once per claim', 'released'),
+    ($$SELECT idem.release(token), idem.complete(token) FROM idem.claim('errors', 'new')$$, 'released.*[Cc]laim the key again', 'finished'),
+    ($$SELECT idem.release(token), idem.renew(token) FROM idem.claim('errors', 'new', lease => '1 min')$$, 'released.*[Cc]laim the key again', 'finished'),
+    ($$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$, 'another transaction.*"lease"', NULL),
+    (format('SELECT idem.complete(%L)', :'rolled_back'), 'rolled back', 'Attempt'),
+    (format('SELECT idem.renew(%L)', :'taken_over'), 'Attempt 2 has taken .* over', 'rolled back'),
+    (format('SELECT idem.complete(%L)', :'given_up'), 'released', 'rolled back'),
+    ($$SELECT idem.complete((idem.claim('requests', 'new')).token)$$, 'Scope "requests" requires.*"request"', 'default'),
+    ($$SELECT idem.advance('errors', 'new', NULL)$$, 'no default', 'scope|leave'),
+    ($$SELECT idem.advance('errors', 'new', 1, contiguous => NULL)$$, 'leave it out', 'no default|scope'),
+    ($$SELECT idem.create_scope('new', ttl => NULL)$$, 'leave it out', 'no default|requires'),
+    ($$SELECT idem.records_needed(1, '1 day', NULL)$$, 'leave it out', 'no default|scope'),
+    ($$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done')$$, 'read-write.*idem\.lookup\(\)', NULL),
+    ($$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{done}')$$, 'read-write.*idem\.lookup\(\)', NULL),
+    ($$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 's', 1)$$, 'read-write.*idem\.streams', 'lookup'),
+    ($$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, 'read-write', 'lookup'),
+    ($$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
+     'bytes.*allows 1024 bytes', 'kB'),
+    ($$SELECT idem.drop_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
+    ($$SELECT idem.alter_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
+    ($$SELECT idem.lookup('nowhere', 'k')$$, 'idem\.scopes', 'claim|create_scope'),
+    ($$SELECT idem.report('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
+    ($$SELECT idem.stats_reset('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
+    ($$SELECT idem.claim('nowhere', 'k')$$, 'idem\.create_scope\(\)', 'Perhaps'),
+    ($$SELECT idem.claim(NULL, 'k')$$, 'is null', 'create_scope'),
+    ($$SELECT idem.claim('test_payment', 'k')$$, 'Perhaps you meant the scope "test_payments"\.', 'create_scope'),
+    ($$SELECT idem.claim('Test_Payments', 'k')$$, 'Perhaps you meant the scope "test_payments"\.', 'create_scope'),
+    ($$SELECT idem.drop_scope('test_paymnets')$$, 'Perhaps you meant the scope "test_payments"\.', 'create_scope'),
+    ($$SELECT idem.claim('test_pa', 'k')$$, 'create_scope', 'Perhaps'),
+    ($$SELECT idem.claim(repeat('s', 10000), 'k')$$, 'create_scope', 'Perhaps'),
+    ($$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim('unknown');
+       INSERT INTO guarded DEFAULT VALUES$$, 'Trigger "guard" of table "guarded" names', 'A claim names'),
+    ($$CREATE TABLE guarded (); CREATE TRIGGER guard BEFORE INSERT ON guarded EXECUTE FUNCTION idem.require_claim('test_payment');
+       INSERT INTO guarded DEFAULT VALUES$$, 'Trigger "guard" .*Perhaps you meant the scope "test_payments"\.', 'A claim names'),
+    ($$SELECT idem.create_scope('errors')$$, 'idem\.alter_scope\(\)', NULL),
+    ($$SELECT idem.claim('errors', 'held')$$, 'Complete', 'forget'),
+    ($$SELECT idem.forget('errors', 'held')$$, '[Rr]elease.*idem\.forget\(\)', 'before claiming again|FROM'),
+    ($$SELECT idem.once_each('errors', '{held}')$$, 'Complete', 'FROM'),
+    ($$SELECT idem.create_scope('new', ttl => '0')$$, 'longer than zero', 'README'),
+    ($$SELECT idem.once_each('requests', '{new}')$$, 'idem\.once\(\)', 'README');
+INSERT INTO advice (call, says, never, role) VALUES
+    ($$SELECT idem.claim('errors', 'k')$$, format('belongs to role "%s".*idem.alter_scope\(''errors'', owner => ''"Test Stranger"''\)', current_user), 'SET ROLE|GRANT', 'Test Stranger'),
+    ($$SELECT idem.claim('owned', 'k')$$, 'belongs to role "test_owner".*GRANT test_owner TO "Test Stranger"', 'SET ROLE', 'Test Stranger'),
+    ($$SELECT idem.claim('owned', 'k')$$, 'belongs to role "test_owner".*SET ROLE test_owner', 'GRANT', 'test_nobody'),
+    ($$SELECT idem.claim('owne', 'k')$$, 'create_scope', 'Perhaps', 'Test Stranger'),
+    ($$SELECT idem.claim('owne', 'k')$$, 'Perhaps you meant the scope "owned"\.', 'create_scope', 'test_owner');
+INSERT INTO advice (call, says, never, role)
+    SELECT format('SELECT idem.complete(%L)', token), 'rolled back.*taken over', 'Attempt \d', 'Test Stranger'
+      FROM (VALUES (:'rolled_back'), (:'taken_over'), (:'given_up'), ('Ag' || repeat('A', 37))) AS any_token (token);
+DELETE FROM before;
+INSERT INTO before SELECT * FROM pg_temp.kept();
+CREATE TEMP TABLE advised AS
+    SELECT call, says, never, role, (error).detail || ' ' || (error).hint AS said
+      FROM (SELECT *, pg_temp.attempt(call, role) AS error FROM advice) AS asked;
+SELECT matches(said, says, 'advice: ' || call || ' by ' || role) FROM advised;
+SELECT doesnt_match(said, never, 'nothing beside the point: ' || call || ' by ' || role)
+  FROM advised WHERE never IS NOT NULL;
+SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'nothing is left of these either');
+SELECT is(count(DISTINCT said), 1::bigint, 'a stranger hears the same of every leased token')
+  FROM advised WHERE role = 'Test Stranger' AND call LIKE '%complete%';
+
 SELECT is_empty($$SELECT what, message, detail, hint FROM got
                    WHERE expected = 'ID002' AND concat(message, detail, hint) ~ 'answer|42|amount'$$,
                 'a conflict does not show what is stored');

@@ -35,7 +35,10 @@ SELECT a, b, same(a, b) FROM (VALUES
   ('{"meta": {"sent_at": 1}}', '{"meta": {"sent_at": 2}}'),
   ('{"items": [{"n": 1, "seen_at": 1}, {"n": 2, "seen_at": 2}]}', '{"items": [{"n": 1}, {"n": 2, "seen_at": 5}]}'),
   ('{"items": [{"n": 1, "seen_at": 1}]}', '{"items": [{"n": 2, "seen_at": 1}]}'),
-  ('[{"sent_at": 1}, {"sent_at": 2}]', '[{}, {}]')
+  ('[{"sent_at": 1}, {"sent_at": 2}]', '[{}, {}]'),
+  -- the object around what is left out stays
+  ('{"meta": {"trace_id": 6}}', '{"meta": {}}'),
+  ('{"meta": {"trace_id": 6}}', '{}')
 ) x(a, b);
 
 -- deep, large, and numbers that are short to write but long to print

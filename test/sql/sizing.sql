@@ -3,6 +3,8 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.retention_window('10 s', '90 s', '30 s', '5 s');
 SELECT idem.records_needed(80, idem.retention_window('10 s', '90 s', '30 s', '5 s'));
+-- the margin is a fifth of what is alive, a sixth of the result
+SELECT idem.records_needed(80, '135 s', margin => 0) AS alive, idem.records_needed(80, '135 s') - idem.records_needed(80, '135 s', margin => 0) AS margin;
 SELECT round((idem.collision_probability(12960, 128) * 1e31)::numeric, 2) AS e_31;
 
 -- a day is 24 hours, a month 30 days, as everywhere

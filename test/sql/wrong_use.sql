@@ -25,6 +25,7 @@ CREATE CAST (bytea AS text) WITHOUT FUNCTION;
 SELECT attempt($$SELECT idem.claim('wrong', '\x6bff'::bytea::text)$$);
 SELECT attempt($$SELECT idem.claim('wrong', '\x6b006b'::bytea::text)$$);
 SELECT attempt($$SELECT idem.claim('wrong', 'k', tenant => '\xff'::bytea::text)$$);
+SELECT left(attempt($$SELECT idem.claim('\x77726f6ee4'::bytea::text, 'k')$$), 5);
 DROP CAST (bytea AS text);
 
 -- scopes
@@ -54,6 +55,21 @@ SELECT outcome, token AS t2 FROM idem.try_claim('wrong', 'stale') \gset
 \echo :outcome
 SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
 ROLLBACK;
+
+-- SELECT ... INTO takes columns, one for each: the whole result must be taken apart, or assigned
+SELECT regexp_replace(attempt($$DO $do$ DECLARE c idem.claim_result; BEGIN
+  SELECT idem.claim('wrong', 'into') INTO c;
+END $do$ $$), '"\(t,claimed,.*', '"(t,claimed,...)"');
+DO $$ DECLARE c idem.claim_result; BEGIN
+  c := idem.claim('wrong', 'assigned');
+  RAISE NOTICE 'claimed: %, token: %', c.claimed, length(c.token);
+  PERFORM idem.release(c.token);
+  SELECT * INTO c FROM idem.claim('wrong', 'from');
+  RAISE NOTICE 'claimed: %, token: %', c.claimed, length(c.token);
+  PERFORM idem.release(c.token);
+  SELECT (idem.try_claim('wrong', 'twice')).response INTO c.response;
+  RAISE NOTICE 'response: %', c.response;
+END $$;
 
 -- times
 SELECT attempt(format('SELECT idem.claim(%L, %L, %s => %L)', 'wrong', 'k', a, v))

@@ -443,7 +443,7 @@ SELECT string_agg(key, ',') FROM effect;
 SELECT response FROM idem.claim('plain', 'too large');
 SQL
 is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open, and completes with less');
-like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 65536 kB/, 'the error says how much is allowed');
+like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 67108864 bytes/, 'the error says how much is allowed');
 is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the verdict is stored, the effect is not');
 TRUNCATE effect;
 DO \$\$

@@ -104,26 +104,33 @@ is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '
 is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'in its tenant');
 is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'and binds no request');
 
-# The end.
+# The end: not before its time, not without the fence, and as it is written.
+my $pay = q{CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('payments', k, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO payment(key, amount) VALUES (k, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id), 201);
+END $$};
+my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql), $node->connstr('postgres'));
+ask(q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'});
+$node->command_fails_like(\@finish, qr/1 keys of the old table are alive/, 'finish.sql refuses while keys are alive');
+is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'and the fence stands');
 ask(q{UPDATE idempotency_key SET expires_at = now()});
 is(ask('SELECT keys FROM migrate.remaining'), 0, 'when their time is over, nothing remains');
-ask(q{DROP SCHEMA migrate CASCADE; DROP TABLE idempotency_key CASCADE});
+ask($pay);
+is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the fence stands when the procedures call idem alone');
+run_file('finish');
+is(ask(q{SELECT to_regnamespace('migrate') IS NULL AND to_regclass('idempotency_key') IS NULL}), 't', 'schema and table are gone');
+is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'a retry is answered');
 is(ask(q{SELECT response FROM idem.claim('payments', 'finished', '{"amount": 1}', '')}), '{"payment": -1}',
 	'without the old table, moved keys are answered');
 
 # The same without looking into the old table.
 ask('TRUNCATE idem.record, payment; DROP TABLE payment; DROP FUNCTION pay');
 run_file('before');
-%saw = storm_meanwhile(sub { ask(<<'SQL') });
-CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE c idem.claim_result; payment_id bigint;
-BEGIN
-  c := idem.claim('payments', k, request);
-  IF NOT c.claimed THEN RETURN c.response; END IF;
-  INSERT INTO payment(key, amount) VALUES (k, (request->>'amount')::numeric) RETURNING id INTO payment_id;
-  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
-END $$;
-SQL
+%saw = storm_meanwhile(sub { ask($pay) });
 cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), '>=', 100,
 	'without the old table, its keys run again');
 

@@ -184,7 +184,7 @@ sub post
 	my ($key, $request, %around) = @_;
 	$key = defined $key ? "'$key'" : 'NULL';
 	my $answer = ask(join "\n", $around{before} // '', 'BEGIN;', $around{inside} // '',
-		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'), body->>'type') FROM post_payment($key, '$request');",
+		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'), 'replayed ' || (headers->>'Idempotency-Replayed'), body->>'type') FROM post_payment($key, '$request');",
 		'COMMIT;');
 	return (split /\n/, $answer)[-1];
 }
@@ -205,7 +205,8 @@ sub http
 	push @said, post('k6', '{"amount": 10}', before => q{SET lock_timeout = '100 ms';});
 	$session->query_safe('COMMIT');
 	$session->quit;
-	push @said, post('k5', '{"amount": 10}'), post('k6', '{"amount": 10}'), post('k7', '{}');
+	push @said, post('k5', '{"amount": 10}'), post('k6', '{"amount": 10}'),
+		post('k7', '{}'), post('k7', '{"amount": null}'), post('k7', '{"amount": 10}'), post('k7', '{"amount": 10}');
 	my $types = 'urn:idem:problem:';
 	s/$types// for @said;
 	return facts(@said, 'refusal ' . ask(q{SELECT state FROM idem.lookup('POST /payments', 'k2')}),
@@ -277,12 +278,13 @@ my %test = (
 	},
 	'An HTTP handler' => {
 		run => \&http,
-		shows => '201 /payments/1, 201 /payments/1, 422 key_conflict, 403, 403, 400 invalid_key, 400 invalid_key, '
+		shows => '201 /payments/1, 201 /payments/1 replayed true, 422 key_conflict, 403, 403 replayed true, 400 invalid_key, 400 invalid_key, '
 		  . '400 about:blank, 201 /payments/2, 412 stale_key, 429 later true limit_exceeded, 409 later true in_progress, '
-		  . '503 about:blank, 201 /payments/3, 201 /payments/4, 500 about:blank, refusal failed, payments 4',
+		  . '503 about:blank, 201 /payments/3 replayed true, 201 /payments/4, '
+		  . '400 about:blank, 400 about:blank, 201 /payments/5, 201 /payments/5 replayed true, refusal failed, payments 5',
 		without => {
 			try_claim => [ qr/idempotency_key, request, wait/, 'idem.new_key(), request, wait', qr/^201 \/payments\/1, 201 \/payments\/2/ ],
-			http_status => [ qr/idem\.http_status\(\w+\)/, '500', qr/^201 \/payments\/1, 201 \/payments\/1, 500/ ],
+			http_status => [ qr/idem\.http_status\(\w+\)/, '500', qr/^201 \/payments\/1, 201 \/payments\/1 replayed true, 500/ ],
 			fail => [ qr/PERFORM idem\.fail\(.*\);/, 'PERFORM idem.release(c.token);', qr/refusal absent/ ],
 		},
 	},

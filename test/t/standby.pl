@@ -42,6 +42,8 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 {
 	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
 	like($stderr, qr/25006/, "idem.$call is refused on a standby");
+	my $reading = $call =~ /^(?:create_scope|purge)/ ? '$' : $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
+	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'with advice on where to call it, and how to read');
 }
 
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
