@@ -31,7 +31,8 @@ CREATE TABLE idem.scope (
     claims_per_minute integer,
     weak_keys       text        NOT NULL,
     store_response  boolean     NOT NULL,
-    response_exclude text[]     NOT NULL
+    response_exclude text[]     NOT NULL,
+    transient_sqlstates text[]  NOT NULL DEFAULT '{}'
 );
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
 COMMENT ON TABLE idem.scope IS 'the scopes; written by idem.create_scope(), read through idem.scopes';
@@ -177,9 +178,15 @@ COMMENT ON FUNCTION idem.complete(text, jsonb, integer, jsonb, bytea) IS
 CREATE FUNCTION idem.fail(token text, error jsonb, status integer DEFAULT NULL,
                           headers jsonb DEFAULT NULL, body bytea DEFAULT NULL)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_fail' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_fail_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail(text, jsonb, integer, jsonb, bytea) IS
-'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint. Raises ID005 not_claimed, 40001, 22004, 22023, 54000; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
+'Stores a final failure, to be raised again by every retry until the TTL is over. error is an object with sqlstate, message, detail and hint, at least one of the first two; a sqlstate that tells clients to retry is refused. Raises ID005 not_claimed, 40001, 22004, 22023, 54000; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 limit_exceeded.';
+
+CREATE FUNCTION idem.redacted(scope text, response jsonb)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_redacted' LANGUAGE C STABLE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.redacted(text, jsonb) IS
+'What idem.complete() would store of a response under the rules of the scope: without the members that response_exclude names; NULL where store_response is off. Stores nothing; works on a standby. Raises ID008 unknown_scope, 42501.';
 
 CREATE FUNCTION idem.release(token text)
 RETURNS void
@@ -204,7 +211,7 @@ CREATE FUNCTION idem.execute(scope text, key text, operation regprocedure, reque
 RETURNS idem.execution
 AS 'MODULE_PATHNAME', 'idem_execute' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
-'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (SQLSTATE classes 08, 25, 40, 53, 55, 57, 58, XX) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, 22021, 22023, 22004, 54000.';
+'Claims the key, runs operation(request) with the caller''s rights and completes it with its result; or, when it fails for good, rolls its effect back and stores the failure. A retry gets what is stored. Transient errors (those of the moment or of a deployment in progress, and the scope''s transient_sqlstates) are raised and leave nothing. Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
 RETURNS idem.record_info
@@ -298,12 +305,12 @@ CREATE FUNCTION idem.create_scope(name text, ttl interval DEFAULT '24 hours', le
                                   reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL,
                                   claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT 'allow',
                                   store_response boolean DEFAULT true, response_exclude text[] DEFAULT '{}',
-                                  owner regrole DEFAULT NULL)
+                                  owner regrole DEFAULT NULL, transient_sqlstates text[] DEFAULT '{}')
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_create_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
-REVOKE ALL ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
-COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
-'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 55000 (a limit without preload), 22023, 22004.';
+AS 'MODULE_PATHNAME', 'idem_create_scope_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole, text[]) FROM PUBLIC;
+COMMENT ON FUNCTION idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole, text[]) IS
+'Creates a scope, the named family of operations that claims refer to. max_attempts and claims_per_minute NULL mean no limit; weak_keys is allow, warn or reject; owner NULL means the current user; transient_sqlstates are the SQLSTATEs and classes that idem.execute() raises beside those that are always transient. For superusers and whoever is granted EXECUTE; needs membership of the owner. Raises 42710, 42501, 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease interval DEFAULT NULL,
                                  wait interval DEFAULT NULL, request_required boolean DEFAULT NULL,
@@ -311,11 +318,11 @@ CREATE FUNCTION idem.alter_scope(name text, ttl interval DEFAULT NULL, lease int
                                  reject_stale_keys boolean DEFAULT NULL, max_attempts integer DEFAULT NULL,
                                  claims_per_minute integer DEFAULT NULL, weak_keys text DEFAULT NULL,
                                  store_response boolean DEFAULT NULL, response_exclude text[] DEFAULT NULL,
-                                 owner regrole DEFAULT NULL)
+                                 owner regrole DEFAULT NULL, transient_sqlstates text[] DEFAULT NULL)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_alter_scope_0_2' LANGUAGE C VOLATILE PARALLEL UNSAFE;
-REVOKE ALL ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) FROM PUBLIC;
-COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole) IS
+AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole, text[]) FROM PUBLIC;
+COMMENT ON FUNCTION idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, integer, integer, text, boolean, text[], regrole, text[]) IS
 'Changes the rules of a scope: arguments as of idem.create_scope(), NULL keeps, and -1 means no limit for max_attempts and claims_per_minute. What is stored stays as it is. For superusers and whoever is granted EXECUTE; needs the privileges of the scope''s owner, and membership of a new one. Raises ID008 unknown_scope, 42501, 55000 (a limit without preload), 22023.';
 
 CREATE FUNCTION idem.drop_scope(name text)
@@ -330,7 +337,8 @@ COMMENT ON FUNCTION idem.drop_scope(text) IS
 -- there. OFFSET 0 keeps every condition out of a view; so each of them ends with it.
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
-           reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
+           reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude,
+           transient_sqlstates
       FROM idem.scope
      WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;

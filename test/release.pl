@@ -83,6 +83,12 @@ is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
+# The transient SQLSTATEs, as the guide's table and the code have them.
+my ($transient) = slurp('src/core/classify.hpp') =~ /transient_sqlstates = (.*?)\}\)/s;
+my ($curable) = slurp('docs/guide.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
+my @listed = map { /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g } $curable =~ /^\| ([^|]+) \|/mg;
+is_deeply([ sort @listed ], [ sort $transient =~ /"(\w+)"/g ], 'the guide lists the transient SQLSTATEs of the code');
+
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
 my %comment = slurp('sql/idem.sql') =~ /^COMMENT ON FUNCTION idem\.(\w+)\([^)]*\) IS\n'(.*?)';$/msg;

@@ -96,6 +96,13 @@ Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error
     return result;
 }
 
+// By idem's own list and the scope's, as it is now. A scope that is gone adds nothing.
+bool is_transient(std::string_view sqlstate, std::int32_t scope_id) {
+    if (core::is_transient(sqlstate)) return true;
+    const pg::Scope* scope = pg::find_scope_by_id(scope_id);
+    return scope != nullptr && core::lists(scope->transient_sqlstates, sqlstate);
+}
+
 // The first time: by the operation itself.
 Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
     struct Work {
@@ -111,8 +118,9 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
         finish_atomic(claim, {.state = core::State::completed, .response = work.response});
         return execution(core::State::completed, false, work.response, nullptr);
     }
-    if (core::is_transient(unpack_sql_state(error->sqlerrcode))) ReThrowError(error);
+    if (is_transient(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
     Jsonb* stored = pg::error_object(*error);
+    Assert(pg::error_member(stored, "sqlstate") != nullptr);
     finish_atomic(claim, {.state = core::State::failed, .error = stored});
     return execution(core::State::failed, false, nullptr, stored);
 }

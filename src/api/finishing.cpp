@@ -3,7 +3,6 @@
 #include "api/holding.hpp"
 #include "api/stored_size.hpp"
 #include "pg/redact.hpp"
-#include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/token_text.hpp"
 
@@ -18,16 +17,19 @@ struct Stored {
     bool redacted;
 };
 
-// What may be stored of an answer, by the scope's rules as they are now; when the scope is gone,
-// nothing. A failure is kept whole: it is raised again.
+bool stores_responses(const pg::Scope* scope) {
+    return scope != nullptr && scope->store_response;
+}
+
+// What may be stored of an answer, by the scope's rules as they are now. A failure is kept whole:
+// it is raised again.
 Stored kept_part(const Ending& ending, const pg::Scope* scope) {
     if (ending.state != core::State::completed) return {ending, false};
     Ending kept = ending;
-    if (scope == nullptr || !scope->store_response) {
-        kept.headers = kept.response = nullptr;
+    kept.response = stored_response(ending.response, scope);
+    if (!stores_responses(scope)) {
+        kept.headers = nullptr;
         kept.body = nullptr;
-    } else {
-        kept.response = pg::redact(ending.response, scope->response_exclude());
     }
     return {kept, kept.headers != ending.headers || kept.response != ending.response ||
                       kept.body != ending.body};
@@ -94,6 +96,10 @@ void release_leased(const Holding& holding) {
 }
 
 }  // namespace
+
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
+    return stores_responses(scope) ? pg::redact(response, scope->response_exclude()) : nullptr;
+}
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {

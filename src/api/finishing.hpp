@@ -6,6 +6,7 @@
 #pragma once
 
 #include "pg/open_claims.hpp"
+#include "pg/scope.hpp"
 #include "pg/server.hpp"
 
 namespace idem::api {
@@ -19,6 +20,9 @@ struct Ending {
     Jsonb* error = nullptr;
 };
 
+// What may be stored of a response by the scope's rules; nothing, if the scope is gone (NULL).
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
+
 // The record of an operation that is completed without an answer, to be written as it is.
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint);
@@ -29,5 +33,8 @@ void finish_atomic(pg::Claim& claim, const Ending& ending);
 // Of either kind. Raises ID004, ID005 and what hold() raises.
 void finish(std::optional<std::string_view> token, const Ending& ending);
 void release(std::optional<std::string_view> token);
+
+// The SQL function fail(), with the rules for the error of the release that it belongs to.
+void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));
 
 }  // namespace idem::api

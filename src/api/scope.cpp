@@ -7,11 +7,13 @@
 #include "api/arguments.hpp"
 #include "api/limits.hpp"
 #include "core/key.hpp"
+#include "core/sqlstate.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"
 #include "pg/report.hpp"
 #include "pg/scope_admin.hpp"
 #include "pg/secret.hpp"
+#include "pg/text_list.hpp"
 
 namespace idem::api {
 namespace {
@@ -33,6 +35,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
+    arg_transient_sqlstates,  // since 0.3.0
     arguments
 };
 
@@ -49,10 +52,21 @@ constexpr std::array<const char*, arguments> argument_names = {"name",
                                                                "weak_keys",
                                                                "store_response",
                                                                "response_exclude",
-                                                               "owner"};
+                                                               "owner",
+                                                               "transient_sqlstates"};
 
 const char* name_of(int argument) {
     return argument_names[static_cast<std::size_t>(argument)];
+}
+
+// The functions of earlier releases have fewer arguments, and keep to those releases' rules.
+bool has_argument(FunctionCallInfo fcinfo, int argument) {
+    return argument < PG_NARGS();
+}
+
+bool of_this_release(FunctionCallInfo fcinfo) {
+    Assert(PG_NARGS() == arguments || PG_NARGS() == arg_transient_sqlstates);
+    return has_argument(fcinfo, arg_transient_sqlstates);
 }
 
 // NULL has a meaning for these only: no limit, and the current user.
@@ -62,7 +76,7 @@ constexpr bool may_be_null(int argument) {
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
-    for (int argument = 0; argument < arguments; ++argument)
+    for (int argument = 0; argument < arguments && has_argument(fcinfo, argument); ++argument)
         if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
             if (argument == arg_name) report::missing_argument(name_of(argument));
             report::null_argument(name_of(argument));
@@ -88,8 +102,26 @@ const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
 
 ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* paths = pg::array_arg(fcinfo, n);
-    if (paths != nullptr) pg::check_paths(name_of(n), paths);
+    const auto quotes = of_this_release(fcinfo) ? pg::Quotes::enclose : pg::Quotes::literal;
+    if (paths != nullptr) pg::check_paths(name_of(n), paths, quotes);
     return paths;
+}
+
+void check_sqlstates(const char* name, ArrayType* states) {
+    if (ARR_NDIM(states) > 1) report::invalid_argument(name, "It must have one dimension.");
+    const pg::TextElements elements = pg::elements_of(states);
+    for (int i = 0; i < elements.count; ++i)
+        if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
+            report::invalid_argument(name,
+                                     "Each element must be a SQLSTATE, such as \"P0001\", or the "
+                                     "two characters of a class, such as \"P0\", 0-9 and A-Z.");
+}
+
+ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
+    if (!has_argument(fcinfo, n)) return nullptr;
+    ArrayType* states = pg::array_arg(fcinfo, n);
+    if (states != nullptr) check_sqlstates(name_of(n), states);
+    return states;
 }
 
 // A new scope has no limits unless they are given, so only a change needs a word for "none".
@@ -131,6 +163,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
+        .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }
@@ -152,7 +185,7 @@ std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
 }  // namespace
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_create_scope_0_2) {
+IDEM_FUNCTION(idem_create_scope_0_3) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
     api::require_arguments(fcinfo);
@@ -166,7 +199,7 @@ IDEM_FUNCTION(idem_create_scope_0_2) {
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_alter_scope_0_2) {
+IDEM_FUNCTION(idem_alter_scope_0_3) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);

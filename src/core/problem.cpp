@@ -29,10 +29,10 @@ constexpr std::array own{
 };
 
 // Nothing wrong with the request, and the next try may find the server able: lost connections,
-// serialization failures and deadlocks, resources, locks, shutdowns, a standby instead of a
-// primary.
+// serialization failures and deadlocks, resources, locks, shutdowns, an old snapshot, a standby
+// instead of a primary.
 constexpr bool may_pass(std::string_view sqlstate) noexcept {
-    constexpr std::array<std::string_view, 6> classes = {"08", "40", "53", "55", "57", "58"};
+    constexpr std::array<std::string_view, 7> classes = {"08", "40", "53", "55", "57", "58", "72"};
     return std::ranges::count(classes, class_of(sqlstate)) != 0 || sqlstate == "25006";
 }
 

@@ -1,5 +1,6 @@
 #include "pg/report.hpp"
 
+#include "core/classify.hpp"
 #include "core/sqlstate.hpp"
 #include "pg/compat.hpp"
 #include "pg/error_object.hpp"
@@ -47,12 +48,10 @@ char* quoted_list(std::span<char* const> names) {
     return list.data;
 }
 
-// Success, warnings, no-data and our own class are no failures of an operation.
+// Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
 bool names_a_failure(std::string_view state) {
-    if (!core::is_sqlstate(state)) return false;
-    const std::string_view of_class = core::class_of(state);
-    return of_class != "00" && of_class != "01" && of_class != "02" && of_class != "03" &&
-           of_class != "ID";
+    const core::FailureFault fault = core::failure_fault(state);
+    return fault == core::FailureFault::none || fault == core::FailureFault::transient;
 }
 
 int failure_sqlstate(const char* state) {

@@ -63,7 +63,16 @@ bool read_bool(TupleTableSlot* slot, Column which) {
 }
 
 PathList read_path_list(TupleTableSlot* slot, Column which) {
-    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context);
+    const bool current = has_column(slot->tts_tupleDescriptor, column_transient_sqlstates);
+    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context,
+                      current ? Quotes::enclose : Quotes::literal);
+}
+
+TextList read_text_list(TupleTableSlot* slot, Column which) {
+    const auto value = column(slot, which);
+    if (!value) return {};
+    return read_texts(DatumGetArrayTypeP(*value), cache_context,
+                      [](std::string_view text) { return text; });
 }
 
 WeakKeys read_weak_keys(TupleTableSlot* slot) {
@@ -89,6 +98,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.store_response = read_bool(slot, column_store_response);
     scope.request_paths = read_path_list(slot, column_request_exclude);
     scope.response_paths = read_path_list(slot, column_response_exclude);
+    scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
 }
 
 // Reads first, enters after: an error in between must not leave half an entry.

@@ -29,6 +29,7 @@ struct Scope {
     bool store_response;
     PathList request_paths;
     PathList response_paths;
+    TextList transient_sqlstates;  // codes and classes, beside those that always are
 
     PathList request_exclude() const { return request_paths; }
     PathList response_exclude() const { return response_paths; }

@@ -26,6 +26,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.weak_keys) row.set_text(column_weak_keys, *rules.weak_keys);
     row.set_bool(column_store_response, rules.store_response);
     row.set_pointer(column_response_exclude, rules.response_exclude);
+    row.set_pointer(column_transient_sqlstates, rules.transient_sqlstates);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
 }
 
@@ -56,9 +57,10 @@ Existing existing_scope(Relation relation, std::int32_t id) {
     if (!scan_for(WithId{id}, [&](TupleTableSlot* slot) { tuple = ExecCopySlotHeapTuple(slot); }))
         elog(ERROR, "scope %d is gone in spite of its table's lock", id);
     Existing existing{tuple->t_self, {}};
-    for (int i = 0; i < columns; ++i) {
+    const TupleDesc table = RelationGetDescr(relation);
+    for (int i = 0; i < columns && has_column(table, i); ++i) {
         bool null;
-        const Datum value = heap_getattr(tuple, i + 1, RelationGetDescr(relation), &null);
+        const Datum value = heap_getattr(tuple, i + 1, table, &null);
         if (!null) existing.row.set(i, value);
     }
     return existing;
@@ -87,6 +89,9 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
     row.set_int(column_id, next_id(relation));
     row.set_text(column_name, name);
     set_rules(row, rules);
+    // Nothing but this checks it: the row goes past the table's constraints.
+    Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
+           rules.transient_sqlstates != nullptr);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot, false);
     ExecDropSingleTupleTableSlot(slot);

@@ -23,6 +23,7 @@ struct ScopeRules {
     std::optional<std::string_view> weak_keys;
     std::optional<bool> store_response;
     ArrayType* response_exclude;
+    ArrayType* transient_sqlstates;
     std::optional<Oid> owner;
 };
 

@@ -22,10 +22,17 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
+    column_transient_sqlstates,  // since 0.3.0
     columns
 };
 
+// Until ALTER EXTENSION idem UPDATE is run, the table has the columns of an earlier release.
+inline bool has_column(TupleDesc table, int which) {
+    return which < table->natts;
+}
+
 inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
+    if (!has_column(slot->tts_tupleDescriptor, which)) return std::nullopt;
     bool null;
     const Datum value = slot_getattr(slot, which + 1, &null);
     return null ? std::nullopt : std::optional(value);

@@ -49,15 +49,21 @@ SELECT idem.create_scope('requests', request_required => true);
 SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
 SELECT idem.fail((idem.claim('errors', key)).token, error)
   FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
-               ('bare', '{}'),
+               ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
+       ) AS failure (key, error);
+-- What earlier releases let pass.
+SELECT idem.fail((idem.claim('errors', key)).token, '{"message": "to be replaced"}')
+  FROM unnest('{bare,odd,"lower case",success,warning,ours,number}'::text[]) AS key;
+UPDATE idem.record AS r SET error = old.error
+  FROM (VALUES ('bare', '{}'::jsonb),
                ('odd', '{"message": "odd", "sqlstate": "banana"}'),
                ('lower case', '{"message": "odd", "sqlstate": "p0001"}'),
                ('success', '{"message": "odd", "sqlstate": "00000"}'),
                ('warning', '{"message": "odd", "sqlstate": "01000"}'),
                ('ours', '{"message": "odd", "sqlstate": "ID002"}'),
-               ('number', '{"message": 7, "sqlstate": 12345, "detail": [], "hint": null}'),
-               ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
-       ) AS failure (key, error);
+               ('number', '{"message": 7, "sqlstate": 12345, "detail": [], "hint": null}')
+       ) AS old (key, error)
+ WHERE r.key = old.key;
 -- A record whose digest is another key's, as an accident of 2^-128 would leave it.
 SELECT idem.complete((idem.claim('errors', 'collided')).token);
 UPDATE idem.record SET key = 'another key' WHERE key = 'collided';
@@ -88,9 +94,9 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID005', 'garbage for a token', $$SELECT idem.complete('banana')$$),
     ('ID005', 'a token of nobody', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
     ('ID005', 'release of no token', $$SELECT idem.release(NULL)$$),
-    ('ID005', 'fail of no token', $$SELECT idem.fail(NULL, '{}')$$),
+    ('ID005', 'fail of no token', $$SELECT idem.fail(NULL, '{"message": "no"}')$$),
     ('ID005', 'complete twice', $$SELECT idem.complete(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
-    ('ID005', 'complete, then fail', $$SELECT idem.complete(token), idem.fail(token, '{}') FROM idem.claim('errors', 'new')$$),
+    ('ID005', 'complete, then fail', $$SELECT idem.complete(token), idem.fail(token, '{"message": "no"}') FROM idem.claim('errors', 'new')$$),
     ('ID005', 'release, then complete', $$SELECT idem.release(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
     ('ID005', 'a token of before release and claim anew', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
                   PERFORM idem.release(stale);
@@ -174,6 +180,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'fail without an error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, NULL)$$),
     ('22023', 'fail with an array', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '[]')$$),
     ('22023', 'fail with a string', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '"no"')$$),
+    ('22023', 'fail without a message or sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{}')$$),
+    ('22023', 'fail with another member', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"message": "no", "code": 5}')$$),
+    ('22023', 'fail with a number', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"message": 17}')$$),
+    ('22023', 'fail with a malformed sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "abc"}')$$),
+    ('22023', 'fail with a sqlstate of no error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "02000"}')$$),
+    ('22023', 'fail with a sqlstate of idem', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "ID001"}')$$),
+    ('22023', 'fail with a transient sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "40001"}')$$),
     ('54000', 'a response that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
     ('54000', 'headers and body that are too large together', $$SET LOCAL idem.max_answer_size = 1;
                   SELECT idem.complete((idem.claim('errors', 'new')).token, headers => to_jsonb(repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
@@ -201,6 +214,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a NULL path', $$SELECT idem.create_scope('new', request_exclude => '{a,NULL}')$$),
     ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
     ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
+    ('22023', 'a scope with a path of another notation', $$SELECT idem.create_scope('new', response_exclude => '{$.card.number}')$$),
+    ('22004', 'a scope with transient_sqlstates NULL', $$SELECT idem.create_scope('new', transient_sqlstates => NULL)$$),
+    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{502}')$$),
+    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{NULL}')$$),
+    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', transient_sqlstates => '{{P0},{P1}}')$$),
+    ('ID008', 'redacted for an unknown scope', $$SELECT idem.redacted('unknown', '1')$$),
+    ('ID008', 'redacted for no scope', $$SELECT idem.redacted(NULL, '1')$$),
     ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
     ('22004', 'a key from a null part', $$SELECT idem.derive_key('a', NULL)$$),
     ('22023', 'a key from no parts', $$SELECT idem.derive_key(VARIADIC '{}')$$),

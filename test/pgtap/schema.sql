@@ -29,14 +29,14 @@ SELECT set_eq(
     ('advance', 'scope text, source text, seq bigint, tenant text DEFAULT NULL::text, contiguous boolean DEFAULT false', 'boolean'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT NULL::text[]', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('forget', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT ''{}''::text[]', 'void'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
@@ -53,6 +53,7 @@ SELECT set_eq(
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
+    ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
@@ -84,8 +85,9 @@ SELECT set_eq(
     ('key_weakness', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
+    ('redacted', 's', 'u'),
     ('retention_window', 'i', 's')
-    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');
+    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
 
 -- Types -----------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
     'request_required boolean', 'request_exclude text[]', 'tenant_required boolean',
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
-    'weak_keys text', 'store_response boolean', 'response_exclude text[]'], 'columns of the view scopes');
+    'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'transient_sqlstates text[]'], 'columns of the view scopes');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',

@@ -56,9 +56,35 @@ EXCEPTION WHEN OTHERS OR query_canceled THEN
     || (SELECT count(*) FROM effect WHERE key = 't' || code) || ' effects, '
     || (idem.lookup('ops', 't' || code)).state;
 END $$;
-SELECT attempt(state) FROM unnest(ARRAY['08006', '25001', '40001', '40P01', '53100', '53200', '55P03', '57014', '58030', 'XX000', 'ID001', 'ID004', 'ID006', 'ID009']) AS state;
+SELECT attempt(state) FROM unnest(ARRAY['08006', '25001', '40001', '40P01', '53100', '53200', '55P03', '57014', '58030', '72000', 'XX000', 'ID001', 'ID004', 'ID006', 'ID008', 'ID009', 'ID012']) AS state;
 SELECT * FROM run('t40001', '{"amount": 1}');
 SELECT note, count(*) FROM effect WHERE key = 't40001' GROUP BY 1;
+-- so is what a deployment in progress looks like: the operation runs again when it is done
+CREATE FUNCTION deployed(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+  CASE request->>'missing'
+    WHEN 'table' THEN INSERT INTO new_table VALUES (1);
+    WHEN 'column' THEN UPDATE effect SET new_column = 1;
+    WHEN 'function' THEN PERFORM new_function(1);
+    WHEN 'schema' THEN EXECUTE 'CREATE TABLE new_schema.t ()';
+    WHEN 'type' THEN EXECUTE 'SELECT NULL::new_type';
+    WHEN 'constraint' THEN INSERT INTO strict_table VALUES (1) ON CONFLICT (parent) DO NOTHING;
+    WHEN 'statement' THEN EXECUTE 'EXECUTE new_statement';
+    WHEN 'scope' THEN PERFORM idem.once('new_scope', 'k');
+    WHEN 'message' THEN PERFORM idem.advance('ops', 'stream', 1), idem.advance('ops', 'stream', 3, contiguous => true);
+  END CASE;
+  RETURN '"done"';
+END $$;
+CREATE FUNCTION attempt_without(missing text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (idem.execute('ops', missing, 'deployed(jsonb)', jsonb_build_object('missing', missing))).outcome;
+EXCEPTION WHEN OTHERS THEN
+  RETURN SQLSTATE || ' raised, ' || (idem.lookup('ops', missing)).state;
+END $$;
+SELECT missing, attempt_without(missing)
+  FROM unnest(ARRAY['table', 'column', 'function', 'schema', 'type', 'constraint', 'statement', 'scope', 'message']) missing;
+CREATE TABLE new_table (id int);
+SELECT attempt_without('table');
 
 -- outcomes that are no verdict are raised as claim() raises them
 SELECT run('pay', '{"amount": 8}');

@@ -24,7 +24,7 @@ SELECT run('long', 'k', 'third');
 
 -- the request of an expired record binds nobody, nor does its failure
 DO $$ BEGIN PERFORM idem.complete((idem.claim('short', 'bound', '{"a": 1}')).token);
-            PERFORM idem.fail((idem.claim('short', 'failed')).token, '{}'); END $$;
+            PERFORM idem.fail((idem.claim('short', 'failed')).token, '{"message": "no"}'); END $$;
 SELECT outcome FROM idem.try_claim('short', 'bound', '{"a": 2}');
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;

@@ -32,7 +32,7 @@ SELECT outcome, response, status, headers, body, attempt, expires_at - now() BET
 -- finished is finished: by this attempt ID005
 \set VERBOSITY sqlstate
 SELECT idem.complete(:'t');
-SELECT idem.fail(:'t', '{}');
+SELECT idem.fail(:'t', '{"message": "no"}');
 SELECT idem.release(:'t');
 SELECT idem.renew(:'t');
 SELECT idem.checkpoint(:'t', 'x');
@@ -49,7 +49,7 @@ SELECT token AS t2, attempt, recovery_point, recovery_state, created_at = :'born
 SELECT idem.renew(:'t1');
 SELECT idem.checkpoint(:'t1', 'x');
 SELECT idem.complete(:'t1');
-SELECT idem.fail(:'t1', '{}');
+SELECT idem.fail(:'t1', '{"message": "no"}');
 SELECT idem.release(:'t1');
 SELECT * FROM seen WHERE key = 'b';
 CALL lapse('b');

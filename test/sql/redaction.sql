@@ -54,6 +54,34 @@ SELECT * FROM answer('discreet', 'no response', NULL);
 SELECT * FROM answer('discreet', 'http', '{"secret": 1, "id": 7}', 200, '{"secret": "kept"}', '\x02');
 SELECT * FROM answer('discreet', 'http', NULL);
 
+-- what would be stored, without storing it
+SELECT idem.redacted('discreet', '{"secret": 1, "card": [{"number": 1, "brand": "visa"}], "id": 7}'), idem.redacted('discreet', '"secret"');
+SELECT idem.redacted('silent', '{"id": 7}') IS NULL AS nothing_stored, idem.redacted('discreet', NULL) IS NULL AS nothing_given;
+BEGIN READ ONLY;
+SELECT idem.redacted('discreet', '{"secret": 1, "id": 7}');
+ROLLBACK;
+SELECT idem.redacted('nosuch', '{}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.redacted(NULL, '{}');
+\echo :LAST_ERROR_SQLSTATE
+CREATE ROLE idem_regress_stranger;
+SET ROLE idem_regress_stranger;
+SELECT idem.redacted('discreet', '{}');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+DROP ROLE idem_regress_stranger;
+-- names in double quotes are members, whatever they look like; a dot within is as one between names
+SELECT idem.create_scope('quoted', request_exclude => ARRAY['"/sent"'],
+  response_exclude => ARRAY['"/card/number"', 'items."2024"', '"x[1]"."\"\\"', '"a.b"', '"$"', 'c.""']);
+SELECT given, idem.redacted('quoted', given) FROM (VALUES
+  ('{"/card/number": 1, "card": {"number": 2}, "items": [{"2024": 3, "2025": 4}], "$": 5}'::jsonb),
+  ('{"x[1]": {"\"\\": 1, "y": 2}, "x": [1, {"\"\\": 3}]}'),
+  ('{"a.b": 1, "a": {"b": 2, "c": 3}, "c": {"": 4, "d": 5}}')) v(given);
+SELECT idem.complete(token) FROM idem.claim('quoted', 'request', '{"/sent": 1, "sent": 1}');
+SELECT outcome FROM idem.try_claim('quoted', 'request', '{"/sent": 2, "sent": 1}');
+SELECT outcome FROM idem.try_claim('quoted', 'request', '{"/sent": 2, "sent": 2}');
+SELECT response_exclude FROM idem.scopes WHERE name = 'quoted';
+
 -- rules of the moment of completion count; what is stored stays
 SELECT idem.create_scope('changing');
 SELECT response FROM answer('changing', 'before', '{"a": 1, "b": 2}');
@@ -76,9 +104,9 @@ SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'o
 
 
 -- failures are kept whole
-SELECT idem.fail(token, '{"message": "no", "detail": "said the bank", "secret": 1}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
+SELECT idem.fail(token, '{"message": "no", "detail": "said the bank"}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
 SELECT outcome, error, status, headers, body, redacted FROM idem.try_claim('silent', 'failed');
-SELECT idem.fail(token, '{"message": "no", "secret": 1}') FROM idem.claim('discreet', 'failed');
+SELECT idem.fail(token, '{"message": "no", "detail": "secret"}') FROM idem.claim('discreet', 'failed');
 SELECT outcome, error, redacted FROM idem.try_claim('discreet', 'failed');
 
 -- no word of it where there is no stored answer

@@ -32,7 +32,7 @@ UPDATE ledger SET amount = 12;
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;
 SELECT token AS t FROM idem.claim('refunds', 'failed') \gset
-SELECT idem.fail(:'t', '{}');
+SELECT idem.fail(:'t', '{"message": "no"}');
 DELETE FROM ledger;
 COMMIT;
 BEGIN;

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain');
 SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
-  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}');
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0001,22}');
 \x on
 SELECT * FROM idem.scopes ORDER BY name;
 \x off
@@ -58,6 +58,36 @@ SELECT idem.create_scope('x', store_response => NULL);
 SELECT idem.create_scope('x', response_exclude => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', response_exclude => ARRAY['a', NULL]);
+\echo :LAST_ERROR_SQLSTATE
+-- what another notation writes is refused, with the right spelling: it would leave nothing out
+CREATE FUNCTION refused(path text) RETURNS TABLE (detail text, hint text) LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.create_scope('paths', response_exclude => ARRAY['good', path]);
+  PERFORM idem.drop_scope('paths');
+EXCEPTION WHEN invalid_parameter_value THEN
+  GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+  RETURN NEXT;
+END $$;
+\x on
+SELECT r.* FROM unnest(ARRAY['$.card.number', '/card/number', 'card->number', 'card->>''number''', 'card[0].x', '$.items[*].token', '{card,number}',
+  'items.*.token', 'items.0.token', '.card', 'a, b', 'card."number', 'it''s/"a"', '$', '/']) path, refused(path) r;
+\x off
+SELECT count(*) AS refused FROM unnest(ARRAY['$schema', '$ref.a', 'a-b', 'a b', 'größe', '@id', 'it''s', '"a/b".c', '"$"', '"\"\\"', '"a.b"', '"2024"."x[1]"', '""']) path,
+  refused(path);
+SELECT idem.create_scope('x', request_exclude => '{/sent_at}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('plain', request_exclude => '{/sent_at}');
+\echo :LAST_ERROR_SQLSTATE
+DROP FUNCTION refused;
+SELECT idem.create_scope('x', transient_sqlstates => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{P0001,p0}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{502}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{P0001,NULL}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', transient_sqlstates => '{{P0},{P1}}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE

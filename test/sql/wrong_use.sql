@@ -35,13 +35,13 @@ SELECT attempt(format('SELECT idem.%s(%s, %L)', f, s, 'k'))
 
 -- tokens: null, garbage, another key's digits, somebody else's, finished, from before a savepoint
 SELECT attempt(format('SELECT idem.%s', call)) FROM unnest(ARRAY[
-  'complete(NULL)', 'fail(NULL, ''{}'')', 'release(NULL)', 'complete('''')', 'complete(''garbage'')',
-  'complete(repeat(''A'', 39))', 'release(repeat(''A'', 39))', 'fail(repeat(''A'', 39), ''{}'')']) call;
+  'complete(NULL)', 'fail(NULL, ''{"message": "no"}'')', 'release(NULL)', 'complete('''')', 'complete(''garbage'')',
+  'complete(repeat(''A'', 39))', 'release(repeat(''A'', 39))', 'fail(repeat(''A'', 39), ''{"message": "no"}'')']) call;
 BEGIN;
 SELECT token AS t FROM idem.claim('wrong', 'twice') \gset
 SELECT idem.complete(:'t', '1');
 SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
-SELECT attempt(format('SELECT idem.fail(%L, ''{}'')', :'t'));
+SELECT attempt(format('SELECT idem.fail(%L, ''{"message": "no"}'')', :'t'));
 SELECT attempt(format('SELECT idem.release(%L)', :'t'));
 COMMIT;
 SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
@@ -110,7 +110,7 @@ DROP ROLE idem_regress_stranger;
 -- transactions that may not write, and places where a claim has no meaning
 BEGIN READ ONLY;
 SELECT attempt('SELECT idem.' || call) FROM unnest(ARRAY[
-  'claim(''wrong'', ''k'')', 'claim(''wrong'', ''twice'')', 'try_claim(''wrong'', ''k'')', 'complete(''t'')', 'fail(''t'', ''{}'')',
+  'claim(''wrong'', ''k'')', 'claim(''wrong'', ''twice'')', 'try_claim(''wrong'', ''k'')', 'complete(''t'')', 'fail(''t'', ''{"message": "no"}'')',
   'release(''t'')', 'create_scope(''s'')', 'purge()', 'lookup(''wrong'', ''k'')']) call;
 COMMIT;
 CREATE TABLE indexed (i int);

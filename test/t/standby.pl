@@ -48,6 +48,7 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
+is($standby->safe_psql('postgres', q{SELECT idem.redacted('payments', '{"payment": 2}')}), '{"payment": 2}', 'so does redacted');
 my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
 is($stdout, 'absent', 'what is not there is absent');
 like($stderr, qr/NOTICE.*standby/, 'and a notice says that a standby may lag');

@@ -13,7 +13,7 @@ use Test::More;
 # What has changed since a release has also changed since those before it.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams survey wrong_use)],
-	'0.2.0' => [qw()]);
+	'0.2.0' => [qw(administration failures redaction scopes)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -93,13 +93,14 @@ for my $version (@released)
 	my $create = "CREATE EXTENSION idem VERSION '$version';";
 
 	# What a database of that release has, and whoever administers it.
+	my $may = $version eq '0.1.0' ? 'CREATE ON SCHEMA idem' : "EXECUTE ON FUNCTION $administration";
 	my ($admin, $user) = ("${name}_admin", "${name}_user");
 	$sql->('postgres', "CREATE DATABASE $name");
 	$sql->($name, $create);
 	$sql->($name, <<"SQL");
 CREATE ROLE $user;
 CREATE ROLE $admin IN ROLE $user;
-GRANT CREATE ON SCHEMA idem TO $admin;
+GRANT $may TO $admin;
 SET ROLE $admin;
 SELECT idem.create_scope('orders', ttl => '1 day', owner => '$user');
 SELECT idem.complete(token, '{"order": 1}') FROM idem.claim('orders', 'done', '{"n": 1}');
@@ -126,9 +127,23 @@ SQL
 			q{SELECT idem.drop_scope('orders')}, q{SELECT idem.forget('orders', 'done')});
 	}
 
+	# Paths in any notation, and quotes that are part of a name; failures of any shape.
+	$sql->($name, q{SELECT idem.create_scope('odd', response_exclude => ARRAY['$.card.number', '"quoted"', 'a"\b'])});
+	$sql->($name, q{SELECT idem.alter_scope('odd', request_exclude => '{/sent_at,"\"quoted\""}')});
+	my $quoted = q{'{"quoted": 1, "\"quoted\"": 2, "a\"\\\\b": 3}'};
+	$sql->($name, qq{SELECT idem.complete(token, $quoted) FROM idem.claim('odd', 'before', $quoted)});
+	$sql->($name, q{SELECT idem.fail(token, '{"code": 5}') FROM idem.claim('odd', 'coded')});
+	is($sql->($name, q{SELECT response FROM idem.lookup('odd', 'before')}), '{"quoted": 1}', "$version: a double quote is part of a name");
+
 	$sql->('postgres', "CREATE DATABASE ${name}_bare");
 	$sql->("${name}_bare", "$create ALTER EXTENSION idem UPDATE");
 	is($sql->("${name}_bare", $inventory), $fresh, "$version: an update makes what CREATE EXTENSION makes");
+
+	# Nothing is taken from a user's object that depends on what has new arguments.
+	$sql->($name, 'CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.create_scope($$new$$); END');
+	my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+	like($refused, qr/ERROR:.*other objects depend on them\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/, "$version: such an object is named");
+	$sql->($name, 'DROP FUNCTION onboard');
 
 	# The update, with a claim open beside it, and with functions in the way that it must not call.
 	my $session = $node->background_psql($name, on_error_stop => 1);
@@ -143,6 +158,7 @@ SQL
 	my (undef, undef, $said) = $node->psql($name, "SET lock_timeout = '1min'; ALTER EXTENSION idem UPDATE");
 	unlike($said, qr/ERROR/, "$version: updated");
 	is($sql->($name, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $current, "$version: to $current");
+	like($said, qr/WARNING:.*paths of scope "odd" are written in another notation.*\nDETAIL:.*"\/sent_at"/, "$version: the update says which paths leave nothing out");
 	$session->query_safe("INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
 	$session->quit;
 
@@ -161,6 +177,23 @@ SQL
 	is($sql->($name, 'SELECT key FROM effect'), "open\nopen", "$version: defaults and triggers work");
 	is($sql->($name, q{SELECT again('failed')}), 't', "$version: a user's function that depends on one of ours works");
 
+	is($sql->($name, qq{SELECT idem.redacted('odd', $quoted)}), '{"quoted": 1}', "$version: a double quote in a stored path is part of a name");
+	is($sql->($name, qq{SELECT outcome FROM idem.try_claim('odd', 'before', replace($quoted, '2', '7')::jsonb)}), 'completed',
+		"$version: in those of requests, too");
+	is(sqlstate($node, q{SELECT idem.claim('odd', 'coded')}, $name), 'ID003', "$version: a stored failure of any shape is raised");
+
+	if ($version ne '0.1.0')
+	{
+		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope TO $admin)$/m;
+		ok($repair, "$version: the update says who loses a privilege");
+		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: and it is lost");
+		$sql->($name, $repair);
+		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.alter_scope('mine', ttl => '1 hour')", $name), '',
+			"$version: what the hint says restores it");
+		my ($dump) = run_command([ 'pg_dump', '--schema-only', '-d', $node->connstr($name) ]);
+		like($dump, qr/^GRANT ALL ON FUNCTION idem\.$_\(.*$admin;$/m, "$version: a dump has the grant on $_")
+		  for qw(create_scope alter_scope drop_scope forget);
+	}
 	if ($version eq '0.1.0')
 	{
 		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update says who loses a privilege");

@@ -46,7 +46,7 @@ TEST(Problem, OfIdemsOwnErrors) {
 
 TEST(Problem, ThatARetryMayCure) {
     for (const char* sqlstate : {"08006", "40001", "40P01", "53100", "53300", "55P03", "57014",
-                                 "57P01", "58030", "25006"}) {
+                                 "57P01", "58030", "72000", "25006"}) {
         const Problem problem = problem_of(sqlstate);
         EXPECT_EQ(problem.status, 503) << sqlstate;
         EXPECT_EQ(problem.type, "about:blank");
