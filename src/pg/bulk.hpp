@@ -2,9 +2,14 @@
 //
 // Only the unique index keeps concurrent calls apart, as for INSERT ... ON CONFLICT, and by the
 // same means: a row goes in speculatively, and is taken back at once when its key turns out to be
-// taken; whoever meets such a row waits for that decision only, never for the transaction. So two
-// callers of one key cannot come to wait for each other. Over many keys they cannot either, if both
-// go in the order of the digests: whoever waits holds only smaller ones.
+// taken. A caller that meets such a row waits for that decision only, never for the transaction,
+// and the inserter waits for nothing before it has decided. So two callers of one key cannot come
+// to wait for each other. Over many keys they cannot either, if both go in the order of the
+// digests: a caller that waits holds only smaller ones.
+//
+// Beside the primary key, other unique indexes may have the digest: those of REINDEX CONCURRENTLY.
+// All of them take part in the decision; all other indexes, whose functions and constraints may
+// wait or raise, are filled after it.
 //
 // The scan, the open indexes and the row's slot serve all keys of the call; what one key needs is
 // freed at the next look. The table is locked as by Records::to_write(), before the index list is
@@ -32,14 +37,13 @@ class BulkWriter {
 
   private:
     bool insert();
-    bool replace(const Found& found);
+    bool replace(const KeyName& name, const Found& found);
 
+    Records records_;
     DigestScan scan_;
-    Relation table_;
+    OpenIndexes indexes_;
     TupleTableSlot* row_;
-    EState* estate_;
-    ResultRelInfo* target_;
-    List* arbiters_;
+    MemoryContext memory_;  // of one key
 };
 static_assert(std::is_trivially_destructible_v<BulkWriter>);
 

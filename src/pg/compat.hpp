@@ -52,27 +52,40 @@ inline TableScanDesc begin_table_scan(Relation relation, Snapshot snapshot) {
 
 enum class Waiting : bool { no, yes };
 
-// Replaces the row at tid; new_entries tells whether the indexes need entries for the new version
-// (false after a heap-only update).
-inline TM_Result update_row(Relation relation, ItemPointer tid, TupleTableSlot* slot,
-                            Waiting waiting, bool& new_entries) {
+// Which indexes need an entry for a new row version. From 16 on, a heap-only update may change what
+// a summarizing index (BRIN) covers: an entry in any other index would be a second one for its row.
+enum class IndexEntries { none, summarizing, all };
+
+#if PG_VERSION_NUM >= 160000
+inline IndexEntries entries_after(TU_UpdateIndexes update) {
+    if (update == TU_None) return IndexEntries::none;
+    return update == TU_Summarizing ? IndexEntries::summarizing : IndexEntries::all;
+}
+#else
+inline IndexEntries entries_after(bool update) {
+    return update ? IndexEntries::all : IndexEntries::none;
+}
+#endif
+
+// Replaces the row at tid in the heap alone: see update_row() in pg/table. The entries count after
+// TM_Ok only.
+inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot* slot,
+                              Waiting waiting, IndexEntries& entries) {
     const bool wait = waiting == Waiting::yes;
     TM_FailureData failure;
     LockTupleMode mode;
 #if PG_VERSION_NUM >= 160000
-    TU_UpdateIndexes update_indexes;
-    const TM_Result result = table_tuple_update(relation, tid, slot, GetCurrentCommandId(true),
-#if PG_VERSION_NUM >= 190000
-                                                0,
-#endif
-                                                InvalidSnapshot, InvalidSnapshot, wait, &failure,
-                                                &mode, &update_indexes);
-    new_entries = update_indexes != TU_None;
+    TU_UpdateIndexes update = TU_None;
 #else
-    const TM_Result result =
-        table_tuple_update(relation, tid, slot, GetCurrentCommandId(true), InvalidSnapshot,
-                           InvalidSnapshot, wait, &failure, &mode, &new_entries);
+    bool update = false;
 #endif
+    const TM_Result result =
+        table_tuple_update(relation, tid, slot, GetCurrentCommandId(true),
+#if PG_VERSION_NUM >= 190000
+                           0,
+#endif
+                           InvalidSnapshot, InvalidSnapshot, wait, &failure, &mode, &update);
+    entries = entries_after(update);
     return result;
 }
 
@@ -90,29 +103,19 @@ inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting)
 #endif
 }
 
-inline void insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate) {
+// The entries in all indexes that are ready for inserts, or in summarizing ones only. Returns the
+// indexes of deferrable constraints that the row may violate.
+inline List* insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
+                                  [[maybe_unused]] bool only_summarizing) {
 #if PG_VERSION_NUM >= 190000
-    ExecInsertIndexTuples(target, estate, 0, slot, NIL, nullptr);
+    return ExecInsertIndexTuples(target, estate, only_summarizing ? EIIT_ONLY_SUMMARIZING : 0, slot,
+                                 NIL, nullptr);
 #elif PG_VERSION_NUM >= 160000
-    ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL, false);
+    return ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL,
+                                 only_summarizing);
 #else
-    ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL);
+    return ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL);
 #endif
-}
-
-// The index entries of a speculatively inserted row. False when one of the arbiters, the OIDs of
-// unique indexes, holds the same key, or may come to hold it.
-inline bool insert_arbitrated_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
-                                      List* arbiters) {
-    bool conflict = false;
-#if PG_VERSION_NUM >= 190000
-    ExecInsertIndexTuples(target, estate, EIIT_NO_DUPE_ERROR, slot, arbiters, &conflict);
-#elif PG_VERSION_NUM >= 160000
-    ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters, false);
-#else
-    ExecInsertIndexTuples(target, slot, estate, false, true, &conflict, arbiters);
-#endif
-    return !conflict;
 }
 
 // The process that runs this very transaction; NULL when it is over or prepared.

@@ -1,6 +1,7 @@
 #include "pg/keyed_table.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/report.hpp"
 
 namespace idem::pg {
 
@@ -15,7 +16,11 @@ KeyedTable::KeyedTable(Table table, LOCKMODE mode, LOCKMODE release)
     : table_(open_table(table, mode)), mode_(mode), release_(release) {}
 
 Relation KeyedTable::open_index() const {
-    return index_open(compat::primary_key_of(table_), mode_);
+    const Oid primary_key = compat::primary_key_of(table_);
+    if (!OidIsValid(primary_key)) report::no_digest_index(RelationGetRelationName(table_));
+    Relation index = index_open(primary_key, mode_);
+    if (!is_digest_index(index)) report::no_digest_index(RelationGetRelationName(table_));
+    return index;
 }
 
 DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {

@@ -27,6 +27,7 @@ class KeyedTable {
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }
+    // The primary key. Raises 55000 unless it proves that no digest is there twice.
     Relation open_index() const;
     void close_index(Relation index) const { index_close(index, release_); }
 

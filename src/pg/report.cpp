@@ -390,6 +390,18 @@ void digest_collision() {
     pg_unreachable();
 }
 
+void no_digest_index(const char* table) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("table \"idem.%s\" has no usable primary key", table),
+             errdetail("Its primary key must be the column \"digest\" alone, and not deferrable: "
+                       "without it an operation could be executed twice."),
+             errhint("As a superuser, drop the primary key that the table may have, and run ALTER "
+                     "TABLE idem.%s ADD PRIMARY KEY (digest).",
+                     table)));
+    pg_unreachable();
+}
+
 void serialization_failure(const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
                     errmsg("could not serialize access due to concurrent update"),

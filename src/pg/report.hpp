@@ -66,6 +66,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 // A stream without gaps has one.
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 [[noreturn]] void digest_collision();
+[[noreturn]] void no_digest_index(const char* table);
 [[noreturn]] void serialization_failure(const char* detail);
 // An argument without a default is NULL, one with a default, or the request that a scope requires.
 [[noreturn]] void missing_argument(const char* name);

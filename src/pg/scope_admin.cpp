@@ -93,7 +93,7 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
     Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
            rules.transient_sqlstates != nullptr);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
-    insert_row(relation, slot, false);
+    insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
     announce_change(relation);
 }
@@ -103,10 +103,7 @@ void update_scope(std::int32_t id, const ScopeRules& rules) {
     Existing scope = existing_scope(relation, id);
     set_rules(scope.row, rules);
     TupleTableSlot* slot = new_row(relation, scope.row.values(), scope.row.nulls());
-    bool new_entries = false;
-    check_changed(
-        compat::update_row(relation, &scope.tid, slot, compat::Waiting::yes, new_entries));
-    if (new_entries) (void)add_index_entries(relation, slot, false);
+    check_changed(update_row(relation, scope.tid, slot, compat::Waiting::yes));
     ExecDropSingleTupleTableSlot(slot);
     announce_change(relation);
 }

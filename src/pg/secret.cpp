@@ -81,7 +81,7 @@ void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
                     cstring_to_text_with_len(reinterpret_cast<const char*>(secret.data()), size));
     row.set_time(column_created, GetCurrentTimestamp());
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
-    insert_row(relation, slot, false);
+    insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
 }
 

@@ -119,8 +119,8 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     return row;
 }
 
-// The unique index holds the same key in another row. Waits for whoever is at work on it, as a
-// unique index does; returns once ours is the only one, raises 40001 when a live one is there.
+// Another row has, or may come to have, the digest of ours. Waits for whoever is at work on it, as
+// a unique index does; returns once ours is the only one, raises 40001 when a live one is there.
 void settle_duplicate(const Records& records, const core::Digest& digest, ItemPointer ours) {
     DigestScan scan(records);
     for (;;) {
@@ -149,19 +149,14 @@ bool replace(const Records& records, const KeyName& name, const Record& record,
         return false;
     if (!outlived(old.record, record))
         report::serialization_failure("The key was completed past the claim that held it.");
-    ItemPointerData tid = old.tid;
-    bool new_entries = false;
-    switch (compat::update_row(records.table(), &tid, slot, compat::Waiting::yes, new_entries)) {
+    switch (replace_row(records, name, old.tid, slot)) {
         case TM_Ok:
-            break;
+            return true;
         case TM_Deleted:
             return false;  // by the purger, most likely
         default:
             report::serialization_failure("The key's record was changed concurrently.");
     }
-    if (new_entries && add_index_entries(records.table(), slot, true))
-        settle_duplicate(records, name.digest, &slot->tts_tid);
-    return true;
 }
 
 }  // namespace
@@ -247,12 +242,19 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) 
     fill_row(slot, row.values(), row.nulls());
 }
 
+TM_Result replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
+                      TupleTableSlot* slot) {
+    return update_row(records.table(), tid, slot, compat::Waiting::yes,
+                      [&] { settle_duplicate(records, name.digest, &slot->tts_tid); });
+}
+
 void write_record(const Records& records, const KeyName& name, const Record& record, Over over) {
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record);
     const bool replaced = over == Over::outlived && replace(records, name, record, slot);
-    if (!replaced && insert_row(records.table(), slot, true))
-        settle_duplicate(records, name.digest, &slot->tts_tid);
+    if (!replaced)
+        insert_row(records.table(), slot,
+                   [&] { settle_duplicate(records, name.digest, &slot->tts_tid); });
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
 }

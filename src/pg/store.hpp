@@ -109,6 +109,11 @@ enum class Over : bool {
 // record's.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record);
 
+// Puts the row in the place of the one at tid, with the index entries that it needs. Raises 40001
+// when another live row turns out to hold the key; else, what became of the row at tid.
+TM_Result replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
+                      TupleTableSlot* slot);
+
 // Writes the row. Raises 40001 when a live row that is not ours turns out to hold the key.
 void write_record(const Records& records, const KeyName& name, const Record& record, Over over);
 

@@ -112,8 +112,7 @@ void put_hand(Hand& hand, BlockNumber block) {
         const Datum value = Int64GetDatum(block);
         const bool null = false;
         TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
-        bool new_entries;
-        (void)compat::update_row(hand.table, &hand.tid, slot, compat::Waiting::no, new_entries);
+        (void)update_row(hand.table, hand.tid, slot, compat::Waiting::no);
         ExecDropSingleTupleTableSlot(slot);
     }
     table_close(hand.table, NoLock);

@@ -23,40 +23,19 @@ Oid find_table(const char* name) {
     return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
 }
 
-// Nothing to evaluate: the entry is made of the row's columns.
-bool is_plain(const IndexInfo* info) {
-    return info->ii_Expressions == NIL && info->ii_Predicate == NIL &&
-           info->ii_ExclusionOps == nullptr;
-}
+// The default operator class of uuid for btree; the server has no name for it.
+constexpr Oid uuid_family = 2968;
+constexpr AttrNumber digest_column = 1;
 
-// False when a unique index holds, or may come to hold, the same key.
-bool add_plain_entry(Relation relation, Relation index, IndexInfo* info, TupleTableSlot* slot,
-                     bool tolerate_duplicates) {
+// Takes the row's entry without waiting and without raising, whatever the index holds already.
+// False when that is, or may come to be, another row of the same digest.
+bool add_digest_entry(Relation table, Relation index, IndexInfo* info, TupleTableSlot* slot) {
+    Assert(is_digest_index(index));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
     FormIndexDatum(info, slot, nullptr, values, nulls);
-    const bool unique = index->rd_index->indisunique;
-    const IndexUniqueCheck check = !unique               ? UNIQUE_CHECK_NO
-                                   : tolerate_duplicates ? UNIQUE_CHECK_PARTIAL
-                                                         : UNIQUE_CHECK_YES;
-    const bool is_unique =
-        index_insert(index, values, nulls, &slot->tts_tid, relation, check, false, info);
-    return is_unique || check != UNIQUE_CHECK_PARTIAL;
-}
-
-// idem's own indexes are all plain; one with expressions or a predicate is the superuser's
-// addition, and the executor knows how to fill it.
-void add_computed_entries(Relation relation, TupleTableSlot* slot) {
-    EState* estate = CreateExecutorState();
-    ResultRelInfo* target = makeNode(ResultRelInfo);
-    InitResultRelInfo(target, relation, 0, nullptr, 0);
-    ExecOpenIndices(target, false);
-    for (int i = 0; i < target->ri_NumIndices; ++i)
-        if (is_plain(target->ri_IndexRelationInfo[i]))
-            target->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // already has its entry
-    compat::insert_index_entries(target, slot, estate);
-    ExecCloseIndices(target);
-    FreeExecutorState(estate);
+    return index_insert(index, values, nulls, &slot->tts_tid, table, UNIQUE_CHECK_PARTIAL, false,
+                        info);
 }
 
 }  // namespace
@@ -90,27 +69,86 @@ Relation open_table(Table table, LOCKMODE mode) {
     return table_open(table_oid(table), mode);
 }
 
-bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {
-    bool duplicate = false;
-    bool all_plain = true;
-    List* indexes = RelationGetIndexList(relation);
+bool is_digest_index(Relation index) {
+    const FormData_pg_index* form = index->rd_index;
+    return form->indisunique && form->indimmediate && form->indisready && form->indislive &&
+           form->indnkeyatts == 1 && form->indkey.values[0] == digest_column &&
+           index->rd_opfamily[0] == uuid_family &&
+           heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
+}
+
+DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot) {
+    DigestEntries made;
+    List* indexes = RelationGetIndexList(table);
     for (int i = 0; i < list_length(indexes); ++i) {
         Relation index = index_open(list_nth_oid(indexes, i), RowExclusiveLock);
-        IndexInfo* info = BuildIndexInfo(index);
-        if (!is_plain(info))
-            all_plain = false;
-        else if (info->ii_ReadyForInserts)
-            duplicate |= !add_plain_entry(relation, index, info, slot, tolerate_duplicates);
+        if (!is_digest_index(index))
+            made.more_indexes = true;
+        else if (!add_digest_entry(table, index, BuildIndexInfo(index), slot))
+            made.alone = false;
         index_close(index, NoLock);
     }
     list_free(indexes);
-    if (!all_plain) add_computed_entries(relation, slot);
-    return duplicate;
+    return made;
 }
 
-bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates) {
-    table_tuple_insert(relation, slot, GetCurrentCommandId(true), 0, nullptr);
-    return add_index_entries(relation, slot, tolerate_duplicates);
+void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which) {
+    OpenIndexes indexes(table);
+    indexes.add_other_entries(slot, which);
+    indexes.close();
+}
+
+OpenIndexes::OpenIndexes(Relation table)
+    : estate_(CreateExecutorState()), target_(makeNode(ResultRelInfo)) {
+    InitResultRelInfo(target_, table, 0, nullptr, 0);
+    ExecOpenIndices(target_, false);
+    for (int i = 0; i < target_->ri_NumIndices; ++i) {
+        if (!is_digest_index(target_->ri_IndexRelationDescs[i])) continue;
+        digest_indexes_ = lappend_int(digest_indexes_, i);
+        target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // not the executor's
+    }
+}
+
+void OpenIndexes::close() {
+    ExecCloseIndices(target_);
+    list_free(digest_indexes_);
+    FreeExecutorState(estate_);
+}
+
+bool OpenIndexes::claim_digest(TupleTableSlot* slot) {
+    for (int i = 0; i < list_length(digest_indexes_); ++i) {
+        const int at = list_nth_int(digest_indexes_, i);
+        if (!add_digest_entry(target_->ri_RelationDesc, target_->ri_IndexRelationDescs[at],
+                              target_->ri_IndexRelationInfo[at], slot))
+            return false;
+    }
+    return true;
+}
+
+void OpenIndexes::add_other_entries(TupleTableSlot* slot, IndexEntries which) {
+    Assert(which != IndexEntries::none && ItemPointerIsValid(&slot->tts_tid));
+    List* unchecked =
+        compat::insert_index_entries(target_, slot, estate_, which == IndexEntries::summarizing);
+    for (int i = 0; unchecked != NIL && i < target_->ri_NumIndices; ++i)
+        if (list_member_oid(unchecked, RelationGetRelid(target_->ri_IndexRelationDescs[i])))
+            check_now(target_->ri_IndexRelationDescs[i], target_->ri_IndexRelationInfo[i], slot);
+    ResetPerTupleExprContext(estate_);
+}
+
+// What the trigger of a deferrable constraint does, without its transaction's end: nothing of ours
+// comes back then.
+void OpenIndexes::check_now(Relation index, IndexInfo* info, TupleTableSlot* slot) {
+    Datum values[INDEX_MAX_KEYS];
+    bool nulls[INDEX_MAX_KEYS];
+    Relation table = target_->ri_RelationDesc;
+    GetPerTupleExprContext(estate_)->ecxt_scantuple = slot;
+    FormIndexDatum(info, slot, estate_, values, nulls);
+    if (info->ii_ExclusionOps != nullptr)
+        check_exclusion_constraint(table, index, info, &slot->tts_tid, values, nulls, estate_,
+                                   false);
+    else
+        (void)index_insert(index, values, nulls, &slot->tts_tid, table, UNIQUE_CHECK_EXISTING,
+                           false, info);
 }
 
 TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size) {

@@ -3,13 +3,16 @@
 // Without SPI there is no plan to go stale, no row security to pass and no role to switch to; who
 // may do what is checked before. Found OIDs are kept per backend until the relation cache says that
 // the table is gone. Every index that the relation has at that moment is maintained, whoever made
-// it; OIDs of indexes are never kept.
+// it and of whatever kind; OIDs of indexes are never kept. A deferrable constraint is checked at
+// once.
 #pragma once
 
 #include "pg/compat.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
+
+using compat::IndexEntries;
 
 enum class Table { record, watermark, scope, secret, sweep, scope_id };  // the last is a sequence
 inline constexpr std::size_t table_count = 6;
@@ -31,12 +34,53 @@ void on_invalidation(Table table, void (*forget)());
 // Registers with the relation cache.
 void init_tables();
 
-// Inserts the virtual tuple in the slot, and its index entries. True when a unique index holds, or
-// may come to hold, the same key: only with tolerate_duplicates, otherwise that raises 23505.
-bool insert_row(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
+// Whether the index proves that no two rows have the same digest, the first column of a keyed
+// table: the primary key, and beside it an index that REINDEX CONCURRENTLY is building or has yet
+// to drop. One that becomes ready after we have looked is completed by its builder, which waits for
+// our transaction first.
+bool is_digest_index(Relation index);
 
-// Adds index entries for a tuple that is already in the heap; the result as for insert_row().
-bool add_index_entries(Relation relation, TupleTableSlot* slot, bool tolerate_duplicates);
+// What an insertion or an update calls when another row has, or may come to have, the row's digest:
+// it returns once ours is the only one, and raises if the other row stays. This one is for tables
+// without digests.
+struct NothingToSettle {
+    void operator()() const { Assert(false); }
+};
+
+// Inserts the virtual tuple in the slot, with its index entries: first those that prove its digest
+// unique, without waiting; then the others, which may wait and raise as those of any INSERT.
+template <class Settle = NothingToSettle>
+void insert_row(Relation table, TupleTableSlot* slot, Settle settle = {});
+
+// Puts the virtual tuple in the slot in the place of the row at tid, with the index entries that
+// the new version needs: after a heap-only update none, or only those of summarizing indexes.
+// Anything but TM_Ok says that somebody else has changed the row, or is about to.
+template <class Settle = NothingToSettle>
+TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
+                     compat::Waiting waiting, Settle settle = {});
+
+// The indexes of a table, opened once for many rows. Good as long as the lock on the table under
+// which they were opened.
+class OpenIndexes {
+  public:
+    explicit OpenIndexes(Relation table);
+    void close();
+
+    // The entries that prove the digest unique. Never waits. False when another row has, or may
+    // come to have, the same digest; the row is to be taken back then. All go through these indexes
+    // in the same order and stop at the first that is taken, so that of two one comes through.
+    bool claim_digest(TupleTableSlot* slot);
+    // All other entries of the row. Waits and raises as an INSERT does.
+    void add_other_entries(TupleTableSlot* slot, IndexEntries which);
+
+  private:
+    void check_now(Relation index, IndexInfo* info, TupleTableSlot* slot);
+
+    EState* estate_;
+    ResultRelInfo* target_;
+    List* digest_indexes_ = NIL;  // positions among the target's
+};
+static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
 // A scan of so many blocks, of the newest committed rows: without predicate locks, and of a large
 // table through a ring of buffers that leaves the others alone.
@@ -51,5 +95,39 @@ void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<con
 // The same in a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);
+
+// The parts of insert_row() and update_row().
+struct DigestEntries {
+    bool alone = true;          // no other row has, or may come to have, the same digest
+    bool more_indexes = false;  // there are others to be filled
+};
+DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot);
+void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
+
+template <class Settle>
+void add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which, Settle settle) {
+    bool more_indexes = which == IndexEntries::summarizing;
+    if (which == IndexEntries::all) {
+        const DigestEntries made = add_digest_entries(table, slot);
+        if (!made.alone) settle();
+        more_indexes = made.more_indexes;
+    }
+    if (more_indexes) add_other_entries(table, slot, which);
+}
+
+template <class Settle>
+void insert_row(Relation table, TupleTableSlot* slot, Settle settle) {
+    table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
+    add_index_entries(table, slot, IndexEntries::all, settle);
+}
+
+template <class Settle>
+TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
+                     compat::Waiting waiting, Settle settle) {
+    IndexEntries which;
+    const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
+    if (result == TM_Ok) add_index_entries(table, slot, which, settle);
+    return result;
+}
 
 }  // namespace idem::pg

@@ -38,15 +38,8 @@ Row<columns> row_of(const KeyName& source, const pg_uuid_t* digest, std::int64_t
     return row;
 }
 
-// False when somebody came first.
-bool insert(Relation table, TupleTableSlot* slot) {
-    return !insert_row(table, slot, true);
-}
-
-bool replace(Relation table, ItemPointerData tid, TupleTableSlot* slot) {
-    bool new_entries = false;
-    return compat::update_row(table, &tid, slot, compat::Waiting::yes, new_entries) == TM_Ok &&
-           !(new_entries && add_index_entries(table, slot, true));
+[[noreturn]] void refuse_overtaken() {
+    report::serialization_failure("The watermark was moved past its lock.");
 }
 
 }  // namespace
@@ -76,8 +69,10 @@ void move_watermark(const Watermarks& watermarks, const KeyName& source, const W
     const pg_uuid_t digest = uuid_of(source.digest);
     const Row<columns> row = row_of(source, &digest, seq);
     TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
-    const bool moved = from.seq ? replace(table, from.tid, slot) : insert(table, slot);
-    if (!moved) report::serialization_failure("The watermark was moved past its lock.");
+    if (!from.seq)
+        insert_row(table, slot, refuse_overtaken);
+    else if (update_row(table, from.tid, slot, compat::Waiting::yes, refuse_overtaken) != TM_Ok)
+        refuse_overtaken();
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
 }

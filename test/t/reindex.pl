@@ -19,8 +19,26 @@ append_to_file($script, <<'SQL');
 SELECT pay('key' || :n, '{"amount": 1}');
 SELECT pay('key' || :n, '{"amount": 1}');
 SQL
+# New keys that several clients ask for at the same moment, so that rows are taken back: half of the calls
+# within idem.execute(), which would store what goes wrong.
+my $each = $node->basedir . '/each.sql';
+append_to_file($each, <<'SQL');
+SELECT each(hot_keys());
+SELECT outcome FROM idem.execute('payments', 'execute' || nextval('operation'), 'each(jsonb)', hot_keys());
+SQL
+$node->safe_psql('postgres', <<'SQL');
+CREATE SEQUENCE operation;
+CREATE SEQUENCE hot;
+CREATE FUNCTION hot_keys() RETURNS jsonb LANGUAGE sql AS
+  $$ SELECT jsonb_agg('hot' || n / 20 + i) FROM (SELECT nextval('hot') AS n OFFSET 0) s, generate_series(0, 4) i $$;
+CREATE FUNCTION each(keys jsonb) RETURNS jsonb LANGUAGE sql AS $$
+  INSERT INTO payment (key, amount)
+    SELECT key, 1 FROM idem.once_each('payments', ARRAY(SELECT jsonb_array_elements_text(keys))) key;
+  SELECT keys;
+$$;
+SQL
 my ($out, $err) = ('', '');
-my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script,
+my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script, '-f', $each,
 	$node->connstr('postgres') ], '>', \$out, '2>', \$err);
 
 my $progress = sub {
@@ -42,20 +60,20 @@ for my $ddl (
 	$progress->();
 	pass($ddl);
 }
+ok($node->poll_query_until('postgres', "SELECT n_tup_del > 0 FROM pg_stat_all_tables WHERE relid = 'idem.record'::regclass"),
+	'rows were taken back: another had the same key at the same moment');
 $load->signal('TERM');
 $load->finish;
 unlike($err, qr/ERROR|aborted/, 'the load saw no error');
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'})
   or die 'the load goes on';
 
-for my $index (qw(record_pkey extra_plain extra_partial extra_expression))
-{
-	is($node->safe_psql('postgres', "SELECT bt_index_check('idem.$index', true)"), '', "amcheck finds every row in $index");
-}
+tables_are_sound($node, 'after the load');
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'no key was executed twice');
-is($node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM payment) - (SELECT count(*) FROM idem.record)'),
+is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) FROM idem.record WHERE key NOT LIKE 'execute%'}),
 	0, 'as many records as effects');
-$node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment LIMIT 1000) k});
+is($node->safe_psql('postgres', q{SELECT key, error FROM idem.record WHERE state <> 'c'}), '', 'and no failure is stored');
+$node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment WHERE key LIKE 'key%' LIMIT 1000) k});
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key replays');
 
 log_is_clean($node);
