@@ -120,3 +120,276 @@ BEGIN
         END;
     END LOOP;
 END $$;
+
+-- Every session caches scopes and secrets. Our functions announce what they change in them; these triggers
+-- do it for everybody else, apply workers of a subscription included (session_replication_role = replica).
+CREATE FUNCTION idem.announce_change()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_announce_change' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.announce_change() FROM PUBLIC;
+COMMENT ON FUNCTION idem.announce_change() IS
+'The trigger of idem.scope and idem.secret that has every session read them again. Raises 39P01.';
+
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
+
+-- Keys that are held by a transaction which has only to commit, or is prepared. The view lets go of the old
+-- function and keeps what depends on itself.
+CREATE OR REPLACE VIEW idem.in_flight WITH (security_barrier) AS
+    SELECT NULL::text AS scope, NULL::text AS tenant, NULL::text AS key, NULL::integer AS attempt, NULL::timestamptz AS since,
+           NULL::interval AS age, NULL::timestamptz AS lease_end, NULL::boolean AS lapsed, NULL::text AS recovery_point,
+           NULL::integer AS pid;
+DROP FUNCTION idem.open_claims();
+CREATE FUNCTION idem.open_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+                                 OUT since timestamptz, OUT pid integer, OUT state text, OUT keys integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_open_claims_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.open_claims() IS
+'One key of each running transaction that holds keys, of the scopes that the current role may use: its newest open atomic claim (state open), or the newest that is finished or leased but not committed (state uncommitted); keys is how many it holds. The view idem.in_flight shows them. No rows unless idem is preloaded.';
+
+CREATE FUNCTION idem.prepared_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+                                     OUT since timestamptz, OUT transaction xid)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_prepared_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.prepared_claims() IS
+'The keys that prepared transactions have written, of the scopes that the current role may use; the view idem.in_flight shows them. Reads all records.';
+
+-- A claim that was released is nobody's, though its row waits for the next attempt. A key has one holder:
+-- what a transaction holds is joined with the leased claim, if any, that it is about to change.
+CREATE OR REPLACE VIEW idem.in_flight WITH (security_barrier) AS
+    SELECT scope, tenant, key, coalesce(h.attempt, l.attempt) AS attempt, coalesce(l.since, h.since) AS since,
+           pg_catalog.clock_timestamp() - coalesce(l.since, h.since) AS age, l.lease_end,
+           coalesce(l.lapsed AND h.state IS NULL, false) AS lapsed, l.recovery_point, h.pid,
+           coalesce(h.state, 'leased') AS state, h.gid, h.keys
+      FROM (SELECT s.name AS scope, r.tenant, r.key, r.attempt, r.created AS since, r.lease_end,
+                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point
+              FROM idem.record r JOIN idem.scope s ON s.id = r.scope
+             WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+               AND r.state = 'p' AND r.nonce IS NOT NULL AND r.expires > pg_catalog.statement_timestamp()
+               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)) AS l
+      FULL JOIN (SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid, o.keys
+                   FROM idem.open_claims() o
+                 UNION ALL
+                 SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
+                   FROM idem.prepared_claims() c LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
+                  WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)) AS h USING (scope, tenant, key)
+    OFFSET 0;
+COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (state leased; lapsed: the lease is over, and nobody has taken over), the keys of prepared transactions (prepared, with the gid) and, if idem is preloaded, one key of each running transaction (open, or uncommitted: finished or leased, but not committed), with its process id and how many keys it holds; reads all records';
+CREATE OR REPLACE FUNCTION idem.health(long_held interval DEFAULT '5 minutes', OUT check_name text, OUT status text, OUT scope text,
+                            OUT detail text, OUT hint text)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH server AS MATERIALIZED (
+    SELECT idem.preloaded() AS preloaded, pg_is_in_recovery() AS standby,
+           coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+           EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem launcher') AS launched),
+storage AS MATERIALIZED (SELECT * FROM idem.storage),
+held AS MATERIALIZED (
+    SELECT l.pid, p.gid, coalesce(a.xact_start, p.prepared) AS since
+      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+           LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid'
+                                   AND x.virtualtransaction = l.virtualtransaction
+           LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+     WHERE l.locktype = 'advisory' AND l.objsubid = 7651 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+long_held_lock AS (
+    SELECT pid, gid, since, CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys FROM held
+     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') GROUP BY pid, gid, since),
+relation AS (
+    SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
+     WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)),
+finding (check_name, status, scope, detail, hint) AS (
+    SELECT f.check_name, f.status, f.scope, f.detail, f.hint FROM idem.findings(long_held) f
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem is not preloaded: nothing purges expired records by itself, and nothing is counted.',
+           'Set shared_preload_libraries = ''idem'' and restart the server; or call idem.purge() from cron.'
+      FROM server WHERE NOT preloaded
+    UNION ALL
+    SELECT 'worker', 'fail', NULL, 'idem is preloaded, but its launcher does not run: nothing purges expired records.',
+           'Look for "idem launcher" in the server''s log; if it says that there are too many background workers, raise max_worker_processes and restart the server.'
+      FROM server WHERE preloaded AND NOT standby AND NOT launched
+    UNION ALL
+    SELECT 'worker', 'warn', NULL, 'idem.purge_naptime is 0: the worker does not come.',
+           'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();'
+      FROM server WHERE preloaded AND NOT standby AND launched AND naptime = '0'
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('Process %s has held %s since its transaction began at %s.', h.pid, h.keys, date_trunc('second', h.since)),
+           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s; and which key: SELECT * FROM idem.in_flight WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
+                  h.pid, h.pid, h.pid)
+      FROM long_held_lock h WHERE h.pid IS NOT NULL
+    UNION ALL
+    SELECT 'transactions', 'warn', NULL,
+           format('The prepared transaction "%s" has held %s since %s.', h.gid, h.keys, date_trunc('second', h.since)),
+           format('COMMIT PREPARED %L, or ROLLBACK PREPARED %L', h.gid, h.gid)
+      FROM long_held_lock h WHERE h.gid IS NOT NULL
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('The setting %s is off: nothing vacuums the record table.', s.name),
+           format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
+      FROM pg_settings s WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
+    UNION ALL
+    SELECT 'autovacuum', 'fail', NULL, format('Autovacuum is switched off for %s.', r.oid::regclass),
+           format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', r.owned_by)
+      FROM relation r, pg_options_to_table(r.reloptions) o
+     WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean
+    UNION ALL
+    SELECT 'vacuum', 'warn', NULL,
+           format('idem.record has %s dead rows beside %s live ones: autovacuum does not keep up.', s.dead_rows, s.live_rows),
+           'VACUUM idem.record'
+      FROM storage s WHERE s.dead_rows > greatest(10000, s.live_rows)
+    UNION ALL
+    SELECT 'wraparound', CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END, NULL,
+           format('The oldest row of idem.record that is not frozen is %s transactions old.', s.frozen_age), 'VACUUM (FREEZE) idem.record'
+      FROM storage s WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
+    UNION ALL
+    SELECT 'indexes', 'fail', NULL, format('%s has no primary key: no claim can work.', r.oid::regclass),
+           format('ALTER TABLE %s ADD PRIMARY KEY (digest)', r.oid::regclass)
+      FROM relation r WHERE r.oid = r.owned_by AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.oid AND i.indisprimary)
+    UNION ALL
+    SELECT 'indexes', CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END, NULL, format('Index %s is invalid.', i.indexrelid::regclass),
+           CASE WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
+                ELSE format('Unless it is being built just now: DROP INDEX %s', i.indexrelid::regclass) END
+      FROM pg_index i, relation r
+     WHERE i.indrelid = r.oid AND r.oid = r.owned_by AND NOT (i.indisvalid AND i.indisready)
+    UNION ALL
+    SELECT 'secrets', 'fail', NULL, 'There are scopes, but not the secrets that keys are locked and requests compared with: no claim can work.',
+           'Restore the rows of idem.secret from the dump that the records came from.'
+      FROM storage s WHERE s.scopes > 0 AND NOT s.has_secrets
+    UNION ALL
+    SELECT 'schema', 'warn', NULL,
+           format('%s may create functions in schema idem, which others may come to call with their own rights.',
+                  CASE a.grantee WHEN 0 THEN 'Everybody' ELSE format('Role %s', a.grantee::regrole) END),
+           format('REVOKE CREATE ON SCHEMA idem FROM %s', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+      FROM pg_namespace n, aclexplode(n.nspacl) a
+     WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+    UNION ALL
+    SELECT 'triggers', 'warn', NULL,
+           format('Trigger announce_change of %s is missing, or not always enabled: sessions do not notice what a subscription or a dump changes there.',
+                  t.cached),
+           format('CREATE OR REPLACE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION idem.announce_change(); ALTER TABLE %s ENABLE ALWAYS TRIGGER announce_change',
+                  t.cached, t.cached)
+      FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.cached AND g.tgname = 'announce_change' AND g.tgenabled = 'A')
+    UNION ALL
+    SELECT 'functions', 'warn', NULL,
+           format('Function %s is declared %s, but calls a function of idem that writes: the planner may call it, and calls that differ in nothing may become one.',
+                  p.oid::regprocedure, CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END),
+           format('ALTER FUNCTION %s VOLATILE', p.oid::regprocedure)
+      FROM pg_proc p
+     WHERE p.provolatile <> 'v' AND p.pronamespace <> 'idem'::regnamespace
+       AND (p.prosrc ~ '\m"?idem"?\s*\.\s*"?(claim|try_claim|complete|fail|release|renew|checkpoint|execute|once|once_each|advance|forget)"?\s*\('
+            OR EXISTS (SELECT FROM pg_depend d JOIN pg_proc w ON w.oid = d.refobjid
+                        WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_proc'::regclass
+                          AND w.pronamespace = 'idem'::regnamespace AND w.provolatile = 'v'
+                          AND w.proname IN ('claim', 'try_claim', 'complete', 'fail', 'release', 'renew', 'checkpoint', 'execute',
+                                            'once', 'once_each', 'advance', 'forget')))),
+fine (n, check_name, detail) AS (
+    SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
+    UNION ALL
+    SELECT 10, 'vacuum', format('%s live and %s dead rows; %s of table, %s of indexes.', live_rows, dead_rows, pg_size_pretty(table_bytes),
+                                pg_size_pretty(index_bytes)) FROM storage
+    UNION ALL
+    SELECT 2, 'purge', format('The next purge begins at block %s of %s.', purge_block, table_blocks) FROM storage
+    UNION ALL
+    VALUES (3, 'retention', 'Every scope remembers keys for as long as a retry may come.'),
+           (4, 'sizing', 'No scope holds more records than its claims account for.'),
+           (5, 'leases', 'No lease has been over for long.'),
+           (6, 'attempts', 'No operation has used up its attempts.'),
+           (7, 'transactions', 'No transaction has held a key for long.'),
+           (8, 'weak keys', 'No key is easily used twice.'),
+           (9, 'autovacuum', 'Autovacuum is on.'),
+           (11, 'wraparound', 'Old rows are frozen in time.'),
+           (12, 'indexes', 'The primary keys are in place.'),
+           (13, 'secrets', 'The secrets are in place.'),
+           (14, 'owners', 'Every scope has an owner.'),
+           (15, 'limits', 'Every limit is kept.'),
+           (16, 'statistics', 'Every scope is counted.'),
+           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'),
+           (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
+           (19, 'functions', 'Functions that claim keys are VOLATILE.'))
+SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
+       CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
+  FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name
+ ORDER BY f.n, x.scope, x.detail
+$$;
+COMMENT ON FUNCTION idem.health(interval) IS
+'Is everything well? A row for each check: ok, warn or fail, with a detail, and a hint that repairs it; one for each scope that a check finds fault with. long_held (NULL: 5 minutes) is how long a lease may be over, and a transaction may hold a key. For members of pg_monitor; shows no key.';
+
+CREATE OR REPLACE FUNCTION idem.report(scope text)
+RETURNS SETOF text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+AS $$
+WITH survey AS MATERIALIZED (SELECT *, CASE WHEN coverage < 1 THEN 'about ' ELSE '' END AS about FROM idem.survey(coalesce($1, ''))),
+rules AS MATERIALIZED (SELECT * FROM idem.scopes WHERE name = $1),
+counted AS MATERIALIZED (SELECT *, greatest(extract(epoch FROM statement_timestamp() - stats_reset), 1) AS seconds
+                           FROM idem.stats s WHERE s.scope = $1),
+flight AS MATERIALIZED (SELECT * FROM idem.in_flight f WHERE f.scope = $1),
+remark AS MATERIALIZED (SELECT *, row_number() OVER (ORDER BY check_name) AS n FROM idem.findings() f WHERE f.scope = $1),
+line (section, n, title, words) AS (
+    SELECT 1, 0, 'Scope', format('"%s", owned by %s', name, owner) FROM rules
+    UNION ALL
+    SELECT 2, 0, 'Rules', format('remembers keys for %s; a claim waits for at most %s; a lease lasts %s', ttl, wait, lease) FROM rules
+    UNION ALL
+    SELECT 2, 1, '', concat_ws(', ', CASE WHEN request_required THEN 'a request is required' END,
+                               CASE WHEN tenant_required THEN 'a tenant is required' END,
+                               CASE WHEN reject_stale_keys THEN 'stale keys are rejected' END,
+                               CASE weak_keys WHEN 'warn' THEN 'weak keys are warned of' WHEN 'reject' THEN 'weak keys are rejected' END,
+                               'at most ' || max_attempts || ' attempts', 'at most ' || claims_per_minute || ' claims a minute',
+                               CASE WHEN NOT store_response THEN 'responses are not stored' END)
+      FROM rules
+    UNION ALL
+    SELECT 3, 0, 'Records', format('%s%s alive: %s in progress, %s completed, %s failed', about, in_progress + completed + failed, in_progress,
+                                   completed, failed) FROM survey
+    UNION ALL
+    SELECT 3, 1, '', format('made between %s and %s; the next expires at %s', date_trunc('second', oldest), date_trunc('second', newest),
+                            date_trunc('second', next_expiry)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 2, '', format('their answers take %s%s', about, pg_size_pretty(answer_bytes)) FROM survey WHERE oldest IS NOT NULL
+    UNION ALL
+    SELECT 3, 3, '', format('%s%s expired, since %s or later, and wait to be purged', about, expired, date_trunc('second', expired_since))
+      FROM survey WHERE expired > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', format('since %s: %s claims (%s a second), %s replays', date_trunc('second', stats_reset), claims,
+                                   round(claims / seconds, 2), replays) FROM counted
+    UNION ALL
+    SELECT 4, 1, '', format('%s completed, %s failed, %s released, %s taken over', completions, failures, releases, takeovers) FROM counted
+    UNION ALL
+    SELECT 4, 2, '', format('%s found their key in flight, %s waited, for %s in all', in_flight, waits, date_trunc('millisecond', wait_time))
+      FROM counted WHERE in_flight + waits > 0
+    UNION ALL
+    SELECT 4, 3, '', 'refused: ' || concat_ws(', ', nullif(conflicts, 0) || ' for another request', nullif(stale, 0) || ' stale keys',
+                                              nullif(limited, 0) || ' beyond a limit')
+      FROM counted WHERE conflicts + stale + limited > 0
+    UNION ALL
+    SELECT 4, 4, '', format('%s weak keys', weak) FROM counted WHERE weak > 0
+    UNION ALL
+    SELECT 4, 0, 'Counted', 'nothing: ' || CASE WHEN idem.preloaded() THEN 'see the check "statistics"' ELSE 'idem is not preloaded' END
+     WHERE NOT EXISTS (SELECT FROM counted)
+    UNION ALL
+    SELECT 5, 0, 'In flight', CASE count(*) WHEN 0 THEN 'nothing' WHEN 1 THEN '1 claim'
+                                            ELSE count(*) || ' claims' || CASE WHEN count(*) > 10 THEN ', the oldest 10:' ELSE '' END END
+                               || CASE WHEN idem.preloaded() THEN '' ELSE '; atomic claims are not seen unless idem is preloaded' END
+      FROM flight
+    UNION ALL
+    (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
+            concat_ws(', ', 'key ' || to_json(key), 'tenant ' || to_json(nullif(tenant, '')), 'attempt ' || attempt,
+                      'for ' || date_trunc('second', age), 'at recovery point ' || to_json(recovery_point), 'process ' || pid,
+                      CASE state WHEN 'uncommitted' THEN 'not committed' END, 'prepared transaction ' || to_json(gid),
+                      CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
+       FROM flight ORDER BY 2 LIMIT 10)
+    UNION ALL
+    SELECT 6, 0, 'Health', CASE count(*) WHEN 0 THEN 'nothing to remark' ELSE count(*) || ' to look at' END FROM remark
+    UNION ALL
+    SELECT 6, 2 * n, '', format('%s, %s: %s', check_name, status, detail) FROM remark
+    UNION ALL
+    SELECT 6, 2 * n + 1, '', '  ' || hint FROM remark)
+SELECT rpad(title, 12) || words FROM line WHERE words <> '' ORDER BY section, n
+$$;
+COMMENT ON FUNCTION idem.report(text) IS
+'A scope at a glance, for a person: its rules, what it holds, what was counted, what is in flight, what idem.health() has to say of it. Raises ID008 unknown_scope, 42501.';

@@ -92,6 +92,22 @@ CREATE TABLE idem.sweep (
 INSERT INTO idem.sweep VALUES (0);
 COMMENT ON TABLE idem.sweep IS 'the block of idem.record at which the next purge begins';
 
+-- Every session caches scopes and secrets. Our functions announce what they change in them; these triggers
+-- do it for everybody else, apply workers of a subscription included (session_replication_role = replica).
+CREATE FUNCTION idem.announce_change()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_announce_change' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+REVOKE ALL ON FUNCTION idem.announce_change() FROM PUBLIC;
+COMMENT ON FUNCTION idem.announce_change() IS
+'The trigger of idem.scope and idem.secret that has every session read them again. Raises 39P01.';
+
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
+
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.record', '');
@@ -411,26 +427,40 @@ COMMENT ON VIEW idem.records IS 'the unexpired records, without their answers, o
 GRANT SELECT ON idem.records TO PUBLIC;
 
 CREATE FUNCTION idem.open_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
-                                 OUT since timestamptz, OUT pid integer)
+                                 OUT since timestamptz, OUT pid integer, OUT state text, OUT keys integer)
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_open_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+AS 'MODULE_PATHNAME', 'idem_open_claims_0_3' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.open_claims() IS
-'The newest open atomic claim of each transaction that has one, of the scopes that the current role may use; the view idem.in_flight shows them. No rows unless idem is preloaded.';
+'One key of each running transaction that holds keys, of the scopes that the current role may use: its newest open atomic claim (state open), or the newest that is finished or leased but not committed (state uncommitted); keys is how many it holds. The view idem.in_flight shows them. No rows unless idem is preloaded.';
 
--- A claim that was released is nobody's, though its row waits for the next attempt.
+CREATE FUNCTION idem.prepared_claims(OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+                                     OUT since timestamptz, OUT transaction xid)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_prepared_claims' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.prepared_claims() IS
+'The keys that prepared transactions have written, of the scopes that the current role may use; the view idem.in_flight shows them. Reads all records.';
+
+-- A claim that was released is nobody's, though its row waits for the next attempt. A key has one holder:
+-- what a transaction holds is joined with the leased claim, if any, that it is about to change.
 CREATE VIEW idem.in_flight WITH (security_barrier) AS
-    SELECT c.scope, c.tenant, c.key, c.attempt, c.since, pg_catalog.clock_timestamp() - c.since AS age,
-           c.lease_end, c.lapsed, c.recovery_point, c.pid
+    SELECT scope, tenant, key, coalesce(h.attempt, l.attempt) AS attempt, coalesce(l.since, h.since) AS since,
+           pg_catalog.clock_timestamp() - coalesce(l.since, h.since) AS age, l.lease_end,
+           coalesce(l.lapsed AND h.state IS NULL, false) AS lapsed, l.recovery_point, h.pid,
+           coalesce(h.state, 'leased') AS state, h.gid, h.keys
       FROM (SELECT s.name AS scope, r.tenant, r.key, r.attempt, r.created AS since, r.lease_end,
-                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point, NULL::integer AS pid
+                   r.lease_end <= pg_catalog.statement_timestamp() AS lapsed, r.recovery_point
               FROM idem.record r JOIN idem.scope s ON s.id = r.scope
              WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
                AND r.state = 'p' AND r.nonce IS NOT NULL AND r.expires > pg_catalog.statement_timestamp()
-               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)
-            UNION ALL
-            SELECT scope, tenant, key, attempt, since, NULL, false, NULL, pid FROM idem.open_claims()) AS c
+               AND NOT coalesce(r.attempt >= s.max_attempts AND r.lease_end <= pg_catalog.statement_timestamp(), false)) AS l
+      FULL JOIN (SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid, o.keys
+                   FROM idem.open_claims() o
+                 UNION ALL
+                 SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
+                   FROM idem.prepared_claims() c LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
+                  WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)) AS h USING (scope, tenant, key)
     OFFSET 0;
-COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (lapsed: the lease is over, and nobody has taken over) and, if idem is preloaded, the newest atomic claim of each transaction, with its process id; reads all records';
+COMMENT ON VIEW idem.in_flight IS 'the operations in progress, of the scopes whose owner''s privileges the current role has: leased claims (state leased; lapsed: the lease is over, and nobody has taken over), the keys of prepared transactions (prepared, with the gid) and, if idem is preloaded, one key of each running transaction (open, or uncommitted: finished or leased, but not committed), with its process id and how many keys it holds; reads all records';
 GRANT SELECT ON idem.in_flight TO PUBLIC;
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
@@ -633,8 +663,8 @@ held AS MATERIALIZED (
      WHERE l.locktype = 'advisory' AND l.objsubid = 7651 AND l.granted
        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())),
 long_held_lock AS (
-    SELECT DISTINCT ON (pid, gid) pid, gid, since FROM held
-     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') ORDER BY pid, gid, since),
+    SELECT pid, gid, since, CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys FROM held
+     WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes') GROUP BY pid, gid, since),
 relation AS (
     SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions FROM pg_class r JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
      WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)),
@@ -654,13 +684,13 @@ finding (check_name, status, scope, detail, hint) AS (
       FROM server WHERE preloaded AND NOT standby AND launched AND naptime = '0'
     UNION ALL
     SELECT 'transactions', 'warn', NULL,
-           format('Process %s holds a key since its transaction began at %s.', h.pid, date_trunc('second', h.since)),
-           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
-                  h.pid, h.pid)
+           format('Process %s has held %s since its transaction began at %s.', h.pid, h.keys, date_trunc('second', h.since)),
+           format('See what it does: SELECT * FROM pg_stat_activity WHERE pid = %s; and which key: SELECT * FROM idem.in_flight WHERE pid = %s. To end it: SELECT pg_terminate_backend(%s)',
+                  h.pid, h.pid, h.pid)
       FROM long_held_lock h WHERE h.pid IS NOT NULL
     UNION ALL
     SELECT 'transactions', 'warn', NULL,
-           format('The prepared transaction "%s" holds a key since %s.', h.gid, date_trunc('second', h.since)),
+           format('The prepared transaction "%s" has held %s since %s.', h.gid, h.keys, date_trunc('second', h.since)),
            format('COMMIT PREPARED %L, or ROLLBACK PREPARED %L', h.gid, h.gid)
       FROM long_held_lock h WHERE h.gid IS NOT NULL
     UNION ALL
@@ -702,7 +732,28 @@ finding (check_name, status, scope, detail, hint) AS (
            format('REVOKE CREATE ON SCHEMA idem FROM %s', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
       FROM pg_namespace n, aclexplode(n.nspacl) a
      WHERE n.nspname = 'idem' AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
-       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)),
+       AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+    UNION ALL
+    SELECT 'triggers', 'warn', NULL,
+           format('Trigger announce_change of %s is missing, or not always enabled: sessions do not notice what a subscription or a dump changes there.',
+                  t.cached),
+           format('CREATE OR REPLACE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION idem.announce_change(); ALTER TABLE %s ENABLE ALWAYS TRIGGER announce_change',
+                  t.cached, t.cached)
+      FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
+     WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = t.cached AND g.tgname = 'announce_change' AND g.tgenabled = 'A')
+    UNION ALL
+    SELECT 'functions', 'warn', NULL,
+           format('Function %s is declared %s, but calls a function of idem that writes: the planner may call it, and calls that differ in nothing may become one.',
+                  p.oid::regprocedure, CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END),
+           format('ALTER FUNCTION %s VOLATILE', p.oid::regprocedure)
+      FROM pg_proc p
+     WHERE p.provolatile <> 'v' AND p.pronamespace <> 'idem'::regnamespace
+       AND (p.prosrc ~ '\m"?idem"?\s*\.\s*"?(claim|try_claim|complete|fail|release|renew|checkpoint|execute|once|once_each|advance|forget)"?\s*\('
+            OR EXISTS (SELECT FROM pg_depend d JOIN pg_proc w ON w.oid = d.refobjid
+                        WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_proc'::regclass
+                          AND w.pronamespace = 'idem'::regnamespace AND w.provolatile = 'v'
+                          AND w.proname IN ('claim', 'try_claim', 'complete', 'fail', 'release', 'renew', 'checkpoint', 'execute',
+                                            'once', 'once_each', 'advance', 'forget')))),
 fine (n, check_name, detail) AS (
     SELECT 1, 'worker', CASE WHEN standby THEN 'The server is a standby: the primary purges.' ELSE 'The launcher runs.' END FROM server
     UNION ALL
@@ -724,7 +775,9 @@ fine (n, check_name, detail) AS (
            (14, 'owners', 'Every scope has an owner.'),
            (15, 'limits', 'Every limit is kept.'),
            (16, 'statistics', 'Every scope is counted.'),
-           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'))
+           (17, 'schema', 'Nobody can put functions of his own beside idem''s.'),
+           (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
+           (19, 'functions', 'Functions that claim keys are VOLATILE.'))
 SELECT f.check_name, coalesce(x.status, 'ok'), x.scope,
        CASE WHEN f.check_name = 'purge' THEN concat_ws(' ', x.detail, f.detail) ELSE coalesce(x.detail, f.detail) END, CASE WHEN x.status <> 'ok' THEN x.hint END
   FROM fine f LEFT JOIN finding x ON x.check_name = f.check_name
@@ -794,6 +847,7 @@ line (section, n, title, words) AS (
     (SELECT 5, row_number() OVER (ORDER BY since, tenant, key), '',
             concat_ws(', ', 'key ' || to_json(key), 'tenant ' || to_json(nullif(tenant, '')), 'attempt ' || attempt,
                       'for ' || date_trunc('second', age), 'at recovery point ' || to_json(recovery_point), 'process ' || pid,
+                      CASE state WHEN 'uncommitted' THEN 'not committed' END, 'prepared transaction ' || to_json(gid),
                       CASE WHEN lapsed THEN 'lease over since ' ELSE 'leased until ' END || date_trunc('second', lease_end))
        FROM flight ORDER BY 2 LIMIT 10)
     UNION ALL

@@ -63,6 +63,7 @@ void note(const Call& call) {
     claim.scope_name = call.scope->name;
     claim.tenant = call.source.tenant;
     claim.key = call.source.key;
+    claim.of_source = true;
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
 

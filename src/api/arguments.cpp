@@ -44,6 +44,32 @@ std::string_view checked(std::optional<std::string_view> name, const Naming& nam
     return *name;
 }
 
+// Whether the statement that the client sent is an EXPLAIN that does not run its query.
+bool only_explains() {
+    if (ActivePortal == nullptr || list_length(ActivePortal->stmts) != 1) return false;
+    const Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
+    if (statement == nullptr || !IsA(statement, ExplainStmt)) return false;
+    const List* options = reinterpret_cast<const ExplainStmt*>(statement)->options;
+    bool analyze = false;
+    for (int i = 0; i < list_length(options); ++i) {
+        auto* option = list_nth_node(DefElem, options, i);
+        if (strcmp(option->defname, "analyze") == 0) analyze = defGetBoolean(option);
+    }
+    return !analyze;
+}
+
+// What runs in an EXPLAIN is called by the planner, to make a constant or an estimate of it. Where
+// the query is run afterwards there is no telling who calls.
+void refuse_to_be_planned(const char* call) {
+    if (!only_explains()) return;
+    ereport(ERROR,
+            (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+             errmsg("cannot execute %s while a query is planned", call),
+             errdetail("EXPLAIN calls functions that are declared STABLE or IMMUTABLE, though it "
+                       "does not run the query."),
+             errhint("Declare the function that calls %s VOLATILE, which is the default.", call)));
+}
+
 }  // namespace
 
 void require_leader(const char* call) {
@@ -51,6 +77,7 @@ void require_leader(const char* call) {
 }
 
 void require_writable(const char* call, const char* reading) {
+    refuse_to_be_planned(call);
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
     if (InSecurityRestrictedOperation())

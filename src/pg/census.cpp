@@ -7,7 +7,7 @@ namespace {
 
 struct alignas(PG_CACHE_LINE_SIZE) Slot {
     pg_atomic_uint32 changes;  // odd while it is being written
-    OpenClaim claim;
+    HeldClaim claim;
 };
 
 constinit Slot* slots = nullptr;
@@ -32,7 +32,7 @@ std::uint8_t copy(std::string_view from, char* to) {
 }
 
 // False when the owner was at it.
-bool try_read(Slot& slot, OpenClaim& claim) {
+bool try_read(Slot& slot, HeldClaim& claim) {
     const std::uint32_t before = pg_atomic_read_u32(&slot.changes);
     pg_read_barrier();
     claim = slot.claim;
@@ -46,18 +46,31 @@ bool census_available() {
     return slots != nullptr;
 }
 
-void note_open_claim(std::int32_t scope_id, std::string_view tenant, std::string_view key,
-                     std::int32_t attempt, TimestampTz since) {
+void note_claim(std::int32_t scope_id, std::string_view tenant, std::string_view key,
+                std::int32_t attempt, TimestampTz since, HeldAs as, std::int32_t keys) {
     if (slots == nullptr) return;
     Slot& slot = my_slot();
+    Assert(tenant.size() <= core::max_tenant_bytes && key.size() <= core::max_key_bytes);
     begin_change(slot);
     GET_VXID_FROM_PGPROC(slot.claim.transaction, *MyProc);
     slot.claim.database = MyDatabaseId;
     slot.claim.scope_id = scope_id;
     slot.claim.attempt = attempt;
     slot.claim.since = since;
+    slot.claim.as = as;
+    slot.claim.keys = keys;
     slot.claim.tenant_size = copy(tenant, slot.claim.tenant_bytes);
     slot.claim.key_size = copy(key, slot.claim.key_bytes);
+    end_change(slot);
+}
+
+void note_progress(HeldAs as, std::int32_t keys) {
+    if (slots == nullptr) return;
+    Assert(keys > 0);
+    Slot& slot = my_slot();
+    begin_change(slot);
+    slot.claim.as = as;
+    slot.claim.keys = keys;
     end_change(slot);
 }
 
@@ -73,7 +86,7 @@ int backends_in_census() {
     return slots == nullptr ? 0 : MaxBackends;
 }
 
-int read_open_claim(int backend, OpenClaim& claim) {
+int read_held_claim(int backend, HeldClaim& claim) {
     while (!try_read(slots[backend], claim)) CHECK_FOR_INTERRUPTS();
     if (!VirtualTransactionIdIsValid(claim.transaction) || claim.database != MyDatabaseId) return 0;
     const PGPROC* process = compat::process_running(claim.transaction);

@@ -1,12 +1,13 @@
-// Which atomic claims are open, in all backends: seen by whoever asks, when preloaded.
+// Which claims hold their keys, in all backends: shown to other sessions, when preloaded.
 //
-// An atomic claim writes nothing before it finishes, so each backend notes its newest open one in a
-// slot of its own in shared memory. Only the owner writes his slot: he makes the change count odd,
-// writes, and makes it even again. Readers copy, and copy again when the count was odd or has
-// changed. No lock; a note costs its bytes.
+// What a transaction claims and finishes is seen by nobody before it commits, and keeps the key
+// until then, so each backend notes one claim in a slot of its own in shared memory: its newest
+// open atomic claim, or else the newest that waits for the commit. Only the owner writes its slot:
+// it makes the change count odd, writes, and makes it even again. Readers copy, and copy again when
+// the count was odd or has changed. No lock; a note costs its bytes.
 //
 // A note bears the virtual transaction that it belongs to, and counts only while that runs: nothing
-// is left of a backend that is gone, however it ended.
+// is left of a transaction that has ended, or of a backend that is gone, however that came.
 #pragma once
 
 #include "core/key.hpp"
@@ -14,12 +15,19 @@
 
 namespace idem::pg {
 
-struct OpenClaim {
+enum class HeldAs : std::uint8_t {
+    open,         // an atomic claim that is not finished
+    uncommitted,  // finished, or leased: all that is missing is the commit
+};
+
+struct HeldClaim {
     VirtualTransactionId transaction;  // not valid: none is noted
     Oid database;
     std::int32_t scope_id;
     std::int32_t attempt;
     TimestampTz since;
+    std::int32_t keys;  // how many key locks the transaction has
+    HeldAs as;
     std::uint8_t tenant_size;
     std::uint8_t key_size;
     char tenant_bytes[core::max_tenant_bytes];
@@ -33,16 +41,18 @@ static_assert(core::max_tenant_bytes <= UINT8_MAX && core::max_key_bytes <= UINT
 // False on a server that has not preloaded the library: nothing is noted or read.
 bool census_available();
 
-// What this transaction has open.
-void note_open_claim(std::int32_t scope_id, std::string_view tenant, std::string_view key,
-                     std::int32_t attempt, TimestampTz since);
+// The claim that this transaction is to be seen with, and how many keys it holds in all.
+void note_claim(std::int32_t scope_id, std::string_view tenant, std::string_view key,
+                std::int32_t attempt, TimestampTz since, HeldAs as, std::int32_t keys);
+// What has become of both.
+void note_progress(HeldAs as, std::int32_t keys);
 void note_no_claim();
 
 // Backends are numbered from 0.
 int backends_in_census();
 
 // The process whose claim in this database it is; 0 when that backend has none.
-int read_open_claim(int backend, OpenClaim& claim);
+int read_held_claim(int backend, HeldClaim& claim);
 
 Size census_size();
 void attach_census(void* memory, LWLockPadded* locks, bool found);

@@ -2,6 +2,7 @@
 
 #include "core/lock_id.hpp"
 #include "pg/compat.hpp"
+#include "pg/prepared.hpp"
 #include "pg/secret.hpp"
 #include "pg/subtransaction.hpp"
 
@@ -101,7 +102,12 @@ std::optional<report::Holder> KeyLock::holder() const {
     const VirtualTransactionId* holders = GetLockConflicts(&tag_, ExclusiveLock, &count);
     if (count == 0) return std::nullopt;
     const PGPROC* process = compat::process_running(holders[0]);
-    if (process == nullptr) return report::Holder{};
+    if (process == nullptr) {
+        report::Holder unknown{};
+        if (const TransactionId xid = prepared_transaction(holders[0]); TransactionIdIsValid(xid))
+            unknown.prepared = xid;
+        return unknown;
+    }
     return report::Holder{process->pid, transaction_start(process->pid), std::nullopt};
 }
 

@@ -11,7 +11,8 @@ namespace {
 struct Claims {
     Claim* newest;
     int count;
-    int open;  // atomic ones
+    int open;            // atomic ones
+    const Claim* shown;  // in the census; NULL: none, or to be shown anew
     bool durable;
     std::array<Claim*, 64> buckets;
 };
@@ -44,17 +45,42 @@ void free_claim(Claim* claim) {
 }
 
 bool is_open_atomic(const Claim& claim) {
-    return claim.phase == Phase::open && claim.token.kind == core::TokenKind::atomic;
+    return claim.phase == Phase::open && claim.token.kind == core::TokenKind::atomic &&
+           !claim.of_source;
 }
 
-// The newest open atomic claim, for others to see.
-void show_newest() {
+// What others are to see: the newest open atomic claim, or else the newest that has a key lock.
+const Claim* claim_to_show() {
+    const Claim* claim = claims->newest;
+    while (claim != nullptr &&
+           (claims->open > 0 ? !is_open_atomic(*claim) : claim->unlocked || claim->of_source))
+        claim = claim->older;
+    return claim;
+}
+
+// A claim that is shown already costs no more than its progress.
+void show() {
     if (!census_available()) return;
-    const Claim* claim = claims->open == 0 ? nullptr : claims->newest;
-    while (claim != nullptr && !is_open_atomic(*claim)) claim = claim->older;
-    if (claim == nullptr) return note_no_claim();
-    note_open_claim(claim->scope_id, claim->tenant, claim->key,
-                    static_cast<std::int32_t>(claim->token.attempt), claim->created);
+    Assert(claims->open >= 0 && claims->count >= claims->open);
+    const Claim* before = std::exchange(claims->shown, claim_to_show());
+    const Claim* claim = claims->shown;
+    if (claim == nullptr) {
+        if (before != nullptr) note_no_claim();
+        return;
+    }
+    const HeldAs as = is_open_atomic(*claim) ? HeldAs::open : HeldAs::uncommitted;
+    if (claim == before) return note_progress(as, claims->count);
+    note_claim(claim->scope_id, claim->tenant, claim->key,
+               static_cast<std::int32_t>(claim->token.attempt), claim->created, as, claims->count);
+}
+
+// As show(), when claims have been dropped: a new one may have the address of the one that is
+// shown.
+void show_anew() {
+    if (!census_available()) return;
+    note_no_claim();
+    claims->shown = nullptr;
+    show();
 }
 
 int count_open() {
@@ -119,7 +145,7 @@ static void at_subtransaction_end(SubXactEvent event, SubTransactionId sub, SubT
     if (event == SUBXACT_EVENT_ABORT_SUB) {
         undo(sub);
         claims->open = count_open();
-        show_newest();
+        show_anew();
     }
     if (event == SUBXACT_EVENT_COMMIT_SUB) hand_over(sub, parent);
 }
@@ -134,8 +160,7 @@ static void at_transaction_end(XactEvent event, void*) {
         case XACT_EVENT_COMMIT:
         case XACT_EVENT_ABORT:
         case XACT_EVENT_PREPARE:
-            if (claims->open > 0) note_no_claim();
-            claims = nullptr;  // the memory goes with TopTransactionContext
+            claims = nullptr;  // the memory goes with TopTransactionContext, the note of itself
             return;
         default:
             return;
@@ -213,20 +238,17 @@ Claim& remember_claim(const Claim& from) {
     claim->in_bucket = bucket;
     bucket = claim;
     ++claims->count;
-    if (is_open_atomic(*claim)) {
-        ++claims->open;
-        show_newest();
-    }
+    if (is_open_atomic(*claim)) ++claims->open;
+    show();
     return *claim;
 }
 
 void close_claim(Claim& claim, Phase phase) {
-    const bool was_open = is_open_atomic(claim);
+    Assert(claim.phase == Phase::open && phase != Phase::open);
+    if (is_open_atomic(claim)) --claims->open;
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
-    if (!was_open) return;
-    --claims->open;
-    show_newest();
+    show();
 }
 
 // A note that is there was made here or in a transaction around: it lasts as long as ours would.

@@ -8,7 +8,7 @@
 // checkpointed under a lease commits durably, whatever synchronous_commit says: what follows it
 // outside the database must not be forgotten.
 //
-// Backend-local; no locking. What is open is noted in pg/census for others to see.
+// Backend-local; no locking. What holds a key is noted in pg/census for others to see.
 #pragma once
 
 #include "core/token.hpp"
@@ -34,6 +34,7 @@ struct Claim {
     std::int64_t ttl;   // microseconds
     bool unlocked;      // stands for keys that were finished without a lock, and has no token
     bool by_statement;  // made by an expression of the client's statement, not within a function
+    bool of_source;     // is a stream's source, not a key: locked in the same way
 
     Claim* older;      // the claim made before this one
     Claim* in_bucket;  // the next in the same hash bucket

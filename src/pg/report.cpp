@@ -36,6 +36,11 @@ char* holder_detail(const Holder& holder) {
         return psprintf("Process %d has been at it in a transaction since %s.", *holder.pid,
                         timestamptz_to_str(*holder.since));
     if (holder.pid) return psprintf("Process %d is at it in a transaction.", *holder.pid);
+    if (holder.prepared)
+        return psprintf(
+            "Prepared transaction %u holds the key until it is committed or rolled back: SELECT "
+            "gid FROM pg_prepared_xacts WHERE transaction = '%u'.",
+            *holder.prepared, *holder.prepared);
     return pstrdup("Another transaction, possibly a prepared one, is at it.");
 }
 

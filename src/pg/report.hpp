@@ -12,6 +12,7 @@ struct Holder {
     std::optional<int> pid;
     std::optional<TimestampTz> since;
     std::optional<TimestampTz> lease_end;  // of a leased claim
+    std::optional<TransactionId> prepared{};
 };
 
 // What bounds the caller's wait, and so can be made longer: its argument "wait", the setting of the

@@ -19,7 +19,7 @@ struct ById {
 constinit MemoryContext cache_context = nullptr;
 constinit HTAB* by_name = nullptr;
 constinit HTAB* by_id = nullptr;
-constinit bool valid = false;
+constinit bool valid = false;  // set before anything is read: what changes meanwhile resets it
 
 void forget_scopes() {
     valid = false;

@@ -1,6 +1,7 @@
 // Scopes: the contract of a family of operations, cached per backend.
 //
-// The cache is dropped as a whole through relation cache invalidation of idem.scope. What lookup
+// The cache is dropped as a whole through relation cache invalidation of idem.scope, which
+// pg/scope_admin and, for everybody else, a trigger announce (api/announce_change). What lookup
 // hands out stays valid until the next lookup, so a function looks up once and keeps what outlives
 // it elsewhere. Who changes scopes is pg/scope_admin.
 #pragma once

@@ -22,7 +22,12 @@ struct OlderSecret {
 };
 constinit OlderSecret older{};
 
+// Counts the invalidations. One that arrives while the table is being read may be about what was
+// read already, so what is kept is only what was read without one.
+constinit std::uint64_t invalidations = 0;
+
 void forget_secrets() {
+    ++invalidations;
     cached = false;
     older.id = 0;
 }
@@ -51,7 +56,8 @@ void scan_secrets(Visit visit) {
     table_close(relation, AccessShareLock);
 }
 
-bool load() {
+// Nothing when the seed or the fingerprint secret is missing.
+std::optional<Secrets> read_secrets() {
     bool have_seed = false;
     Secrets found{};
     scan_secrets([&](std::int32_t id, const core::Secret& secret) {
@@ -66,8 +72,8 @@ bool load() {
             found.fingerprint = secret;
         }
     });
-    cache = found;
-    return have_seed && found.fingerprint_id != 0;
+    if (!have_seed || found.fingerprint_id == 0) return std::nullopt;
+    return found;
 }
 
 void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
@@ -97,19 +103,25 @@ void init_secrets() {
 }
 
 const Secrets& secrets() {
-    if (!cached) cached = load();
-    if (!cached)
+    if (cached) return cache;
+    const std::uint64_t before = invalidations;
+    const std::optional<Secrets> found = read_secrets();
+    if (!found)
         ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                         errmsg("idem has no secrets in this database"),
                         errdetail("They are made with the first scope and restored with a dump."),
                         errhint("Restore the rows of idem.secret from the dump that the records "
                                 "came from.")));
+    cache = *found;
+    cached = invalidations == before;
     return cache;
 }
 
 core::Secret fingerprint_secret(std::uint32_t id) {
-    if (secrets().fingerprint_id == id) return secrets().fingerprint;
+    const Secrets& current = secrets();
+    if (current.fingerprint_id == id) return current.fingerprint;
     if (id != 0 && older.id == id) return older.secret;
+    const std::uint64_t before = invalidations;
     std::optional<core::Secret> found;
     scan_secrets([&](std::int32_t each, const core::Secret& secret) {
         if (static_cast<std::uint32_t>(each) == id) found = secret;
@@ -120,13 +132,13 @@ core::Secret fingerprint_secret(std::uint32_t id) {
                  errdetail("A record's fingerprint was made with it."),
                  errhint("Restore the rows of idem.secret from the dump that the records "
                          "came from.")));
-    older = {id, *found};
+    if (invalidations == before) older = {id, *found};
     return *found;
 }
 
 void create_secrets() {
     Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
-    if (!load()) {
+    if (!read_secrets()) {
         insert_secret(relation, seed_id, "seed");
         insert_secret(relation, first_fingerprint_id, "fingerprint");
         announce_change(relation);

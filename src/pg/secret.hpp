@@ -2,7 +2,8 @@
 //
 // They are made together with the first scope, by create_secrets() under a lock on their table, and
 // dumped with the data. The cache is dropped through relation cache invalidation, which also covers
-// the rollback of the transaction that made them. The fingerprint secret may be rotated; old ones
+// the rollback of the transaction that made them; changes past these functions are announced by a
+// trigger (api/announce_change). The fingerprint secret may be rotated; old ones
 // are kept, because the fingerprints that were made with them are still compared under them.
 #pragma once
 

@@ -187,6 +187,7 @@ Glance glance(TupleTableSlot* slot) {
         .scope_id = record_scope(slot),
         .attempt = DatumGetInt32(column(slot, column_attempt, null)),
         .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
+        .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
         .key = view_of(DatumGetTextPP(column(slot, column_key, null))),
         .answer_bytes = 0,
     };

@@ -69,7 +69,8 @@ bool has_record_layout();
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
-// What can be said of the record in the slot without its answer. The key may point into the slot.
+// What can be said of the record in the slot without its answer. Tenant and key may point into the
+// slot.
 struct Glance {
     TimestampTz created;
     TimestampTz expires;
@@ -78,6 +79,7 @@ struct Glance {
     std::int32_t scope_id;
     std::int32_t attempt;
     core::State state;
+    std::string_view tenant;
     std::string_view key;
     std::int64_t answer_bytes;  // as they are stored
 };

@@ -10,14 +10,22 @@ constexpr std::array<const char*, table_count> table_names = {"record", "waterma
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
 
+// Whether a message about the relation, InvalidOid for all, may be about the table. While its OID
+// is not known, each may be: a message that arrives as the table is opened makes the OID unknown,
+// and the next must reach the cache that was filled then.
+bool may_be(Oid relation, Oid table) {
+    return !OidIsValid(relation) || !OidIsValid(table) || relation == table;
+}
+
 void forget_table(Datum, Oid relation) {
     for (std::size_t i = 0; i < table_count; ++i) {
-        if (relation != InvalidOid && relation != oids[i]) continue;
+        if (!may_be(relation, oids[i])) continue;
         oids[i] = InvalidOid;
         if (forgetters[i] != nullptr) forgetters[i]();
     }
 }
 
+// No message is processed between the look at the catalog and the caller's note of what it found.
 Oid find_table(const char* name) {
     const Oid schema = get_namespace_oid(schema_name, true);
     return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;

@@ -247,7 +247,7 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'preloaded', 'problem', 'records_needed', 'redacted', 'release', 'renew', 'report',
+          'open_claims', 'preloaded', 'prepared_claims', 'problem', 'records_needed', 'redacted', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
     'everybody may call everything else: the scope decides');
 

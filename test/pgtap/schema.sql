@@ -27,6 +27,7 @@ SELECT set_eq(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid$$,
     $$VALUES
     ('advance', 'scope text, source text, seq bigint, tenant text DEFAULT NULL::text, contiguous boolean DEFAULT false', 'boolean'),
+    ('announce_change', '', 'trigger'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT NULL::text[]', 'void'),
@@ -46,7 +47,8 @@ SELECT set_eq(
     ('key_weakness', 'key text', 'text'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
     ('new_key', '', 'text'),
-    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer', 'SETOF record'),
+    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
+    ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
     ('preloaded', '', 'boolean'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
@@ -128,7 +130,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
     'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
-    'pid integer'], 'columns of the view in_flight');
+    'pid integer', 'state text', 'gid text', 'keys integer'], 'columns of the view in_flight');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.streams')$$, ARRAY[
     'scope text', 'tenant text', 'source text', 'seq bigint', 'updated_at timestamp with time zone'],
@@ -174,8 +176,12 @@ SELECT col_type_is('idem', 'record', 'digest', 'uuid', 'a digest has 128 bits');
 SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.record'::regclass),
           (SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idem'),
           'the tables belong to the owner of the extension');
-SELECT is_empty($$SELECT tgname FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
-                'no triggers: rows are written without the executor');
+SELECT set_eq(
+    $$SELECT pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
+    $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
+                    'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
+        FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
+    'the only triggers announce changes of what is cached, whoever makes them');
 
 -- Dump: what a restore needs to answer replays, the sequence included (scope ids are never reused).
 SELECT set_eq(

@@ -34,6 +34,9 @@ SELECT outcome FROM idem.claim('payments', 'leased-1', tenant => 'somebody', lea
 SELECT idem.complete(token) FROM idem.claim('payments', 'expired-1', ttl => '1 millisecond');
 SELECT pg_sleep(0.01);
 SQL
+my $session = $node->background_psql('postgres');
+$session->query_safe("BEGIN; SELECT idem.once('payments', 'order-4713'), idem.once('payments', 'order-4714')");
+$node->safe_psql('postgres', "BEGIN; SELECT idem.once('payments', 'order-4715'); PREPARE TRANSACTION 'held'");
 
 # The exporter, on a port of its own -----------------------------------------------------------------
 
@@ -106,10 +109,14 @@ cmp_ok(value('idem_scope_expired_age_seconds', %payments), '>', 0, 'and its age'
 is(value('idem_scope_lapsed_age_seconds', %payments), 0, 'no lease has lapsed');
 is(value('idem_scope_ttl_seconds', %payments), 86400, 'the TTL');
 is(value('idem_scope_live', datname => 'postgres', scope => 'second \"scope\"'), 0, 'a scope without records');
-is(value('idem_stats_claims_total', %payments), 4, 'claims');
+is(value('idem_stats_claims_total', %payments), 7, 'claims');
 is(value('idem_stats_replays_total', %payments), 1, 'replays');
 is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
+is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that are held by a transaction');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'for some time');
+is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'by a prepared one');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'and its age');
 is(value('idem_storage_scopes', datname => 'postgres'), 2, 'scopes');
 is( value('idem_storage_table_bytes', datname => 'postgres'),
 	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
@@ -121,6 +128,8 @@ is( (grep { /^idem_health_status/ } keys %samples),
 	'a value for each check');
 
 $run->kill_kill;
+$session->quit;
+$node->safe_psql('postgres', "ROLLBACK PREPARED 'held'");
 
 # What is made of them -------------------------------------------------------------------------------
 

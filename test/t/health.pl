@@ -51,14 +51,14 @@ sub follow_hint
 {
 	my ($check, %options) = @_;
 	my $hint = hint($check, %options);
-	$node->safe_psql('postgres', $_) for split /; /, $hint;
+	$node->safe_psql('postgres', $_) for split /; |\n/, $hint;
 	return;
 }
 
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema);
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions);
 health_becomes('worker', 'warn', 'the launcher is up, but was told not to purge');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'a row a check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -163,6 +163,41 @@ sql("SELECT outcome FROM idem.claim('payments', 'running', lease => '1 hour')");
 is(health('leases', held => '0'), 'ok', 'leases: a running one is well');
 sql("DELETE FROM idem.record WHERE key = 'running'");
 
+# triggers -----------------------------------------------------------------------------------------
+
+sql('ALTER TABLE idem.scope DISABLE TRIGGER ALL');
+is(health('triggers'), 'warn', 'triggers: one is disabled');
+sql('ALTER TABLE idem.scope ENABLE TRIGGER ALL');
+like(health('triggers', column => 'detail'), qr/idem\.scope/, 'triggers: enabled again, but not for a subscription');
+follow_hint('triggers');
+is(health('triggers'), 'ok', 'triggers: well again');
+sql('DROP TRIGGER announce_change ON idem.secret');
+is(health('triggers'), 'warn', 'triggers: one is gone');
+follow_hint('triggers');
+is(health('triggers'), 'ok', 'triggers: well again');
+
+# functions ----------------------------------------------------------------------------------------
+
+sql(<<'SQL');
+CREATE SCHEMA "my app";
+CREATE FUNCTION "my app".looks(key text) RETURNS text STABLE LANGUAGE sql AS $$ SELECT state FROM idem.lookup('payments', key) $$;
+CREATE FUNCTION "my app".pays(key text) RETURNS text VOLATILE LANGUAGE sql AS $$ SELECT token FROM idem.claim('payments', key) $$;
+SQL
+is(health('functions'), 'ok', 'functions: one may look, and a VOLATILE one claim');
+sql('ALTER FUNCTION "my app".pays(text) STABLE');
+like(health('functions', column => 'status, detail'), qr/^warn\|Function "my app"\.pays\(text\) is declared STABLE,/,
+	'functions: not a STABLE one');
+follow_hint('functions');
+is(health('functions'), 'ok', 'functions: well again');
+sql(<<'SQL');
+CREATE FUNCTION "my app".quoted(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
+  $$ BEGIN RETURN (SELECT token FROM "idem"."try_claim" ('payments', key)); END $$;
+CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BEGIN ATOMIC SELECT idem.once('payments', key); END;
+SQL
+is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
+follow_hint('functions');
+is(health('functions'), 'ok', 'functions: well again');
+
 # transactions -------------------------------------------------------------------------------------
 
 my $session = $node->background_psql('postgres', on_error_stop => 0);
@@ -170,7 +205,7 @@ my $pid = $session->query('SELECT pg_backend_pid()');
 $session->query_safe(claim_open('held'));
 is(health('transactions'), 'ok', 'transactions: a key is held, but not for long');
 is(health('transactions', held => '0'), 'warn', 'transactions: for long');
-like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid holds a key/, 'by whom');
+like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid has held a key/, 'by whom');
 my ($end) = hint('transactions', held => '0') =~ /(SELECT pg_terminate_backend\(\d+\))/;
 sql($end);
 health_becomes('transactions', 'ok', 'transactions: well again', '0');

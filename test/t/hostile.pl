@@ -194,6 +194,7 @@ SELECT idem.rotate_secret();
 SELECT scope, claims FROM idem.scope_stats();
 SELECT scope, replays FROM idem.stats;
 SELECT key FROM idem.open_claims();
+SELECT key FROM idem.prepared_claims();
 SELECT key FROM idem.in_flight;
 SELECT scope, key, state FROM idem.records;
 SELECT idem.preloaded();

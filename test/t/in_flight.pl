@@ -19,6 +19,12 @@ sub seen
 		'SELECT scope, tenant, key, attempt, pid FROM idem.in_flight ORDER BY key');
 }
 
+# state|gid|keys of the same.
+sub how
+{
+	return sql('SELECT key, state, gid, keys FROM idem.in_flight ORDER BY key');
+}
+
 my $session = $node->background_psql('postgres', on_error_stop => 0);
 my $pid = $session->query('SELECT pg_backend_pid()');
 
@@ -37,6 +43,7 @@ is( sql(<<'SQL'), 't|f||', 'with its age, and without a lease');
 SELECT age >= '0' AND since <= clock_timestamp() AND since >= pg_postmaster_start_time(), lapsed, lease_end,
        recovery_point FROM idem.in_flight
 SQL
+is(how(), 'one|open||1', 'which it has still to finish');
 is($session->query('SELECT key FROM idem.in_flight'), 'one', 'its own session sees it too');
 
 # The newest open claim of each transaction -------------------------------------------------------
@@ -45,13 +52,19 @@ $session->query_safe("SELECT token AS second FROM idem.claim('payments', 'two', 
 is(seen(), "payments|t|two|1|$pid", 'the newest claim of the transaction');
 $session->query_safe("SELECT idem.complete(:'second')");
 is(seen(), "payments||one|1|$pid", 'once it is finished, the one before');
+is(how(), 'one|open||2', 'though the transaction holds both keys');
 $session->query_safe("SELECT token AS third FROM idem.claim('payments', 'three') \\gset");
 $session->query_safe("SELECT idem.release(:'token')");
 is(seen(), "payments||three|1|$pid", 'whatever older one is finished first');
 $session->query_safe("SELECT idem.release(:'third')");
-is(seen(), '', 'none when all are finished, though the transaction is open');
+is(seen(), "payments||three|1|$pid", 'the newest when all are finished, for as long as the transaction is open');
+is(how(), 'three|uncommitted||3', 'it has only to commit');
+is(sql("SELECT outcome FROM idem.try_claim('payments', 'three')"), 'in_progress', 'and until then keeps the key');
+like(sql("SELECT line FROM idem.report('payments') line WHERE line ~ 'three'"), qr/process $pid, not committed/,
+	'as a report says too');
 
 $session->query_safe('ROLLBACK');
+is(seen(), '', 'none when it has ended');
 $session->query_safe(claim_open('kept'));
 $session->query_safe('SAVEPOINT s');
 $session->query_safe("SELECT token AS inner FROM idem.claim('payments', 'undone') \\gset");
@@ -59,9 +72,9 @@ is(seen(), "payments||undone|1|$pid", 'a claim in a savepoint');
 $session->query_safe('ROLLBACK TO s');
 is(seen(), "payments||kept|1|$pid", 'is gone with it');
 $session->query_safe("SELECT idem.complete(:'token')");
-is(seen(), '', 'completed in a savepoint');
+is(how(), 'kept|uncommitted||1', 'completed in a savepoint');
 $session->query_safe('ROLLBACK TO s');
-is(seen(), "payments||kept|1|$pid", 'and open again without it');
+is(how(), 'kept|open||1', 'and open again without it');
 $session->query_safe("RELEASE s; SAVEPOINT s");
 $session->query_safe("SELECT token AS inner FROM idem.claim('payments', 'moved') \\gset");
 $session->query_safe('RELEASE s');
@@ -81,8 +94,37 @@ is(seen(), '', 'nor one that could not commit');
 $session->query_safe(claim_open('prepared'));
 $session->query_safe("SELECT idem.complete(:'token')");
 $session->query_safe("PREPARE TRANSACTION 'p'");
-is(seen(), '', 'nor a prepared one');
+is(seen(), 'payments||prepared|1|', 'a prepared one keeps its keys, without a process');
+is(how(), 'prepared|prepared|p|', 'and has a name by which it can be ended');
+like(sql("SELECT line FROM idem.report('payments') line WHERE line ~ 'key'"), qr/prepared transaction "p"/,
+	'which a report gives too');
+is(sql("SELECT since BETWEEN pg_postmaster_start_time() AND now(), NOT lapsed FROM idem.in_flight"), 't|t', 'and since when');
 sql("ROLLBACK PREPARED 'p'");
+is(seen(), '', 'until it is ended');
+
+# What a prepared transaction has written, in savepoints too; what it has only released shows no more.
+$session->query_safe(claim_open('outer') . "SELECT idem.complete(:'token'); SAVEPOINT s;");
+$session->query_safe("SELECT idem.complete(token) FROM idem.claim('payments', 'inner')");
+$session->query_safe("RELEASE s; SELECT idem.release(token) FROM idem.claim('payments', 'given up')");
+$session->query_safe("SELECT token AS lease FROM idem.claim('payments', 'lease', lease => '1 hour') \\gset");
+$session->query_safe("PREPARE TRANSACTION 'q'");
+sql("SELECT idem.once('payments', 'committed')");
+$session->query_safe("BEGIN; SELECT idem.once('payments', 'running')");
+my $held = "inner|prepared|q|\nlease|prepared|q|\nouter|prepared|q|";
+is(how(), "$held\nrunning|uncommitted||1", 'all its keys, and those of nobody else');
+$session->query_safe('ROLLBACK');
+is(sql("CREATE ROLE nobody_here; SET ROLE nobody_here; SELECT count(*) FROM idem.in_flight"), 0, 'not for everybody');
+$node->restart;
+$session = $node->background_psql('postgres', on_error_stop => 0);
+$pid = $session->query('SELECT pg_backend_pid()');
+is(how(), $held, 'also after a restart');
+sql("COMMIT PREPARED 'q'");
+is(how(), 'lease|leased||', 'committed: what is left is the lease');
+sql("BEGIN; SELECT idem.renew(token) FROM idem.claim('payments', 'renewed', lease => '1 hour'); COMMIT");
+sql("BEGIN; SELECT idem.forget('payments', 'inner'); PREPARE TRANSACTION 'r'");
+is(how(), "inner|prepared|r|\nlease|leased||\nrenewed|leased||", 'a key that is being forgotten');
+sql("ROLLBACK PREPARED 'r'");
+sql("DELETE FROM idem.record WHERE key <> 'done'");
 
 # Leased claims ------------------------------------------------------------------------------------
 
@@ -100,8 +142,10 @@ SQL
 $session->query_safe('BEGIN');
 $session->query_safe(
 	"SELECT token AS taken FROM idem.claim('payments', 'short', lease => '1 millisecond') \\gset");
-is(seen(), "payments||leased|1|\npayments||short|1|",
-	'a takeover is seen when it commits, and a leased claim has no process');
+is(seen(), "payments||leased|1|\npayments||short|2|$pid",
+	'a leased claim has no process, but for the transaction that takes it over');
+is(how(), "leased|leased||\nshort|uncommitted||1", 'until that commits');
+is(sql("SELECT lapsed FROM idem.in_flight WHERE key = 'short'"), 'f', 'it is being taken over');
 $session->query_safe('COMMIT');
 sql('SELECT pg_sleep(0.01)');
 is(seen(), 'payments||leased|1|', 'the last attempt is over: it is not in flight, but failed');

@@ -56,6 +56,9 @@ WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND ref
         SELECT indrelid::regclass::text, pg_get_indexdef(indexrelid) FROM member JOIN pg_index ON indrelid = objid
          WHERE classid = 'pg_class'::regclass
         UNION ALL
+        SELECT tgrelid::regclass::text, concat_ws(' ', pg_get_triggerdef(t.oid), tgenabled) FROM member JOIN pg_trigger t ON tgrelid = objid
+         WHERE classid = 'pg_class'::regclass
+        UNION ALL
         SELECT config::regclass::text, 'is dumped ' || condition
           FROM pg_extension, unnest(extconfig, extcondition) AS u (config, condition) WHERE extname = 'idem')
 SELECT * FROM line ORDER BY 1, 2

@@ -1,0 +1,16 @@
+// idem.announce_change(): the trigger of the tables that every backend caches, idem.scope and
+// idem.secret. Our own functions write past the executor and announce what they do; the trigger
+// does it for everybody else: a superuser's statement, a restored dump, a subscription. So it is a
+// row trigger that is always enabled: an apply worker fires no other. TRUNCATE needs none: the
+// server announces it by itself, as it announces all that changes a table's files.
+#include "pg/boundary.hpp"
+
+IDEM_FUNCTION(idem_announce_change) {
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                        errmsg("idem.announce_change() was not called as a trigger"),
+                        errdetail("It is the trigger of tables idem.scope and idem.secret."),
+                        errhint("Change scopes with idem.alter_scope(), which announces that.")));
+    CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
+    return Datum{0};  // what a row trigger returns after the event counts for nothing
+}
