@@ -13,7 +13,7 @@ COMMENT ON SCHEMA idem IS 'idempotency keys: claim an operation, complete it, ev
 -- Tables
 -- ---------------------------------------------------------------------------------------------
 
--- A scope's id is part of every key digest, so it is never reused: the sequence is dumped too.
+-- A scope's id is part of every key digest, so it is never reused. The sequence is dumped too.
 CREATE SEQUENCE idem.scope_id AS integer;
 
 CREATE TABLE idem.scope (
@@ -36,6 +36,14 @@ CREATE TABLE idem.scope (
 );
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
 COMMENT ON TABLE idem.scope IS 'the scopes; written by idem.create_scope(), read through idem.scopes';
+
+-- The ids of dropped scopes: they are never given again, and what the scopes held is purged. In a
+-- table, because a sequence is not replicated, and a missing row of idem.scope may be yet to come.
+CREATE TABLE idem.dropped_scope (
+    id              integer     NOT NULL PRIMARY KEY,
+    dropped         timestamptz NOT NULL
+);
+COMMENT ON TABLE idem.dropped_scope IS 'the ids of dropped scopes, which are never given again; written by idem.drop_scope()';
 
 -- One row an operation: written when an atomic claim finishes, or when a leased one begins. The
 -- primary key is the only index: the digest finds the row, the full identity in it decides.
@@ -85,8 +93,10 @@ CREATE TABLE idem.secret (
 );
 COMMENT ON TABLE idem.secret IS 'per-database secrets; nobody but idem reads them';
 
--- Where the next purge goes on: one row.
-CREATE TABLE idem.sweep (
+-- Where the next purge goes on: one row. Unlogged, so that it is never published: a table without a
+-- key stops a subscription at the first update, and one with a key would collide with the
+-- subscriber's own row. A crash empties it, and the next purge begins at the first block.
+CREATE UNLOGGED TABLE idem.sweep (
     hand            bigint      NOT NULL
 );
 INSERT INTO idem.sweep VALUES (0);
@@ -110,6 +120,7 @@ ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
 
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.dropped_scope', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.record', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.watermark', '');
 SELECT pg_catalog.pg_extension_config_dump('idem.secret', '');
@@ -487,7 +498,7 @@ RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_purge' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.purge(integer) FROM PUBLIC;
 COMMENT ON FUNCTION idem.purge(integer) IS
-'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. One transaction: call it from cron. For superusers and whoever is granted EXECUTE. Raises 22023.';
+'Deletes expired records and those of dropped scopes, at most max_records (default 10000), going on where the last purge stopped, and returns how many. Where the records arrive by subscription it deletes none: the publisher purges. One transaction: call it from cron. For superusers and whoever is granted EXECUTE. Raises 22023.';
 
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer
@@ -549,10 +560,17 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
 COMMENT ON VIEW idem.overview IS 'each scope and what its records come to, counted by idem.survey(); members of pg_monitor see all scopes, and under a NULL the records of dropped ones';
 GRANT SELECT ON idem.overview TO PUBLIC;
 
+-- The table cannot be read on a standby, where the view is read all the same.
+CREATE FUNCTION idem.purge_block()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_purge_block' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem.purge_block() IS
+'The block of idem.record at which the next purge begins; on a standby 0, where a promotion lets it begin.';
+
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT pg_catalog.pg_table_size(r.oid) AS table_bytes, pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
            pg_catalog.pg_relation_size(r.oid) / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
-           (SELECT hand FROM idem.sweep LIMIT 1) AS purge_block,
+           idem.purge_block() AS purge_block,
            pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows, pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
            greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
            (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,

@@ -71,6 +71,7 @@ inline IndexEntries entries_after(bool update) {
 // TM_Ok only.
 inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot* slot,
                               Waiting waiting, IndexEntries& entries) {
+    CheckCmdReplicaIdentity(relation, CMD_UPDATE);
     const bool wait = waiting == Waiting::yes;
     TM_FailureData failure;
     LockTupleMode mode;
@@ -91,6 +92,7 @@ inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot
 
 // Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
 inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting) {
+    CheckCmdReplicaIdentity(relation, CMD_DELETE);
     const bool wait = waiting == Waiting::yes;
     const CommandId command = GetCurrentCommandId(true);
     TM_FailureData failure;

@@ -15,7 +15,8 @@ struct Need {
 // order in which they were created, as DROP EXTENSION locks them.
 constexpr std::array needs = {
     Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
-    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, RowExclusiveLock}};
+    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, AccessShareLock},
+    Need{Table::dropped_scope, AccessShareLock}};
 
 // Somebody may have made a schema and tables of our names without the extension.
 bool belongs_to(Oid extension, Oid table) {
@@ -29,7 +30,10 @@ Installation lock_installation() {
     if (!OidIsValid(extension)) return Installation::absent;
     for (const auto& [table, mode] : needs) {
         const Oid oid = find_table_oid(table);
-        if (!belongs_to(extension, oid)) return Installation::absent;
+        if (!belongs_to(extension, oid)) {
+            if (table == Table::dropped_scope) continue;  // before the update to 0.3.0
+            return Installation::absent;
+        }
         if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
         // It may have gone before we had the lock, which brought the news.
         if (find_table_oid(table) != oid) return Installation::absent;

@@ -475,4 +475,16 @@ void crypto_failure() {
     pg_unreachable();
 }
 
+void scope_ids_used_up() {
+    ereport(ERROR,
+            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
+             errdetail("The id of a new scope must be above every id in idem.scope, "
+                       "idem.dropped_scope, idem.record and idem.watermark, and above what "
+                       "sequence idem.scope_id has given, and be at most %d.",
+                       PG_INT32_MAX),
+             errhint("Look for an id that no scope has had, and delete its rows; if the "
+                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
+    pg_unreachable();
+}
+
 }  // namespace idem::pg::report

@@ -80,5 +80,6 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void read_only(const char* call, const char* reading);
 [[noreturn]] void parallel(const char* call);
 [[noreturn]] void crypto_failure();
+[[noreturn]] void scope_ids_used_up();
 
 }  // namespace idem::pg::report

@@ -113,24 +113,6 @@ const Scope* read_into_cache(Match match) {
     return entry;
 }
 
-// The id that the sequence gave last, 0 before the first. Read as the table that a sequence is:
-// its SQL functions would ask for the caller's rights.
-std::int64_t last_id() {
-    Relation sequence = open_table(Table::scope_id, AccessShareLock);
-    TableScanDesc scan = compat::begin_table_scan(sequence, SnapshotAny);
-    TupleTableSlot* slot = table_slot_create(sequence, nullptr);
-    std::int64_t last = 0;
-    if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        bool null;
-        const bool called = DatumGetBool(slot_getattr(slot, SEQ_COL_CALLED, &null));
-        if (called) last = DatumGetInt64(slot_getattr(slot, SEQ_COL_LASTVAL, &null));
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    table_close(sequence, AccessShareLock);
-    return last;
-}
-
 // Calls that would have begun something in the scope, had it been there.
 bool begins_something(std::string_view function) {
     constexpr std::array<std::string_view, 6> functions = {"claim", "try_claim", "execute",
@@ -166,16 +148,6 @@ const Scope* find_scope_by_id(std::int32_t id) {
     if (const void* hit = hash_search(by_id, &id, HASH_FIND, nullptr); hit != nullptr)
         return static_cast<const ById*>(hit)->scope;
     return read_into_cache(WithId{id});
-}
-
-bool scope_was_dropped(std::int32_t id) {
-    if (id > last_id()) return false;
-    bool any = false;
-    const auto match = [&](TupleTableSlot* slot) {
-        any = true;
-        return WithId{id}(slot);
-    };
-    return !scan_for(match, [](TupleTableSlot*) {}) && any;
 }
 
 bool may_observe(Oid owner) {

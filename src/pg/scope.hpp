@@ -46,11 +46,6 @@ const Scope* find_scope(std::string_view name);
 // The same for whoever has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
-// Whether a scope had this id, and is gone for good; not cached. False for an id that was never
-// handed out here, and where there is no scope at all: while a dump is being restored, records may
-// be there before their scopes, for long if an owner's role is missing.
-bool scope_was_dropped(std::int32_t id);
-
 // The name most like this one, of the scopes that the current user may use; NULL if none is near.
 const char* nearest_scope(std::string_view name);
 

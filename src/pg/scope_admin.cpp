@@ -1,5 +1,6 @@
 #include "pg/scope_admin.hpp"
 
+#include "pg/scope_ids.hpp"
 #include "pg/scope_row.hpp"
 
 namespace idem::pg {
@@ -38,12 +39,6 @@ void announce_change(Relation relation) {
     CacheInvalidateRelcache(relation);
     table_close(relation, NoLock);
     CommandCounterIncrement();
-}
-
-// Ids come from a sequence, under the table's lock: they are never used twice.
-std::int32_t next_id(Relation relation) {
-    const Oid sequence = get_relname_relid("scope_id", RelationGetNamespace(relation));
-    return static_cast<std::int32_t>(nextval_internal(sequence, false));
 }
 
 // The scope's row as it is: where it lies, and its columns.
@@ -86,7 +81,7 @@ void insert_scope(std::string_view name, const ScopeRules& rules) {
                         errhint("Change the scope that exists with idem.alter_scope(), or choose "
                                 "another name.")));
     ScopeRow row;
-    row.set_int(column_id, next_id(relation));
+    row.set_int(column_id, next_scope_id());
     row.set_text(column_name, name);
     set_rules(row, rules);
     // Nothing but this checks it: the row goes past the table's constraints.
@@ -112,6 +107,7 @@ void delete_scope(std::int32_t id) {
     Relation relation = open_scopes();
     Existing scope = existing_scope(relation, id);
     check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
+    note_dropped_scope(id);
     announce_change(relation);
 }
 

@@ -1,7 +1,8 @@
 #include "pg/sweep.hpp"
 
 #include "pg/compat.hpp"
-#include "pg/scope.hpp"
+#include "pg/replication.hpp"
+#include "pg/scope_ids.hpp"
 #include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/store.hpp"
@@ -18,7 +19,8 @@ struct Sweep {
     TimestampTz now;
     std::int64_t left;
     Swept result;
-    HTAB* scopes;  // of KnownScope: those that there are, and others whose records we have met
+    HTAB* scopes;        // of KnownScope: those that there are, and those that were dropped
+    bool dropped_noted;  // every dropped one is known
 };
 
 struct KnownScope {
@@ -39,29 +41,36 @@ KnownScope* enter(HTAB* scopes, std::int32_t id, bool& known) {
 }
 
 // All at once: to look for each on its own takes too long where there are thousands. The match
-// never matches, so that the scan sees every scope.
-HTAB* existing_scopes() {
+// never matches, so that the scan sees every scope. One that is there was not dropped, whatever is
+// noted.
+void learn_scopes(Sweep& sweep) {
     HASHCTL control{};
     control.keysize = sizeof(std::int32_t);
     control.entrysize = sizeof(KnownScope);
     control.hcxt = CurrentMemoryContext;
-    HTAB* scopes =
+    sweep.scopes =
         hash_create("idem scopes of a sweep", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-    const auto note = [scopes](TupleTableSlot* slot) {
+    const auto note = [scopes = sweep.scopes](TupleTableSlot* slot) {
         bool known;
         enter(scopes, DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)
             ->dropped = false;
         return false;
     };
     (void)scope_row::scan_for(note, [](TupleTableSlot*) {});
-    return scopes;
+    const std::optional<List*> dropped = dropped_scopes();
+    sweep.dropped_noted = dropped.has_value();
+    for (int i = 0; i < list_length(dropped.value_or(NIL)); ++i) {
+        bool known;
+        KnownScope* scope = enter(sweep.scopes, list_nth_int(*dropped, i), known);
+        if (!known) scope->dropped = true;
+    }
 }
 
 bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
     KnownScope* scope = enter(sweep.scopes, id, known);
-    if (!known) scope->dropped = scope_was_dropped(id);
+    if (!known) scope->dropped = !sweep.dropped_noted && seems_dropped(id);
     return scope->dropped;
 }
 
@@ -85,15 +94,17 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     return next;
 }
 
-// The hand's row; a missing one (somebody deleted it) reads as 0 and is not written back.
+// The hand's row. Its table is unlogged: after a crash, or a standby's promotion, there is none,
+// and the sweep begins anew. Up to 0.2.0 it was logged, and had no key.
 struct Hand {
     Relation table;
     BlockNumber block;
     ItemPointerData tid;
+    bool moves;  // no: another step moves it, or that would stop a subscription
 };
 
-Hand take_hand() {
-    Hand hand{open_table(Table::sweep, RowExclusiveLock), 0, {}};
+Hand read_hand(LOCKMODE mode) {
+    Hand hand{open_table(Table::sweep, mode), 0, {}, false};
     TableScanDesc scan = compat::begin_table_scan(hand.table, SnapshotSelf);
     TupleTableSlot* slot = table_slot_create(hand.table, nullptr);
     if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
@@ -106,13 +117,29 @@ Hand take_hand() {
     return hand;
 }
 
-// Without waiting: where a concurrent purge has left the hand is as good a place as ours.
+// The lock is kept to the end of the transaction: whoever comes second begins where the first
+// began, and leaves the hand to it, so that nobody waits and there is one row. A hand that can
+// never be moved is of no use: then any block is as good as another, so that no part of a large
+// table is left out for ever.
+Hand take_hand(BlockNumber table) {
+    const bool first = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
+    Hand hand = read_hand(AccessShareLock);
+    const bool movable = may_publish_update(hand.table);
+    hand.moves = first && movable;
+    if (!movable)
+        hand.block = static_cast<BlockNumber>(pg_prng_double(&pg_global_prng_state) * table);
+    return hand;
+}
+
 void put_hand(Hand& hand, BlockNumber block) {
-    if (block != hand.block && ItemPointerIsValid(&hand.tid)) {
+    if (hand.moves && block != hand.block) {
         const Datum value = Int64GetDatum(block);
         const bool null = false;
         TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
-        (void)update_row(hand.table, hand.tid, slot, compat::Waiting::no);
+        if (ItemPointerIsValid(&hand.tid))
+            (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
+        else
+            insert_row(hand.table, slot);
         ExecDropSingleTupleTableSlot(slot);
     }
     table_close(hand.table, NoLock);
@@ -122,11 +149,17 @@ void put_hand(Hand& hand, BlockNumber block) {
 
 Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
     Sweep sweep{
-        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, existing_scopes()};
+        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, nullptr, false};
     Swept& result = sweep.result;
+    result.subscribed = is_subscribed(sweep.records);
+    if (result.subscribed) {
+        table_close(sweep.records, NoLock);
+        return result;
+    }
+    learn_scopes(sweep);
     result.table = RelationGetNumberOfBlocks(sweep.records);
     const BlockNumber budget = std::min(result.table, limits.blocks);
-    Hand hand = take_hand();
+    Hand hand = take_hand(result.table);
     result.hand = result.table == 0 ? 0 : hand.block % result.table;
     while (result.blocks < budget && sweep.left > 0) {
         const BlockNumber size =
@@ -140,6 +173,14 @@ Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
     table_close(sweep.records, NoLock);
     CommandCounterIncrement();
     return result;
+}
+
+// What is unlogged cannot be read on a standby.
+BlockNumber next_block() {
+    if (RecoveryInProgress()) return 0;
+    const Hand hand = read_hand(AccessShareLock);
+    table_close(hand.table, AccessShareLock);
+    return hand.block;
 }
 
 }  // namespace idem::pg

@@ -5,9 +5,14 @@
 // deletes without waiting, and passes over every row that anybody else is at. Reads with
 // SnapshotSelf: the newest committed rows, without predicate locks.
 //
-// Records of a dropped scope go too. The scopes that there are are noted first. Whether another id
-// is a dropped scope's is asked once a sweep, and after a row that bears it was seen: a scope that
-// was created since is not mistaken for one.
+// Records of a dropped scope go too. Which scopes were dropped is noted in a table; a scope whose
+// row has not arrived yet, from a dump or by replication, is not among them. In installations that
+// await ALTER EXTENSION UPDATE it is inferred, once a sweep for each id and after a row that bears
+// it was seen: a scope that was created since is not mistaken for a dropped one.
+//
+// Where the records arrive by subscription the step deletes nothing: the publisher purges, and its
+// deletes are replicated. The subscription may lag, and an update of a row that has gone is lost,
+// and the key with it.
 #pragma once
 
 #include "pg/server.hpp"
@@ -25,11 +30,15 @@ struct Swept {
     BlockNumber blocks;    // read to the end
     BlockNumber table;     // blocks there are
     BlockNumber hand;      // where the next step begins
+    bool subscribed;       // nothing was done: the publisher purges
 };
 
 // Deletes records that expired by now or whose scope was dropped, within the limits, visiting each
 // block at most once. Part of the caller's transaction, which must have an active snapshot (for
 // what is stored out of line).
 Swept sweep_step(TimestampTz now, const SweepLimits& limits);
+
+// The block at which the next step begins, as far as that is kept.
+BlockNumber next_block();
 
 }  // namespace idem::pg

@@ -4,8 +4,8 @@ namespace idem::pg {
 namespace {
 
 constexpr const char* schema_name = "idem";
-constexpr std::array<const char*, table_count> table_names = {"record", "watermark", "scope",
-                                                              "secret", "sweep",     "scope_id"};
+constexpr std::array<const char*, table_count> table_names = {
+    "record", "watermark", "scope", "dropped_scope", "secret", "sweep", "scope_id"};
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};

@@ -14,8 +14,9 @@ namespace idem::pg {
 
 using compat::IndexEntries;
 
-enum class Table { record, watermark, scope, secret, sweep, scope_id };  // the last is a sequence
-inline constexpr std::size_t table_count = 6;
+// The last is a sequence. dropped_scope is there from 0.3.0 on.
+enum class Table { record, watermark, scope, dropped_scope, secret, sweep, scope_id };
+inline constexpr std::size_t table_count = 7;
 
 // Opens the table, or raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);

@@ -44,6 +44,10 @@ Row<columns> row_of(const KeyName& source, const pg_uuid_t* digest, std::int64_t
 
 }  // namespace
 
+std::int32_t watermark_scope(TupleTableSlot* slot) {
+    return DatumGetInt32(column(slot, column_scope));
+}
+
 // Of a row that is being moved there are two versions: one counts, the other says who is at it.
 Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     Watermark found;

@@ -30,6 +30,9 @@ struct Watermark {
 // The source is named like a key. Raises 54000 when the digest is taken by another source.
 Watermark find_watermark(const Watermarks& watermarks, const KeyName& source);
 
+// The scope's id of the row in a slot of the watermark table.
+std::int32_t watermark_scope(TupleTableSlot* slot);
+
 // Moves it from where it was found, under the key lock. Raises 40001 when somebody who went past
 // the lock came first.
 void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,

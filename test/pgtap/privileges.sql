@@ -247,7 +247,7 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'preloaded', 'prepared_claims', 'problem', 'records_needed', 'redacted', 'release', 'renew', 'report',
+          'open_claims', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
     'everybody may call everything else: the scope decides');
 
@@ -265,7 +265,7 @@ SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                 'nor on a single column');
 SELECT is((pg_temp.attempt(role, format(call, relation))).state, '42501', format('%s: ' || call, role, relation))
   FROM (VALUES ('test_owner'), ('test_stranger'), ('test_creator'), ('test_purger')) AS r (role),
-       (VALUES ('idem.record'), ('idem.scope'), ('idem.secret'), ('idem.sweep'), ('idem.watermark')) AS t (relation),
+       (VALUES ('idem.record'), ('idem.scope'), ('idem.dropped_scope'), ('idem.secret'), ('idem.sweep'), ('idem.watermark')) AS t (relation),
        (VALUES ('SELECT FROM %s'), ('INSERT INTO %s DEFAULT VALUES'), ('DELETE FROM %s'), ('TRUNCATE %s'),
                ('LOCK %s IN ACCESS SHARE MODE')) AS c (call)
  ORDER BY role, relation, call;

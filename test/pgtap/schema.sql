@@ -54,6 +54,7 @@ SELECT set_eq(
     ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
+    ('purge_block', '', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text', 'void'),
@@ -156,11 +157,16 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
+    $$VALUES ('dropped_scope', 'r', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
              ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
-             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'p'),
+             ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'u'),
              ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
-    'the relations, none of them unlogged');
+    'the relations; only the purger''s hand is unlogged');
+SELECT is_empty(
+    $$SELECT c.oid::regclass FROM pg_class c JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid
+       WHERE relkind = 'r' AND relpersistence = 'p'
+         AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)$$,
+    'every table that can be published has a key: an update without one stops a subscription');
 
 -- The one index of the record table is its primary key: as such it is the replica identity too.
 SELECT results_eq(
@@ -187,7 +193,7 @@ SELECT set_eq(
 SELECT set_eq(
     $$SELECT r::regclass::text, c FROM pg_extension, unnest(extconfig, extcondition) AS u(r, c)
        WHERE extname = 'idem'$$,
-    $$VALUES ('idem.record', ''), ('idem.scope', ''), ('idem.scope_id', ''), ('idem.secret', ''),
+    $$VALUES ('idem.dropped_scope', ''), ('idem.record', ''), ('idem.scope', ''), ('idem.scope_id', ''), ('idem.secret', ''),
              ('idem.watermark', '')$$,
     'scopes, their ids, records, watermarks and secrets are dumped with all their rows');
 SELECT is((SELECT count(*) FROM idem.secret), 0::bigint,

@@ -132,8 +132,7 @@ SELECT idem.lookup('s', 'k');
 SELECT idem.create_scope('s');
 SELECT answer('s', 'k'), answer('s', 'k');
 
--- the purger deletes what dropped scopes held, and nothing else; as long as there is a scope, for a restore may
--- come to those later than to the records
+-- the purger deletes what dropped scopes held, and nothing else
 SELECT idem.create_scope('other');
 SELECT answer('other', 'k');
 SELECT count(*) FROM idem.record;
@@ -150,7 +149,7 @@ SELECT idem.purge();
 SELECT idem.create_scope('restored');
 SELECT idem.purge();
 SELECT count(*) FROM idem.record;
--- while a dump is restored, records may come before their scopes: an id beyond the sequence was never dropped
+-- while a dump is restored, records may come before their scopes: what is not there was not dropped for that
 SELECT answer('restored', 'k');
 BEGIN;
 UPDATE idem.record SET scope = scope + 1;
@@ -164,6 +163,47 @@ SELECT idem.purge();
 INSERT INTO idem.scope SELECT * FROM scope_rows;
 SELECT answer('restored', 'k');
 ROLLBACK;
+
+-- an id is not given again, whatever the sequence says: nothing that is left of another scope answers
+CREATE FUNCTION next_is_new(name text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.create_scope(name);
+  RETURN format('%s %s %s', idem.once(name, 'k'), idem.advance(name, 's', 1),
+                (SELECT id > ALL (SELECT id FROM idem.scope o WHERE o.name <> s.name UNION ALL SELECT r.scope FROM idem.record r WHERE r.scope <> s.id
+                                  UNION ALL SELECT w.scope FROM idem.watermark w WHERE w.scope <> s.id)
+                   FROM idem.scope s WHERE s.name = next_is_new.name));
+END $$;
+SELECT next_is_new('gone'), idem.drop_scope('gone');
+ALTER SEQUENCE idem.scope_id RESTART;
+SELECT next_is_new('after a restart'), idem.drop_scope('after a restart');
+SELECT setval('idem.scope_id', 1) \gset
+SELECT next_is_new('set back'), idem.drop_scope('set back');
+-- nor where the scopes were lost with the sequence, and records or watermarks are all there is
+BEGIN;
+DELETE FROM idem.scope;
+DELETE FROM idem.dropped_scope;
+ALTER SEQUENCE idem.scope_id RESTART;
+SELECT next_is_new('beside records');
+DELETE FROM idem.scope;
+DELETE FROM idem.record;
+ALTER SEQUENCE idem.scope_id RESTART;
+SELECT next_is_new('beside watermarks');
+ROLLBACK;
+-- nor one that the sequence has given to anybody
+SELECT nextval('idem.scope_id') AS given \gset
+SELECT next_is_new('next');
+SELECT id > :given AS beyond FROM idem.scope WHERE name = 'next';
+SELECT idem.drop_scope('next');
+-- and when there are none left, that is said
+SELECT last_value AS last FROM idem.scope_id \gset
+SELECT setval('idem.scope_id', 2147483647) \gset
+SELECT idem.create_scope('one too many');
+\echo :LAST_ERROR_SQLSTATE
+SELECT setval('idem.scope_id', :last) \gset
+SELECT idem.purge();
+SELECT count(*) FROM idem.record WHERE scope IN (SELECT id FROM idem.dropped_scope);
+DELETE FROM idem.watermark;
+DROP FUNCTION next_is_new;
 
 -- forgotten: the next claim runs the operation again
 SELECT idem.forget('restored', 'k'), idem.forget('restored', 'k'), idem.forget('restored', 'never seen');

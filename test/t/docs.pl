@@ -28,7 +28,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
-my %not_run = ('docs/migration.md' => 1, 'docs/scale-out.md' => 4);
+my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 4);
 my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console);
 

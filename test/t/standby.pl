@@ -46,6 +46,8 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'with advice on where to call it, and how to read');
 }
 
+is($standby->safe_psql('postgres', 'SELECT purge_block, scopes FROM idem.storage'), '0|1', 'the storage can be read');
+is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok', 'and the state of health');
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
 is($standby->safe_psql('postgres', q{SELECT idem.redacted('payments', '{"payment": 2}')}), '{"payment": 2}', 'so does redacted');
