@@ -67,15 +67,16 @@ void note(const Call& call) {
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
 
-void move(const Call& call, const pg::Watermark& from) {
+void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
     note(call);
     const pg::Watermarks table = pg::Watermarks::to_write();
-    pg::move_watermark(table, call.source, from, call.seq);
+    const pg::Writing writing = pg::move_watermark(table, call.source, from, call.seq, bound);
     table.close();
+    check_written(call.source.key, writing);
 }
 
 bool advance(const Call& call) {
-    const TimestampTz deadline = GetCurrentTimestamp() + call.scope->wait;
+    const pg::WaitBound bound(call.scope->wait);
     pg::KeyLock lock(call.source.digest);
     bool locked = lock.try_acquire();
     for (;;) {
@@ -85,15 +86,16 @@ bool advance(const Call& call) {
             if (locked) lock.release();
             return false;
         }
-        if (locked && !TransactionIdIsValid(mark.working)) {
+        if (locked && !mark.working.valid()) {
             if (step == Step::gap) report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
-            move(call, mark);
+            move(call, mark, bound);
             return true;
         }
         // Without the lock its holder is at the source; with it, a writer that went past the lock.
-        const bool waited = locked ? pg::wait_for_transaction(mark.working, deadline)
-                                   : lock.try_acquire() || lock.acquire_by(deadline);
-        if (!waited) refuse_in_flight(lock, call.source.key);
+        if (locked)
+            give_way(lock, call.source.key, mark.working, bound);
+        else
+            acquire(lock, call.source.key, bound);
         locked = true;
     }
 }

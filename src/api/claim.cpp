@@ -44,6 +44,7 @@ ClaimCall read_call(FunctionCallInfo fcinfo, Style style, const char* function) 
     const auto bound = style == Style::raise ? wait : std::optional(wait.value_or(0));
     ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, bound);
     call.lease = lease;
+    call.writes_at_once = lease.has_value();
     return call;
 }
 

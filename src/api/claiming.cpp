@@ -19,9 +19,6 @@ using core::Verdict;
 using pg::Counter;
 
 constexpr std::int32_t first_attempt = 1;
-// A wait for a lease wakes at least this often: whoever finishes early signals nobody.
-constexpr long longest_nap_ms = 100;
-constinit std::uint32_t lease_wait_event = 0;
 
 struct Look {
     Verdict verdict;
@@ -68,7 +65,8 @@ Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
 }
 
 // The row of a leased claim: the effect may lie outside the database, so it must be there before.
-void write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old) {
+pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+                        const pg::WaitBound& bound) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
         .created = claim.created,
@@ -87,12 +85,22 @@ void write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record
         .error = nullptr,
     };
     const pg::Records records = pg::Records::to_write();
-    pg::write_record(records, call.name, record, claim.over);
+    const pg::Writing writing = pg::write_record(records, call.name, record, claim.over, bound);
     records.close();
-    pg::commit_durably();
+    if (writing.written == pg::Written::yes) pg::commit_durably();
+    return writing;
 }
 
-Claiming claimed(const ClaimCall& call, const Look& seen) {
+Claiming in_progress(const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const std::int64_t age = now - holder.since.value_or(now);
+    return {.outcome = Outcome::in_progress,
+            .holder = holder,
+            .retry_after = holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
+                                            : core::retry_after(age)};
+}
+
+Claiming claimed(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
     const bool taken_over = seen.verdict == Verdict::take_over;
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     pg::Claim claim{};
@@ -109,7 +117,11 @@ Claiming claimed(const ClaimCall& call, const Look& seen) {
         taken_over ? old.fingerprint : pg::new_fingerprint(call.request, *call.scope);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
-    if (call.lease) write_lease(call, claim, old);
+    if (call.lease) {
+        const pg::Writing writing = write_lease(call, claim, old, bound);
+        if (writing.written == pg::Written::no)
+            return in_progress(pg::holder_of(writing.in_the_way));
+    }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
     if (!taken_over && claim.over == pg::Over::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
@@ -118,7 +130,7 @@ Claiming claimed(const ClaimCall& call, const Look& seen) {
 
 // The key is free and ours: what may still stand against the claim. A takeover makes no new record,
 // so that only the transaction's own limit counts.
-Claiming granted(const ClaimCall& call, const Look& seen) {
+Claiming granted(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
     const bool is_new = seen.verdict == Verdict::claim;
     if (is_new && is_out_of_memory(*call.scope, call.name.key, seen.now, call.ttl))
         return {.outcome = Outcome::stale_key};
@@ -127,16 +139,7 @@ Claiming granted(const ClaimCall& call, const Look& seen) {
     const std::int64_t wait =
         is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
     if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
-    return claimed(call, seen);
-}
-
-Claiming in_progress(const report::Holder& holder) {
-    const TimestampTz now = GetCurrentTimestamp();
-    const std::int64_t age = now - holder.since.value_or(now);
-    return {.outcome = Outcome::in_progress,
-            .holder = holder,
-            .retry_after = holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
-                                            : core::retry_after(age)};
+    return claimed(call, seen, bound);
 }
 
 Claiming leased(const pg::Record& record) {
@@ -159,21 +162,16 @@ Claiming answered(const Look& seen) {
     }
 }
 
-// Sleeps until the lease may have changed; false when the deadline has passed.
-bool nap(TimestampTz lease_end, TimestampTz deadline) {
-    const TimestampTz now = GetCurrentTimestamp();
-    if (now >= deadline) return false;
-    if (lease_wait_event == 0) lease_wait_event = pg::compat::wait_event("IdemLease");
-    const auto left = static_cast<long>((std::min(lease_end, deadline) - now + 999) / 1000);
-    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-                    std::clamp(left, 1L, longest_nap_ms), lease_wait_event);
-    ResetLatch(MyLatch);
-    CHECK_FOR_INTERRUPTS();
-    return true;
-}
-
 bool grants(Verdict verdict) {
     return verdict == Verdict::claim || verdict == Verdict::take_over;
+}
+
+// Whether somebody must end before the claim may go on. An expired row that is being deleted binds
+// nothing, but whoever writes at once would have to wait for it with the key lock in hand.
+bool is_in_flight(const ClaimCall& call, const Look& seen) {
+    if (seen.verdict == Verdict::in_flight) return true;
+    return grants(seen.verdict) && call.writes_at_once &&
+           seen.found.presence == core::Presence::deleting;
 }
 
 // Also tells since when it has waited; 0: not at all.
@@ -182,37 +180,37 @@ Claiming settle(const ClaimCall& call, TimestampTz& waiting_since) {
     if (mine != nullptr && mine->phase == pg::Phase::open) return {.outcome = Outcome::open_here};
 
     const TimestampTz start = GetCurrentTimestamp();
-    const TimestampTz deadline = start + call.wait;
+    const pg::WaitBound bound(call.wait);
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
     MemoryContext memory = nullptr;
     for (Look seen = look(call, locked);; seen = look_again(call, locked, memory)) {
-        if (locked && grants(seen.verdict)) {
-            const Claiming result = granted(call, seen);
+        const bool in_flight = is_in_flight(call, seen);
+        if (locked && grants(seen.verdict) && !in_flight) {
+            const Claiming result = granted(call, seen, bound);
             if (result.outcome != Outcome::claimed) lock.release();
             return result;
         }
-        if (seen.verdict == Verdict::leased) {
-            if (locked) lock.release();
-            locked = false;
-            if (call.wait > 0) waiting_since = start;
-            if (!nap(*seen.found.record.lease_end, deadline)) return leased(seen.found.record);
-            continue;
-        }
-        if (!grants(seen.verdict) && seen.verdict != Verdict::in_flight) {
+        if (!grants(seen.verdict) && !in_flight && seen.verdict != Verdict::leased) {
             if (locked) lock.release();
             return answered(seen);
         }
         if (call.wait > 0) waiting_since = start;
-        // Without the lock its holder is at the key; with it, a writer that went past the lock.
-        const bool waited = locked ? pg::wait_for_transaction(seen.found.working, deadline)
-                                   : lock.try_acquire() || lock.acquire_by(deadline);
-        if (!waited) {
-            const auto holder = lock.holder();
+        if (seen.verdict == Verdict::leased) {
             if (locked) lock.release();
-            return in_progress(holder.value_or(report::Holder{}));
+            locked = false;
+            if (!bound.nap(*seen.found.record.lease_end)) return leased(seen.found.record);
+        } else if (locked) {
+            // A writer that went past the lock. It may come to claim the key as well.
+            lock.release();
+            if (!bound.wait_for(seen.found.working))
+                return in_progress(pg::holder_of(seen.found.working.xid));
+            locked = lock.try_acquire();
+        } else {
+            // The lock's holder is at the key.
+            locked = lock.acquire(bound);
+            if (!locked) return in_progress(lock.holder().value_or(report::Holder{}));
         }
-        locked = true;
     }
 }
 
@@ -283,7 +281,7 @@ void refuse(const ClaimCall& call, const Claiming& result) {
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:
-            report::in_progress(key, result.holder, result.retry_after, call.bound);
+            report::in_progress(key, result.holder, result.retry_after, call.wait_set_by);
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:

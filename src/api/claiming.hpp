@@ -4,7 +4,8 @@
 // that means; while somebody else is at the key we wait within the bound and look again. What is
 // finished is answered with or without the lock: replays never queue. An atomic claim writes
 // nothing here; a leased one writes its row. Locking: the key lock, kept when claimed, freed in the
-// same call otherwise; the record table after it. A wait for a lease holds no lock.
+// same call otherwise; the record table after it. A wait for a lease or a transaction holds no key
+// lock.
 #pragma once
 
 #include "pg/open_claims.hpp"
@@ -21,7 +22,8 @@ struct ClaimCall {
     std::int64_t ttl;                   // microseconds
     std::int64_t wait;                  // microseconds, the bound of all waits together
     std::optional<std::int64_t> lease;  // microseconds; none: an atomic claim
-    pg::report::Bound bound = pg::report::Bound::argument;  // of the wait: can the caller pass one?
+    bool writes_at_once = false;        // as a leased claim does, or once()
+    pg::report::WaitSetBy wait_set_by = pg::report::WaitSetBy::argument;
 };
 
 // An atomic claim of the key under the scope's rules (a tenant or a request may be missing); ttl

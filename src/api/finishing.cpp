@@ -1,6 +1,7 @@
 #include "api/finishing.hpp"
 
 #include "api/holding.hpp"
+#include "api/settled.hpp"
 #include "api/stored_size.hpp"
 #include "pg/redact.hpp"
 #include "pg/stats.hpp"
@@ -109,14 +110,17 @@ pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t 
 
 void finish_atomic(pg::Claim& claim, const Ending& ending) {
     const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
-    const Stored stored = stored_part(ending, pg::find_scope_by_id(claim.scope_id));
+    const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
+    const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
+    const Stored stored = stored_part(ending, scope);
     const pg::Records records = pg::Records::to_write();
-    pg::write_record(
+    const pg::Writing writing = pg::write_record(
         records, name,
         finished(stored, claim.created, claim.ttl, static_cast<std::int32_t>(claim.token.attempt),
                  claim.fingerprint, std::nullopt),
-        claim.over);
+        claim.over, bound);
     records.close();
+    check_written(name.key, writing);
     note_finished(claim, ending.state);
 }
 

@@ -83,7 +83,8 @@ Holding hold(const core::Token& token) {
     if (known != nullptr && known->token == token) pg::refuse_closed(*known);
     const Named named = named_by(token);
     pg::KeyLock lock(named.name.digest);
-    const pg::Found found = settled(named.name, lock, named.scope->wait);
+    const pg::WaitBound bound(named.scope->wait);
+    const pg::Found found = settled(named.name, lock, bound);
     if (found.presence == Presence::committed && !found.in_snapshot)
         report::serialization_failure(
             "The key was changed by a transaction that this one's snapshot cannot see.");
@@ -96,7 +97,7 @@ Holding hold(const core::Token& token) {
         case core::Standing::holds:
             break;
     }
-    return {named.scope, named.name, found.record, &note(token, named, found.record)};
+    return {named.scope, named.name, found.record, &note(token, named, found.record), bound};
 }
 
 Holding hold_leased(std::optional<std::string_view> text, const char* function) {
@@ -116,8 +117,10 @@ void check_usable(const core::Token& token) {
 
 void update(const Holding& holding, const pg::Record& record) {
     const pg::Records records = pg::Records::to_write();
-    pg::write_record(records, holding.name, record, pg::Over::outlived);
+    const pg::Writing writing =
+        pg::write_record(records, holding.name, record, pg::Over::outlived, holding.bound);
     records.close();
+    check_written(holding.name.key, writing);
 }
 
 std::int64_t ttl_of(const pg::Record& record) {

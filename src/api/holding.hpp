@@ -14,8 +14,9 @@ namespace idem::api {
 struct Holding {
     const pg::Scope* scope;
     pg::KeyName name;
-    pg::Record record;  // as it is now
-    pg::Claim* claim;   // this transaction's note of it
+    pg::Record record;    // as it is now
+    pg::Claim* claim;     // this transaction's note of it
+    pg::WaitBound bound;  // of the whole call: the scope's wait
 };
 
 // Raises ID004 when the attempt is fenced off, or there is nothing that the caller may know of;

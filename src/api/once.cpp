@@ -16,7 +16,8 @@ ClaimCall read_call(FunctionCallInfo fcinfo) {
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once");
     ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request),
                                 std::nullopt, std::nullopt);
-    call.bound = pg::report::Bound::scope;
+    call.writes_at_once = true;
+    call.wait_set_by = pg::report::WaitSetBy::scope;
     return call;
 }
 

@@ -54,7 +54,7 @@ bool BulkWriter::insert() {
 }
 
 bool BulkWriter::replace(const KeyName& name, const Found& found) {
-    switch (replace_row(records_, name, found.tid, row_)) {
+    switch (replace_row(records_, name, found.tid, row_, WaitBound::none()).result) {
         case TM_Ok:
             return true;
         case TM_Updated:

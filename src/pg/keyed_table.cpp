@@ -71,12 +71,6 @@ bool DigestScan::find(const core::Digest& digest) {
         CHECK_FOR_INTERRUPTS();
         seek(digest);
         while (next()) {
-            // A standby knows of no such insertion's end but by replaying it.
-            if (dirty_.speculativeToken != 0 && !RecoveryInProgress()) {
-                wait();
-                inserting = false;
-                continue;
-            }
             if (nothing_missed || presence() != core::Presence::inserting) return true;
             inserting = true;
         }
@@ -97,21 +91,31 @@ bool DigestScan::in_snapshot() const {
            table_tuple_satisfies_snapshot(table_.table(), slot_, GetTransactionSnapshot());
 }
 
-TransactionId DigestScan::working() const {
-    return TransactionIdIsValid(dirty_.xmin) ? dirty_.xmin : dirty_.xmax;
+Work DigestScan::working() const {
+    const bool inserting = TransactionIdIsValid(dirty_.xmin);
+    return {inserting ? dirty_.xmin : dirty_.xmax, inserting ? dirty_.speculativeToken : 0};
 }
 
-// The pins go first: nobody shall wait for our wait.
-void DigestScan::wait() {
-    const TransactionId xid = working();
-    const std::uint32_t token = dirty_.speculativeToken;
-    ItemPointerData tid = slot_->tts_tid;
+// The pins go: nobody shall wait for our wait.
+void DigestScan::let_go() {
     ExecClearTuple(slot_);
     restart();
-    if (token != 0)
-        SpeculativeInsertionWait(xid, token);
+}
+
+bool DigestScan::wait(const WaitBound& bound) {
+    const Work work = working();
+    let_go();
+    return bound.wait_for(work);
+}
+
+void DigestScan::wait() {
+    const Work work = working();
+    ItemPointerData tid = slot_->tts_tid;
+    let_go();
+    if (work.speculative_token != 0)
+        SpeculativeInsertionWait(work.xid, work.speculative_token);
     else
-        XactLockTableWait(xid, table_.table(), &tid, XLTW_InsertIndex);
+        XactLockTableWait(work.xid, table_.table(), &tid, XLTW_InsertIndex);
 }
 
 }  // namespace idem::pg

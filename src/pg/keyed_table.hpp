@@ -14,6 +14,7 @@
 #include "core/digest.hpp"
 #include "pg/server.hpp"
 #include "pg/table.hpp"
+#include "pg/waiting.hpp"
 
 namespace idem::pg {
 
@@ -53,22 +54,24 @@ class DigestScan {
     bool next();
     // seek(), and the hit that binds the key: of a row that is being replaced the old version, even
     // if the new one comes first; a row that is being inserted only if there is no other. Nothing
-    // is missed, whatever is replaced meanwhile. A row that is being inserted speculatively is
-    // waited for: whether it stays is decided within microseconds.
+    // is missed, whatever is replaced meanwhile. Never waits.
     bool find(const core::Digest& digest);
 
     // Of the hit:
     TupleTableSlot* slot() const { return slot_; }
     core::Presence presence() const;
-    bool in_snapshot() const;       // the transaction's snapshot can see it; true in READ COMMITTED
-    TransactionId working() const;  // who inserts or deletes it
+    bool in_snapshot() const;  // the transaction's snapshot can see it; true in READ COMMITTED
+    Work working() const;      // who inserts or deletes it
 
     // Waits for whoever is at work on the hit, as a unique index does: for the end of his
-    // transaction, or of his speculative insertion. Then seek() again.
+    // transaction, or of his speculative insertion; false when the bound came first. Without one,
+    // only the session's lock_timeout ends it. Then seek() again.
+    bool wait(const WaitBound& bound);
     void wait();
 
   private:
     void restart();
+    void let_go();
 
     KeyedTable table_;
     Relation index_;

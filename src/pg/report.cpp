@@ -67,22 +67,23 @@ int failure_sqlstate(const char* state) {
 }  // namespace
 
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
-                 Bound bound) {
+                 WaitSetBy wait) {
     const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
-    ereport(
-        ERROR,
-        (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
-         errdetail_internal("%s", holder_detail(holder)),
-         bound == Bound::argument
-             ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
-                       seconds)
-         : bound == Bound::scope
-             ? errhint("Retry after %.1f seconds, or raise the scope's \"wait\" with "
-                       "idem.alter_scope().",
-                       seconds)
-             : errhint("Retry after %.1f seconds, or let the worker that holds the lease release "
-                       "it with idem.release().",
-                       seconds)));
+    ereport(ERROR,
+            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+             errdetail_internal("%s", holder_detail(holder)),
+             wait == WaitSetBy::argument
+                 ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
+                           seconds)
+                 : errhint("Retry after %.1f seconds, or raise the scope's \"wait\" with "
+                           "idem.alter_scope().",
+                           seconds)));
+    pg_unreachable();
+}
+
+void lock_timeout() {
+    ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+                    errmsg("canceling statement due to lock timeout")));
     pg_unreachable();
 }
 

@@ -15,12 +15,13 @@ struct Holder {
     std::optional<TransactionId> prepared{};
 };
 
-// What bounds the caller's wait, and so can be made longer: its argument "wait", the setting of the
-// scope, or nothing: the call does not wait for a lease.
-enum class Bound : std::uint8_t { argument, scope, nothing };
+// Where the bound of a wait is set: by an argument of the call, or by the scope only.
+enum class WaitSetBy : bool { argument, scope };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
-                              Bound bound);
+                              WaitSetBy wait);
+// As the server ends a wait for a lock; also where it is not a lock that is waited for.
+[[noreturn]] void lock_timeout();
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 [[noreturn]] void key_conflict(std::string_view key);

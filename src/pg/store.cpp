@@ -119,20 +119,32 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     return row;
 }
 
+// Of a row that this command has inserted.
+void take_back(const Records& records, ItemPointer ours) {
+    CommandCounterIncrement();
+    const TM_Result result = compat::delete_row(records.table(), ours, compat::Waiting::no);
+    if (result != TM_Ok) elog(ERROR, "could not take back a row: result %d", result);
+}
+
 // Another row has, or may come to have, the digest of ours. Waits for whoever is at work on it, as
-// a unique index does; returns once ours is the only one, raises 40001 when a live one is there.
-void settle_duplicate(const Records& records, const core::Digest& digest, ItemPointer ours) {
+// a unique index does, but within the bound; returns once ours is the only one, raises 40001 when a
+// live one is there.
+Writing settle_duplicate(const Records& records, const core::Digest& digest, ItemPointer ours,
+                         const WaitBound& bound) {
+    Writing result{Written::yes, InvalidTransactionId};
     DigestScan scan(records);
-    for (;;) {
+    while (result.written == Written::yes) {
         scan.seek(digest);
         bool other = false;
         while (!other && scan.next()) other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
         if (!other) break;
-        if (!TransactionIdIsValid(scan.working()))
+        const Work work = scan.working();
+        if (!work.valid())
             report::serialization_failure("The key was completed past the claim that held it.");
-        scan.wait();
+        if (!scan.wait(bound)) result = {Written::no, work.xid};
     }
     scan.end();
+    return result;
 }
 
 // Whether this record may take the place of that one.
@@ -141,22 +153,36 @@ bool outlived(const Record& old, const Record& record) {
     return old.state == core::State::in_progress && old.attempt <= record.attempt;
 }
 
-// Puts the row in the place of an outlived one. False when that has gone meanwhile.
-bool replace(const Records& records, const KeyName& name, const Record& record,
-             TupleTableSlot* slot) {
+// Puts the row in the place of an outlived one, unless that has gone meanwhile.
+Writing replace(const Records& records, const KeyName& name, const Record& record,
+                TupleTableSlot* slot, const WaitBound& bound) {
     const Found old = probe(records, name);
     if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
-        return false;
+        return {Written::gone, InvalidTransactionId};
     if (!outlived(old.record, record))
         report::serialization_failure("The key was completed past the claim that held it.");
-    switch (replace_row(records, name, old.tid, slot)) {
+    const Changed changed = replace_row(records, name, old.tid, slot, bound);
+    switch (changed.result) {
         case TM_Ok:
-            return true;
-        case TM_Deleted:
-            return false;  // by the purger, most likely
+            return {Written::yes, InvalidTransactionId};
+        case TM_Deleted:  // by the purger, most likely
+            return {Written::gone, InvalidTransactionId};
+        case TM_WouldBlock:
+            return {Written::no, changed.in_the_way};
         default:
             report::serialization_failure("The key's record was changed concurrently.");
     }
+}
+
+Writing insert(const Records& records, const KeyName& name, TupleTableSlot* slot,
+               const WaitBound& bound) {
+    Writing writing{Written::yes, InvalidTransactionId};
+    const auto settle = [&] {
+        writing = settle_duplicate(records, name.digest, &slot->tts_tid, bound);
+        return writing.written == Written::yes;
+    };
+    if (!insert_row(records.table(), slot, settle)) take_back(records, &slot->tts_tid);
+    return writing;
 }
 
 }  // namespace
@@ -243,30 +269,48 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) 
     fill_row(slot, row.values(), row.nulls());
 }
 
-TM_Result replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
-                      TupleTableSlot* slot) {
-    return update_row(records.table(), tid, slot, compat::Waiting::yes,
-                      [&] { settle_duplicate(records, name.digest, &slot->tts_tid); });
+Changed replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
+                    TupleTableSlot* slot, const WaitBound& bound) {
+    const auto settle = [&] {
+        if (settle_duplicate(records, name.digest, &slot->tts_tid, bound).written == Written::no)
+            report::serialization_failure("The key's record was changed concurrently.");
+        return true;
+    };
+    return change_row(records.table(), tid, RowChange::update, bound, [&] {
+        return update_row(records.table(), tid, slot, compat::Waiting::yes, settle);
+    });
 }
 
-void write_record(const Records& records, const KeyName& name, const Record& record, Over over) {
+Writing write_record(const Records& records, const KeyName& name, const Record& record, Over over,
+                     const WaitBound& bound) {
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record);
-    const bool replaced = over == Over::outlived && replace(records, name, record, slot);
-    if (!replaced)
-        insert_row(records.table(), slot,
-                   [&] { settle_duplicate(records, name.digest, &slot->tts_tid); });
+    Writing writing{Written::gone, InvalidTransactionId};
+    if (over == Over::outlived) writing = replace(records, name, record, slot, bound);
+    if (writing.written == Written::gone) writing = insert(records, name, slot, bound);
+    Assert(writing.written != Written::gone);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
+    return writing;
 }
 
-bool delete_record(const Records& records, const Found& found) {
-    ItemPointerData tid = found.tid;
-    const TM_Result result = compat::delete_row(records.table(), &tid, compat::Waiting::yes);
-    if (result != TM_Ok && result != TM_Deleted)
-        report::serialization_failure("The key's record was changed concurrently.");
+Writing delete_record(const Records& records, const Found& found, const WaitBound& bound) {
+    const Changed changed =
+        change_row(records.table(), found.tid, RowChange::deletion, bound,
+                   [table = records.table(), tid = found.tid]() mutable {
+                       return compat::delete_row(table, &tid, compat::Waiting::yes);
+                   });
     CommandCounterIncrement();
-    return result == TM_Ok;
+    switch (changed.result) {
+        case TM_Ok:
+            return {Written::yes, InvalidTransactionId};
+        case TM_Deleted:
+            return {Written::gone, InvalidTransactionId};
+        case TM_WouldBlock:
+            return {Written::no, changed.in_the_way};
+        default:
+            report::serialization_failure("The key's record was changed concurrently.");
+    }
 }
 
 }  // namespace idem::pg

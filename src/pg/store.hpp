@@ -48,7 +48,7 @@ struct Record {
 struct Found {
     core::Presence presence = core::Presence::absent;
     bool in_snapshot = true;
-    TransactionId working = InvalidTransactionId;  // who inserts or deletes it
+    Work working{};  // who inserts or deletes it
     ItemPointerData tid{};
     Record record{};  // valid unless absent or inserting; copied, palloc'd
 };
@@ -113,14 +113,26 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record);
 
 // Puts the row in the place of the one at tid, with the index entries that it needs. Raises 40001
 // when another live row turns out to hold the key; else, what became of the row at tid.
-TM_Result replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
-                      TupleTableSlot* slot);
+Changed replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
+                    TupleTableSlot* slot, const WaitBound& bound);
 
-// Writes the row. Raises 40001 when a live row that is not ours turns out to hold the key.
-void write_record(const Records& records, const KeyName& name, const Record& record, Over over);
+// What became of a row that somebody past the key lock may have had in hand.
+enum class Written {
+    yes,
+    gone,  // of a deletion: somebody came first
+    no,    // somebody kept it in hand for longer than the bound; nothing is written
+};
+struct Writing {
+    Written written;
+    TransactionId in_the_way;  // no: whose transaction it was, as far as that can be told
+};
 
-// Deletes the row that was found, under the key lock. False when somebody came first, past the
-// lock.
-bool delete_record(const Records& records, const Found& found);
+// Writes the row, under the key lock. Raises 40001 when a live row that is not ours turns out to
+// hold the key.
+Writing write_record(const Records& records, const KeyName& name, const Record& record, Over over,
+                     const WaitBound& bound);
+
+// Deletes the row that was found, under the key lock.
+Writing delete_record(const Records& records, const Found& found, const WaitBound& bound);
 
 }  // namespace idem::pg

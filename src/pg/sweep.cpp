@@ -7,6 +7,7 @@
 #include "pg/stats.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
+#include "pg/waiting.hpp"
 
 namespace idem::pg {
 namespace {
@@ -136,10 +137,10 @@ void put_hand(Hand& hand, BlockNumber block) {
         const Datum value = Int64GetDatum(block);
         const bool null = false;
         TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
-        if (ItemPointerIsValid(&hand.tid))
-            (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
-        else
+        if (!ItemPointerIsValid(&hand.tid))
             insert_row(hand.table, slot);
+        else if (try_lock_row(hand.table, hand.tid, RowChange::update) == TM_Ok)
+            (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
         ExecDropSingleTupleTableSlot(slot);
     }
     table_close(hand.table, NoLock);

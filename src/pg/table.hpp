@@ -42,20 +42,25 @@ void init_tables();
 bool is_digest_index(Relation index);
 
 // What an insertion or an update calls when another row has, or may come to have, the row's digest:
-// it returns once ours is the only one, and raises if the other row stays. This one is for tables
-// without digests.
+// it returns true once ours is the only one, raises if the other row stays, and may give up an
+// insertion by returning false. This one is for tables without digests.
 struct NothingToSettle {
-    void operator()() const { Assert(false); }
+    bool operator()() const {
+        Assert(false);
+        return true;
+    }
 };
 
 // Inserts the virtual tuple in the slot, with its index entries: first those that prove its digest
-// unique, without waiting; then the others, which may wait and raise as those of any INSERT.
+// unique, without waiting; then the others, which may wait and raise as those of any INSERT. False
+// when settle() gave up: the row lacks the other entries, and is to be taken back.
 template <class Settle = NothingToSettle>
-void insert_row(Relation table, TupleTableSlot* slot, Settle settle = {});
+bool insert_row(Relation table, TupleTableSlot* slot, Settle settle = {});
 
 // Puts the virtual tuple in the slot in the place of the row at tid, with the index entries that
 // the new version needs: after a heap-only update none, or only those of summarizing indexes.
-// Anything but TM_Ok says that somebody else has changed the row, or is about to.
+// Anything but TM_Ok says that somebody else has changed the row, or is about to. settle() must not
+// give up.
 template <class Settle = NothingToSettle>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      compat::Waiting waiting, Settle settle = {});
@@ -106,20 +111,21 @@ DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot);
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
 
 template <class Settle>
-void add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which, Settle settle) {
+bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which, Settle settle) {
     bool more_indexes = which == IndexEntries::summarizing;
     if (which == IndexEntries::all) {
         const DigestEntries made = add_digest_entries(table, slot);
-        if (!made.alone) settle();
+        if (!made.alone && !settle()) return false;
         more_indexes = made.more_indexes;
     }
     if (more_indexes) add_other_entries(table, slot, which);
+    return true;
 }
 
 template <class Settle>
-void insert_row(Relation table, TupleTableSlot* slot, Settle settle) {
+bool insert_row(Relation table, TupleTableSlot* slot, Settle settle) {
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
-    add_index_entries(table, slot, IndexEntries::all, settle);
+    return add_index_entries(table, slot, IndexEntries::all, settle);
 }
 
 template <class Settle>
@@ -127,7 +133,10 @@ TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      compat::Waiting waiting, Settle settle) {
     IndexEntries which;
     const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
-    if (result == TM_Ok) add_index_entries(table, slot, which, settle);
+    if (result != TM_Ok) return result;
+    const bool settled = add_index_entries(table, slot, which, settle);
+    Assert(settled);
+    (void)settled;
     return result;
 }
 

@@ -38,7 +38,7 @@ Row<columns> row_of(const KeyName& source, const pg_uuid_t* digest, std::int64_t
     return row;
 }
 
-[[noreturn]] void refuse_overtaken() {
+[[noreturn]] bool refuse_overtaken() {
     report::serialization_failure("The watermark was moved past its lock.");
 }
 
@@ -56,7 +56,7 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     while (scan.next()) {
         if (!is_of(scan.slot(), source)) report::digest_collision();
         const core::Presence presence = scan.presence();
-        if (presence != core::Presence::own && TransactionIdIsValid(scan.working()))
+        if (presence != core::Presence::own && scan.working().valid())
             found.working = scan.working();
         if (presence == core::Presence::inserting) continue;
         found.seq = DatumGetInt64(column(scan.slot(), column_seq));
@@ -67,18 +67,25 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     return found;
 }
 
-void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
-                    std::int64_t seq) {
+Writing move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
+                       std::int64_t seq, const WaitBound& bound) {
     const Relation table = watermarks.table();
     const pg_uuid_t digest = uuid_of(source.digest);
     const Row<columns> row = row_of(source, &digest, seq);
     TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
+    Changed moved{TM_Ok, InvalidTransactionId};
     if (!from.seq)
         insert_row(table, slot, refuse_overtaken);
-    else if (update_row(table, from.tid, slot, compat::Waiting::yes, refuse_overtaken) != TM_Ok)
-        refuse_overtaken();
+    else
+        moved = change_row(table, from.tid, RowChange::update, bound, [&] {
+            return update_row(table, from.tid, slot, compat::Waiting::yes, refuse_overtaken);
+        });
     ExecDropSingleTupleTableSlot(slot);
+    if (moved.result == TM_WouldBlock) return {Written::no, moved.in_the_way};
+    if (moved.result != TM_Ok)
+        report::serialization_failure("The watermark was moved past its lock.");
     CommandCounterIncrement();
+    return {Written::yes, InvalidTransactionId};
 }
 
 }  // namespace idem::pg

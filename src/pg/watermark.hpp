@@ -23,7 +23,7 @@ class Watermarks : public KeyedTable {
 struct Watermark {
     std::optional<std::int64_t> seq;  // of the newest committed row, or this transaction's own
     bool in_snapshot = true;
-    TransactionId working = InvalidTransactionId;  // who else is moving it
+    Work working{};  // who else is moving it
     ItemPointerData tid{};
 };
 
@@ -34,8 +34,8 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source);
 std::int32_t watermark_scope(TupleTableSlot* slot);
 
 // Moves it from where it was found, under the key lock. Raises 40001 when somebody who went past
-// the lock came first.
-void move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
-                    std::int64_t seq);
+// the lock came first; Written::no when he has the row in hand for longer than the bound.
+Writing move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
+                       std::int64_t seq, const WaitBound& bound);
 
 }  // namespace idem::pg

@@ -134,6 +134,34 @@ is( $node->safe_psql('postgres',
 		"SELECT outcome, retry_after > '0' FROM idem.try_claim('jobs', 'real time', wait => '100 ms')"),
 	'in_progress|t', 'the wait is bounded');
 
+# The session's own bound ends the wait for a lease as it ends one for a lock; whoever has no argument
+# "wait" is told of the scope's. Without the bound these calls would wait until the statement timeout.
+$node->safe_psql('postgres', "SELECT idem.create_scope('patient', wait => '10 minutes')");
+my $held = $node->safe_psql('postgres', "SELECT token FROM idem.claim('patient', 'held', lease => '1 hour')");
+worker('held')->quit;
+for my $call (
+	"SELECT outcome FROM idem.try_claim('patient', 'held', wait => '10 minutes')",
+	"SELECT idem.claim('patient', 'held')",
+	"SELECT idem.once('patient', 'held')",
+	"SELECT idem.forget('patient', 'held')")
+{
+	is(sqlstate($node, "SET statement_timeout = '1 min'; SET lock_timeout = '50 ms'; $call"),
+		'55P03', "lock_timeout ends the wait for a lease: $call");
+}
+my ($code, $out, $err) = $node->psql('postgres', "SELECT idem.forget('jobs', 'held')");
+like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Retry after [0-9.]+ seconds, or raise the scope's "wait"\./,
+	'forget of a running lease: the hint names no argument that it has not');
+
+# forget waits for the end of a lease as a claim does, and forgets what it has become.
+my $forgetter = $node->background_psql('postgres');
+my $forgetter_pid = $forgetter->query_safe('SELECT pg_backend_pid()');
+$forgetter->query_until(qr/waiting/, "\\echo waiting\nSELECT idem.forget('patient', 'held');\n");
+waits_for($node, $forgetter_pid, 'Extension');
+$node->safe_psql('postgres', "SELECT idem.complete('$held')");
+is($forgetter->query_safe(''), 't', 'forget waits for a lease within the scope\'s wait');
+$forgetter->quit;
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('patient', 'held')"), 'absent', 'and forgets');
+
 # Heartbeats from other sessions; an hour passes in no time when the row is an hour older.
 worker('alive')->quit;
 worker('silent')->quit;

@@ -1,0 +1,175 @@
+#include "pg/waiting.hpp"
+
+#include "pg/compat.hpp"
+#include "pg/subtransaction.hpp"
+
+namespace idem::pg {
+namespace {
+
+// A nap ends at least this often: whoever ends a lease early signals nobody.
+constexpr TimestampTz longest_nap = 100'000;
+constinit std::uint32_t lease_wait_event = 0;
+
+int milliseconds_until(TimestampTz deadline) {
+    const TimestampTz left = deadline - GetCurrentTimestamp();
+    return static_cast<int>(std::clamp<TimestampTz>((left + 999) / 1000, 1, INT_MAX));
+}
+
+// Until the subtransaction ends. 0 would wait for ever.
+void set_lock_timeout(int milliseconds) {
+    Assert(milliseconds > 0);
+    char value[16];
+    snprintf(value, sizeof value, "%d", milliseconds);
+    (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+                            true, 0, false);
+}
+
+// When a backend's transaction began. The status snapshot that it is read from is kept for the rest
+// of a transaction by default, so it is dropped first.
+std::optional<TimestampTz> transaction_start(int pid) {
+    pgstat_clear_backend_activity_snapshot();
+    const int backends = pgstat_fetch_stat_numbackends();
+    for (int i = 1; i <= backends; ++i) {
+        const LocalPgBackendStatus* local = compat::backend_status(i);
+        if (local != nullptr && local->backendStatus.st_procpid == pid &&
+            local->backendStatus.st_xact_start_timestamp != 0)
+            return local->backendStatus.st_xact_start_timestamp;
+    }
+    return std::nullopt;
+}
+
+bool works_elsewhere(TransactionId xid) {
+    return !TransactionIdIsCurrentTransactionId(xid) && TransactionIdIsInProgress(xid);
+}
+
+TransactionId member_elsewhere(MultiXactId multi, bool only_locked, RowChange change) {
+    MultiXactMember* members = nullptr;
+    const int count = GetMultiXactIdMembers(multi, &members, false, only_locked);
+    for (int i = 0; i < count; ++i) {
+        const bool on_key_only = members[i].status == MultiXactStatusForKeyShare;
+        if ((change == RowChange::deletion || !on_key_only) && works_elsewhere(members[i].xid))
+            return members[i].xid;
+    }
+    return InvalidTransactionId;
+}
+
+}  // namespace
+
+WaitBound::WaitBound(std::int64_t wait) : deadline_(0), is_lock_timeout_(false) {
+    Assert(wait >= 0);
+    const std::int64_t session = std::int64_t{LockTimeout} * 1000;
+    is_lock_timeout_ = session > 0 && session <= wait;
+    deadline_ = GetCurrentTimestamp() + (is_lock_timeout_ ? session : wait);
+}
+
+WaitBound WaitBound::none() {
+    constexpr std::int64_t a_century = 100 * 365 * USECS_PER_DAY;
+    return WaitBound(a_century);
+}
+
+// Raises 55P03 when the session's bound is over.
+bool WaitBound::is_over() const {
+    if (GetCurrentTimestamp() < deadline_) return false;
+    if (is_lock_timeout_) report::lock_timeout();
+    return true;
+}
+
+// One lock, under a lock_timeout of our own and in a subtransaction, because LockAcquire can only
+// give up by raising an error.
+bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
+    if (is_over()) return false;
+    const LOCKTAG* at = &tag;
+    const int left = milliseconds_until(deadline_);
+    ErrorData* error = in_subtransaction([at, mode, keep, left] {
+        set_lock_timeout(left);
+        (void)LockAcquire(at, mode, false, false);
+        if (!keep) LockRelease(at, mode, false);
+        // A timeout that fired as the lock was granted is caught here, or it strikes later.
+        CHECK_FOR_INTERRUPTS();
+    });
+    if (error == nullptr) return true;
+    if (is_lock_timeout_ || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
+    FreeErrorData(error);
+    return false;
+}
+
+bool WaitBound::wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const {
+    return acquire(tag, mode, true);
+}
+
+// As XactLockTableWait(), whose bound would begin anew with each lock: that of a subtransaction
+// goes with its end, and its parent is to be waited for.
+bool WaitBound::wait_for(const Work& work) const {
+    Assert(work.valid() && !TransactionIdIsCurrentTransactionId(work.xid));
+    LOCKTAG tag;
+    if (work.speculative_token != 0) {
+        SET_LOCKTAG_SPECULATIVE_INSERTION(tag, work.xid, work.speculative_token);
+        return acquire(tag, ShareLock, false);
+    }
+    TransactionId xid = work.xid;
+    for (;;) {
+        SET_LOCKTAG_TRANSACTION(tag, xid);
+        if (!acquire(tag, ShareLock, false)) return false;
+        if (!TransactionIdIsInProgress(xid)) return true;
+        const TransactionId topmost = SubTransGetTopmostTransaction(xid);
+        // It runs already, and is yet to take its lock.
+        if (topmost == xid) pg_usleep(1000);
+        xid = topmost;
+    }
+}
+
+bool WaitBound::nap(TimestampTz until) const {
+    if (is_over()) return false;
+    if (lease_wait_event == 0) lease_wait_event = compat::wait_event("IdemLease");
+    const TimestampTz left = std::min(until, deadline_) - GetCurrentTimestamp();
+    const auto ms = static_cast<long>((std::clamp<TimestampTz>(left, 1, longest_nap) + 999) / 1000);
+    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, lease_wait_event);
+    ResetLatch(MyLatch);
+    CHECK_FOR_INTERRUPTS();
+    return true;
+}
+
+report::Holder holder_of_process(int pid) {
+    return pid == 0 ? report::Holder{}
+                    : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
+}
+
+// A prepared transaction has no process.
+report::Holder holder_of(TransactionId xid) {
+    if (!TransactionIdIsValid(xid) || !TransactionIdIsInProgress(xid)) return {};
+    const TransactionId topmost = SubTransGetTopmostTransaction(xid);
+    report::Holder holder = holder_of_process(BackendXidGetPid(topmost));
+    if (!holder.pid) holder.prepared = topmost;
+    return holder;
+}
+
+TM_Result try_lock_row(Relation relation, ItemPointerData tid, RowChange change) {
+    TM_FailureData failure;
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    const TM_Result result = table_tuple_lock(
+        relation, &tid, SnapshotSelf, slot, GetCurrentCommandId(true),
+        change == RowChange::deletion ? LockTupleExclusive : LockTupleNoKeyExclusive, LockWaitSkip,
+        0, &failure);
+    ExecDropSingleTupleTableSlot(slot);
+    return result;
+}
+
+TransactionId transaction_at(Relation relation, ItemPointerData tid, RowChange change) {
+    HeapTupleData tuple;
+    Buffer buffer;
+    tuple.t_self = tid;
+    if (!heap_fetch(relation, SnapshotAny, &tuple, &buffer, false)) return InvalidTransactionId;
+    LockBuffer(buffer, BUFFER_LOCK_SHARE);
+    const TransactionId xmax = HeapTupleHeaderGetRawXmax(tuple.t_data);
+    const std::uint16_t mask = tuple.t_data->t_infomask;
+    UnlockReleaseBuffer(buffer);
+
+    if ((mask & HEAP_XMAX_INVALID) != 0) return InvalidTransactionId;
+    const bool only_locked = HEAP_XMAX_IS_LOCKED_ONLY(mask);
+    if ((mask & HEAP_XMAX_IS_MULTI) != 0) return member_elsewhere(xmax, only_locked, change);
+    const bool on_key_only = only_locked && HEAP_XMAX_IS_KEYSHR_LOCKED(mask);
+    if (change == RowChange::update && on_key_only) return InvalidTransactionId;
+    return works_elsewhere(xmax) ? xmax : InvalidTransactionId;
+}
+
+}  // namespace idem::pg
