@@ -4,9 +4,9 @@
 //
 //   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]
 //
-// Connects as libpq's environment says (with several hosts in it, to the one that accepts writes), and
-// prints what it saw, a "name value" pair a line. Into the file ANSWERS go the answers that clients
-// were given: key, tab, the first answer.
+// Connects as libpq's environment says (with several hosts in it, to the one that accepts writes),
+// and prints what it saw, a "name value" pair a line. Into the file ANSWERS go the answers that
+// clients were given: key, tab, the first answer.
 #include <libpq-fe.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@ struct Storm {
     std::vector<std::atomic<int>> in_flight;
     std::vector<std::string> answers;
     std::mutex answers_mutex;
-    std::atomic<int> lost = 0, in_progress = 0, retried = 0, overlapping = 0, differing = 0, kills = 0;
+    std::atomic<int> lost = 0, in_progress = 0, retried = 0, overlapping = 0, differing = 0,
+                     kills = 0;
     std::atomic<bool> over = false;
 };
 
@@ -56,7 +57,8 @@ class Connection {
             const char* keys[] = {"dbname", "application_name", nullptr};
             const char* values[] = {std::getenv("PGDATABASE"), name_, nullptr};
             handle_ = PQconnectdbParams(keys, values, 0);
-            PQsetNoticeProcessor(handle_, [](void*, const char*) {}, nullptr);
+            PQsetNoticeProcessor(
+                handle_, [](void*, const char*) {}, nullptr);
             if (PQstatus(handle_) != CONNECTION_OK)
                 std::this_thread::sleep_for(std::chrono::milliseconds(20));
         }
@@ -86,11 +88,13 @@ std::vector<int> shuffled(const Plan& plan) {
 // operators.
 bool worth_a_retry(std::string_view sqlstate) {
     const std::string_view sqlstate_class = sqlstate.substr(0, 2);
-    return sqlstate == "ID001" || sqlstate_class == "08" || sqlstate_class == "40" || sqlstate_class == "53" ||
-           sqlstate_class == "57";
+    return sqlstate == "ID001" || sqlstate_class == "08" || sqlstate_class == "40" ||
+           sqlstate_class == "53" || sqlstate_class == "57";
 }
 
-std::string key_of(int op) { return "operation-" + std::to_string(op); }
+std::string key_of(int op) {
+    return "operation-" + std::to_string(op);
+}
 
 // One request: the same key until there is an answer. A server that gives none for ever is broken.
 std::string answer_to(int op, Connection& connection, const std::string& call, Storm& storm) {
@@ -99,14 +103,16 @@ std::string answer_to(int op, Connection& connection, const std::string& call, S
     const char* parameters[] = {key.c_str(), R"({"amount": 10})"};
     for (;;) {
         PGconn* handle = connection.get();
-        PGresult* result = PQexecParams(handle, call.c_str(), 2, nullptr, parameters, nullptr, nullptr, 0);
+        PGresult* result =
+            PQexecParams(handle, call.c_str(), 2, nullptr, parameters, nullptr, nullptr, 0);
         const bool answered = PQresultStatus(result) == PGRES_TUPLES_OK;
         const char* field = PQresultErrorField(result, PG_DIAG_SQLSTATE);
         const std::string sqlstate = field != nullptr ? field : "";
         const std::string text = answered ? PQgetvalue(result, 0, 0) : PQerrorMessage(handle);
         PQclear(result);
         if (answered) return text;
-        const bool lost = connection.lost() || sqlstate.substr(0, 2) == "08" || sqlstate.substr(0, 3) == "57P";
+        const bool lost =
+            connection.lost() || sqlstate.substr(0, 2) == "08" || sqlstate.substr(0, 3) == "57P";
         if ((!lost && !worth_a_retry(sqlstate)) || Clock::now() - began > std::chrono::minutes(5)) {
             std::fprintf(stderr, "storm: %s", text.c_str());
             std::exit(1);
@@ -143,9 +149,10 @@ void client(const Plan& plan, Storm& storm) {
 void killer(const Plan& plan, Storm& storm) {
     Connection connection("storm's killer");
     while (!storm.over) {
-        PGresult* result = PQexec(connection.get(),
-                                  "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' "
-                                  "AND application_name = 'storm' ORDER BY random() LIMIT 1");
+        PGresult* result =
+            PQexec(connection.get(),
+                   "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' "
+                   "AND application_name = 'storm' ORDER BY random() LIMIT 1");
         if (PQntuples(result) > 0) ++storm.kills;
         PQclear(result);
         std::this_thread::sleep_for(std::chrono::microseconds(1'000'000 / plan.kills_per_second));
@@ -156,7 +163,8 @@ bool write_answers(const Plan& plan, const Storm& storm) {
     std::FILE* file = std::fopen(plan.answers_file, "w");
     if (file == nullptr) return false;
     for (int op = 0; op < plan.operations; ++op)
-        std::fprintf(file, "%s\t%s\n", key_of(op).c_str(), storm.answers[static_cast<std::size_t>(op)].c_str());
+        std::fprintf(file, "%s\t%s\n", key_of(op).c_str(),
+                     storm.answers[static_cast<std::size_t>(op)].c_str());
     return std::fclose(file) == 0;
 }
 
@@ -164,7 +172,8 @@ bool write_answers(const Plan& plan, const Storm& storm) {
 
 int main(int argc, char** argv) {
     if (argc != 6 && argc != 7) {
-        std::fprintf(stderr, "usage: storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]\n");
+        std::fprintf(
+            stderr, "usage: storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]\n");
         return 2;
     }
     const Plan plan{argv[1],
@@ -188,10 +197,12 @@ int main(int argc, char** argv) {
     storm.over = true;
     if (bad_weather.joinable()) bad_weather.join();
 
-    std::printf("clients %d\noperations %d\nrequests %zu\n", plan.clients, plan.operations, storm.requests.size());
-    std::printf("kills %d\nlost %d\nin_progress %d\n", storm.kills.load(), storm.lost.load(), storm.in_progress.load());
-    std::printf("overlapping %d\nresent %d\ndiffering %d\n", storm.overlapping.load(), storm.retried.load(),
-                storm.differing.load());
+    std::printf("clients %d\noperations %d\nrequests %zu\n", plan.clients, plan.operations,
+                storm.requests.size());
+    std::printf("kills %d\nlost %d\nin_progress %d\n", storm.kills.load(), storm.lost.load(),
+                storm.in_progress.load());
+    std::printf("overlapping %d\nresent %d\ndiffering %d\n", storm.overlapping.load(),
+                storm.retried.load(), storm.differing.load());
     std::printf("per_second %.0f\n", static_cast<double>(storm.requests.size()) / took.count());
     if (plan.answers_file != nullptr && !write_answers(plan, storm)) {
         std::perror(plan.answers_file);

@@ -32,7 +32,7 @@ void log_failure(const char* what) {
 
 }  // namespace
 
-StatsWriter::StatsWriter() : file_(AllocateFile(unfinished, PG_BINARY_W)), failed_(false) {
+StatsWriter::StatsWriter() : file_(AllocateFile(unfinished, PG_BINARY_W)) {
     const Header header;
     failed_ = file_ == nullptr || fwrite(&header, sizeof header, 1, file_) != 1;
 }

@@ -23,7 +23,7 @@ class StatsWriter {
 
   private:
     FILE* file_;
-    bool failed_;
+    bool failed_ = false;
 };
 static_assert(std::is_trivially_destructible_v<StatsWriter>);
 

@@ -12,7 +12,8 @@ END $$;
 -- NULL keeps, a value replaces, -1 means none
 SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn',
-  store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0042,22}');
+  store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0042,22}',
+  owner => 'pg_monitor');
 \x on
 SELECT idem.alter_scope('s');
 SELECT * FROM idem.scopes;
@@ -238,6 +239,7 @@ SELECT idem.release(:'t');
 SELECT idem.forget('restored', 'open');
 COMMIT;
 -- not while a lease runs, but what remains of one; the token is fenced off for good
+SELECT idem.alter_scope('restored', wait => '0');
 SELECT token AS t FROM idem.claim('restored', 'leased', lease => '1 hour') \gset
 \set VERBOSITY sqlstate
 SELECT idem.forget('restored', 'leased');

@@ -1,9 +1,11 @@
--- Scopes and tenants: separate names, and who may use them.
+-- Scopes and tenants: separate names, and who may use them. The owner is named where it is shown: the
+-- superuser who runs the tests is not "postgres" everywhere.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
-SELECT idem.create_scope('plain');
+SELECT idem.create_scope('plain', owner => 'pg_monitor');
 SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
-  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0001,22}');
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0001,22}',
+  owner => 'pg_monitor');
 \x on
 SELECT * FROM idem.scopes ORDER BY name;
 \x off
