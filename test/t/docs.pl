@@ -298,6 +298,19 @@ for my $name (keys %function)
 is_described('function', \%function, 'Arguments');
 is_described('function', \%returned, 'Columns');
 
+# Who may call a function, and what the planner may make of it.
+my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
+	CASE proparallel WHEN 's' THEN 'PARALLEL SAFE' END, CASE WHEN NOT has_function_privilege('public', oid, 'EXECUTE') THEN 'not PUBLIC' END)
+	FROM pg_proc WHERE pronamespace = 'idem'::regnamespace});
+for my $name (sort keys %traits)
+{
+	my ($about) = ($section{$name} // '') =~ /^(.*?)^Arguments:/ms;
+	my ($privileges) = ($section{$name} // '') =~ /^Privileges: (.*?)\n\n/ms;
+	my @described = ($about // '') =~ /`(IMMUTABLE|STABLE|PARALLEL\sSAFE)`/g;
+	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not/;
+	is(squeeze("@described"), $traits{$name}, "function $name: volatility and privileges");
+}
+
 my %relation = catalog(<<'SQL');
 SELECT 'idem.' || c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid, NULL), ', ' ORDER BY a.attnum)
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
