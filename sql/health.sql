@@ -97,8 +97,9 @@ SELECT
     'leases',
     'warn',
     k.scope,
-    format('Leased claims in scope "%s" whose lease has ended without a takeover: %s%s, the first '
-           'since %s.', k.scope, k.about, k.lapsed, date_trunc('second', k.lapsed_since)),
+    format('Scope "%s" has %s%s leased claim%s whose lease has ended without a takeover, the first '
+           'at %s.', k.scope, k.about, k.lapsed, CASE k.lapsed WHEN 1 THEN '' ELSE 's' END,
+           date_trunc('second', k.lapsed_since)),
     format('Claim each key again, with the same request: the new attempt continues from the '
            'recovery point. Do not use idem.forget() unless you know that the operation may run '
            'from the beginning: it throws the recovery point away. To list the keys: '
@@ -113,8 +114,9 @@ SELECT
     'attempts',
     'warn',
     k.scope,
-    format('Operations in scope "%s" that have used up their %s attempts, so that claims of them '
-           'raise ID003: %s%s.', k.scope, k.max_attempts, k.about, k.exhausted),
+    format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s): a claim of '
+           'such a key raises ID003.', k.scope, k.about, k.exhausted,
+           CASE k.exhausted WHEN 1 THEN '' ELSE 's' END, k.max_attempts),
     format('Find out why the attempts did not finish, then allow one more, which continues from '
            'the recovery point: SELECT idem.alter_scope(%L, max_attempts => %s). Do not use '
            'idem.forget() unless you know that the operation may run from the beginning: it '
@@ -129,8 +131,8 @@ SELECT
     'weak keys',
     'warn',
     k.scope,
-    format('Weak keys in scope "%s", which are likely to be used for two different operations: '
-           '%s%s.', k.scope, k.about, k.weak),
+    format('Scope "%s" has %s%s weak key%s: such keys are likely to be used for two different '
+           'operations.', k.scope, k.about, k.weak, CASE k.weak WHEN 1 THEN '' ELSE 's' END),
     format('Make the clients send UUIDs (the view idem.weak_keys shows what they send now), then '
            'reject weak keys: SELECT idem.alter_scope(%L, weak_keys => ''reject'')', k.scope)
 FROM known k
@@ -173,8 +175,10 @@ SELECT
         WHEN w.sampled THEN 'About ' || w.expired || ' expired records wait'
         WHEN w.expired = 1 THEN '1 expired record waits'
         ELSE w.expired || ' expired records wait'
-    END || ' to be purged' || coalesce(', the first since ' || date_trunc('second', w.since), '')
-        || '.',
+    END
+    || ' to be purged'
+    || coalesce(', the first since ' || date_trunc('second', w.since), '')
+    || '.',
     'Run SELECT idem.purge(1000000) until it returns 0. If the purge worker runs but does not keep '
     'up, raise idem.purge_rate.'
 FROM waiting w
@@ -476,8 +480,8 @@ checked (n, check_name, detail) AS (
         (8, 'weak keys', 'No scope that accepts weak keys has any.'),
         (9, 'autovacuum', 'Autovacuum is on.'),
         (11, 'wraparound', 'Vacuum freezes old rows in time.'),
-        (12, 'indexes', 'The primary keys exist, and every index is valid.'),
-        (13, 'secrets', 'The secrets exist.'),
+        (12, 'indexes', 'The primary keys are in place, and every index is valid.'),
+        (13, 'secrets', 'The secrets are in place.'),
         (14, 'owners', 'Every scope has an owner.'),
         (15, 'limits', 'Every limit is enforced.'),
         (16, 'statistics', 'No scope lacks a place in the statistics.'),

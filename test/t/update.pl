@@ -12,8 +12,8 @@ use Test::More;
 # Tests of what has changed since a release, and so cannot pass on its objects.
 # What has changed since a release has also changed since those before it.
 my %changed_since = (
-	'0.1.0' => [qw(administration scopes streams survey wrong_use)],
-	'0.2.0' => [qw(administration failures redaction scopes)]);
+	'0.1.0' => [qw(administration scopes streams wrong_use)],
+	'0.2.0' => [qw(administration failures redaction scopes survey)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -95,7 +95,7 @@ for my $version (@released)
 	(my $name = "from_$version") =~ s/\W/_/g;
 	my $create = "CREATE EXTENSION idem VERSION '$version';";
 
-	# What a database of that release has, and whoever administers it.
+	# What a database of that release has, and the role that administers it.
 	my $may = $version eq '0.1.0' ? 'CREATE ON SCHEMA idem' : "EXECUTE ON FUNCTION $administration";
 	my ($admin, $user) = ("${name}_admin", "${name}_user");
 	$sql->('postgres', "CREATE DATABASE $name");
@@ -161,7 +161,7 @@ SQL
 	my (undef, undef, $said) = $node->psql($name, "SET lock_timeout = '1min'; ALTER EXTENSION idem UPDATE");
 	unlike($said, qr/ERROR/, "$version: updated");
 	is($sql->($name, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $current, "$version: to $current");
-	like($said, qr/WARNING:.*paths of scope "odd" are written in another notation.*\nDETAIL:.*"\/sent_at"/, "$version: the update says which paths leave nothing out");
+	like($said, qr/WARNING:.*paths of scope "odd" are in another notation and exclude nothing\nDETAIL:.*"\/sent_at"/, "$version: the update says which paths leave nothing out");
 	$session->query_safe("INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
 	$session->quit;
 
@@ -188,7 +188,7 @@ SQL
 	if ($version ne '0.1.0')
 	{
 		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope TO $admin)$/m;
-		ok($repair, "$version: the update says who loses a privilege");
+		ok($repair, "$version: the update names the role that loses a privilege");
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: and it is lost");
 		$sql->($name, $repair);
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.alter_scope('mine', ttl => '1 hour')", $name), '',
@@ -199,7 +199,7 @@ SQL
 	}
 	if ($version eq '0.1.0')
 	{
-		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update says who loses a privilege");
+		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update names the role that loses a privilege");
 		my ($repair) = $said =~ /If it shall: (GRANT .*?); in any case/;
 		my ($revoke) = $said =~ /in any case: (REVOKE .*)/;
 		my $schema = q{SELECT status, detail ~ 'from_0_1_0_admin', hint FROM idem.health() WHERE check_name = 'schema'};
@@ -208,7 +208,7 @@ SQL
 		$sql->($name, "$repair; $revoke");
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.forget('orders', 'done')", $name), '',
 			"$version: what the hint says restores it");
-		is($sql->($name, $schema), 'ok|f|', "$version: and health() is content");
+		is($sql->($name, $schema), 'ok|f|', "$version: and health() finds no problem");
 		my ($dump) = run_command([ 'pg_dump', '--schema-only', '-d', $node->connstr($name) ]);
 		like($dump, qr/^GRANT ALL ON FUNCTION idem\.$_\(.*$admin;$/m, "$version: a dump has the grant on $_")
 		  for qw(create_scope alter_scope drop_scope forget);
