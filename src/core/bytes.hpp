@@ -33,4 +33,16 @@ constexpr std::uint64_t from_big_endian(Bytes in) noexcept {
     return value;
 }
 
+// Lower-case hexadecimal, two digits a byte; returns where they end. Works with any output iterator
+// of char.
+template <class Out>
+constexpr Out put_hex(Bytes bytes, Out out) noexcept {
+    constexpr std::string_view digits = "0123456789abcdef";
+    for (std::byte b : bytes) {
+        *out++ = digits[std::to_integer<std::size_t>(b >> 4)];
+        *out++ = digits[std::to_integer<std::size_t>(b & std::byte{0xf})];
+    }
+    return out;
+}
+
 }  // namespace idem::core

@@ -1,6 +1,5 @@
 #include "core/derive.hpp"
 
-#include "core/hex.hpp"
 #include "core/sha256.hpp"
 
 namespace idem::core {

@@ -1,6 +1,6 @@
 #include "core/uuid.hpp"
 
-#include "core/hex.hpp"
+#include "core/bytes.hpp"
 
 namespace idem::core {
 
