@@ -1,6 +1,6 @@
 #include "core/derive.hpp"
 
-#include "core/sha256.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
 namespace {

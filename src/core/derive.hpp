@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/digest.hpp"
-#include "core/hmac.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
 

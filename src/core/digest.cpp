@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/key.hpp"
-#include "core/sha256.hpp"
 
 namespace idem::core {
 namespace {
@@ -52,6 +51,10 @@ bool hash(const Message& message, Hash& out) noexcept {
     return sha256.finish(out);
 }
 
+constinit BlockCipher lock_cipher(BlockCipher::Direction::encipher);
+constinit BlockCipher sealer(BlockCipher::Direction::encipher);
+constinit BlockCipher opener(BlockCipher::Direction::decipher);
+
 }  // namespace
 
 bool key_digest(const Identity& identity, Digest& out) noexcept {
@@ -74,6 +77,21 @@ bool source_digest(const Identity& source, Digest& out) noexcept {
     if (!hash(message, full)) return false;
     std::copy_n(full.begin(), out.size(), out.begin());
     return true;
+}
+
+bool lock_id(const LockSeed& seed, const Digest& digest, std::uint64_t& out) noexcept {
+    AesBlock block;
+    if (!lock_cipher.apply(seed, digest, block)) return false;
+    out = from_big_endian(Bytes(block).first(8));
+    return true;
+}
+
+bool seal(const SealKey& key, const Digest& digest, Digest& out) noexcept {
+    return sealer.apply(key, digest, out);
+}
+
+bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept {
+    return opener.apply(key, sealed, out);
 }
 
 }  // namespace idem::core

@@ -9,7 +9,7 @@
 // Not thread-safe (see sha256.hpp); nothing is thrown.
 #pragma once
 
-#include "core/bytes.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
 
@@ -27,5 +27,27 @@ struct Identity {
 
 // The same for the source of an ordered stream, which is named like a key and never meets one.
 [[nodiscard]] bool source_digest(const Identity& source, Digest& out) noexcept;
+
+// The 64 bits under which a key is locked.
+//
+// pg_locks shows them to everybody, so they are derived from the digest with a secret seed: one
+// AES-128 block. Two keys that meet in 64 bits only wait for each other; which record is meant is
+// never decided by the lock. Not thread-safe; nothing is thrown.
+using LockSeed = AesKey;
+
+// False when OpenSSL refuses to work; out is then undefined.
+[[nodiscard]] bool lock_id(const LockSeed& seed, const Digest& digest, std::uint64_t& out) noexcept;
+
+// The digest inside a leased token, enciphered.
+//
+// A leased token is looked up in the record table. If its digest stood there in clear, whoever can
+// compute a key's digest could make up a token for it, and learn from how long the refusal takes
+// whether the key exists. Enciphered under a secret key, a made-up token leads to no row at all.
+// Not thread-safe; nothing is thrown.
+using SealKey = AesKey;
+
+// False when OpenSSL refuses to work; out is then undefined.
+[[nodiscard]] bool seal(const SealKey& key, const Digest& digest, Digest& out) noexcept;
+[[nodiscard]] bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept;
 
 }  // namespace idem::core

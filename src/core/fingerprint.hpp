@@ -7,7 +7,7 @@
 // nothing behind. Not thread-safe; allocates and throws nothing.
 #pragma once
 
-#include "core/hmac.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
 

@@ -4,7 +4,6 @@
 
 #include "core/digest.hpp"
 #include "core/key.hpp"
-#include "core/lock_id.hpp"
 #include "core/weakness.hpp"
 
 using namespace idem::core;

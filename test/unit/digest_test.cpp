@@ -6,6 +6,7 @@
 #include "support.hpp"
 
 using namespace idem::core;
+using idem::test::counting;
 using idem::test::hex;
 
 namespace {
@@ -71,4 +72,73 @@ TEST(Digest, TellsSourcesApart) {
         all.insert(hex(out));
     }
     EXPECT_EQ(all.size(), 4U);
+}
+
+// Lock ids: one AES-128 block, checked against the openssl command.
+namespace {
+
+std::uint64_t id(const LockSeed& seed, const Digest& digest) {
+    std::uint64_t out = 0;
+    EXPECT_TRUE(lock_id(seed, digest, out));
+    return out;
+}
+
+constexpr Digest vector_digest() {
+    Digest d{};
+    for (std::size_t i = 0; i < d.size(); ++i) d[i] = static_cast<std::byte>(i * 0x11);
+    return d;
+}
+
+}  // namespace
+
+TEST(LockId, IsTheFirstHalfOfTheBlock) {
+    EXPECT_EQ(id(counting<LockSeed>(), vector_digest()), 0x69c4e0d86a7b0430U);
+}
+
+TEST(LockId, DependsOnTheSeedEachTime) {
+    const auto first = id(counting<LockSeed>(), vector_digest());
+    const auto other = id(counting<LockSeed>(1), vector_digest());
+    EXPECT_NE(first, other);
+    EXPECT_EQ(id(counting<LockSeed>(), vector_digest()), first);
+}
+
+TEST(LockId, SpreadsNeighbouringDigests) {
+    std::set<std::uint64_t> ids;
+    for (unsigned i = 0; i < 256; ++i) {
+        Digest d = vector_digest();
+        d.back() = static_cast<std::byte>(i);
+        ids.insert(id(counting<LockSeed>(), d));
+    }
+    EXPECT_EQ(ids.size(), 256U);
+}
+
+// Sealed digests: opened again with the same key only.
+namespace {
+
+Digest sealed(const SealKey& key, const Digest& digest) {
+    Digest out{};
+    EXPECT_TRUE(seal(key, digest, out));
+    return out;
+}
+
+Digest opened(const SealKey& key, const Digest& digest) {
+    Digest out{};
+    EXPECT_TRUE(unseal(key, digest, out));
+    return out;
+}
+
+}  // namespace
+
+TEST(Seal, OpensWithItsKey) {
+    const auto digest = counting<Digest>(0x40);
+    EXPECT_NE(sealed(counting<SealKey>(), digest), digest);
+    EXPECT_EQ(opened(counting<SealKey>(), sealed(counting<SealKey>(), digest)), digest);
+}
+
+TEST(Seal, OpensToSomethingElseWithAnother) {
+    const auto digest = counting<Digest>(0x40);
+    const Digest with_first = sealed(counting<SealKey>(), digest);
+    EXPECT_NE(sealed(counting<SealKey>(1), digest), with_first);
+    EXPECT_NE(opened(counting<SealKey>(1), with_first), digest);
+    EXPECT_EQ(opened(counting<SealKey>(), with_first), digest);
 }
