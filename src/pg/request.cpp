@@ -1,6 +1,5 @@
 #include "pg/request.hpp"
 
-#include "core/canonical.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/filtered_walk.hpp"

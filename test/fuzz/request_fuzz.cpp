@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "core/canonical.hpp"
 #include "core/fingerprint.hpp"
 #include "core/path_filter.hpp"
 

@@ -1,12 +1,154 @@
 // The fingerprint: HMAC-SHA-256 checked against another implementation, and the buffer's edges.
 #include "core/fingerprint.hpp"
 
-#include "core/canonical.hpp"
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
 #include "support.hpp"
 
 using namespace idem::core;
 using idem::test::counting;
 using idem::test::hex;
+
+// The canonical form: equal values become equal bytes, different ones different.
+namespace {
+
+struct Text {
+    std::string bytes;
+    void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
+};
+using Writer = Canonical<Text>;
+
+std::string form(const std::function<void(Writer&)>& walk) {
+    Text text;
+    Writer writer(text);
+    walk(writer);
+    return text.bytes;
+}
+
+std::string number(bool negative, int weight, std::vector<std::uint16_t> digits) {
+    std::string wire;
+    for (auto d : digits) {
+        const auto bytes = big_endian<2>(d);
+        wire.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+    return form([&](Writer& w) { w.number({negative, weight, as_bytes(wire)}); });
+}
+
+// A JSON value for the property test: equality of the tree is what the form must mirror.
+struct Tree {
+    char kind;         // n t f s + [ {
+    std::string text;  // of a string; of a number one digit, at weight 0
+    std::vector<Tree> items;
+    std::map<std::string, Tree> members;
+    friend bool operator==(const Tree&, const Tree&) = default;
+};
+
+// Numbers are written with as many leading and trailing zero digits as padding says.
+void walk(const Tree& tree, Writer& w, int padding) {
+    switch (tree.kind) {
+        case 'n':
+            return w.null();
+        case 't':
+        case 'f':
+            return w.boolean(tree.kind == 't');
+        case 's':
+            return w.string(tree.text);
+        case '+': {
+            const std::string zeros(2 * static_cast<std::size_t>(padding), '\0');
+            return w.number({false, padding, as_bytes(zeros + tree.text + zeros)});
+        }
+        case '[':
+            w.begin_array();
+            for (const Tree& item : tree.items) walk(item, w, padding);
+            return w.end_array();
+        default:
+            w.begin_object();
+            for (const auto& [name, value] : tree.members) {
+                w.member(name);
+                walk(value, w, padding);
+            }
+            return w.end_object();
+    }
+}
+
+Tree random_tree(std::mt19937& rng, int depth) {
+    const auto pick = [&](unsigned n) { return static_cast<unsigned>(rng() % n); };
+    const char kind = "ntfs+[{"[depth == 0 ? pick(5) : pick(7)];
+    Tree tree{kind, {}, {}, {}};
+    if (kind == 's') tree.text = std::string(pick(3), "[{m"[pick(3)]);
+    if (kind == '+') tree.text = pick(2) ? std::string("\x00\x01", 2) : std::string("\x00\x02", 2);
+    if (kind == '[')
+        for (unsigned i = pick(3); i > 0; --i) tree.items.push_back(random_tree(rng, depth - 1));
+    if (kind == '{')
+        for (unsigned i = pick(3); i > 0; --i)
+            tree.members.emplace(std::string(pick(3), 'a'), random_tree(rng, depth - 1));
+    return tree;
+}
+
+}  // namespace
+
+TEST(Canonical, NumbersGoByValue) {
+    const auto one = number(false, 0, {1});
+    EXPECT_EQ(number(false, 0, {1, 0, 0}), one);  // 1.00000000
+    EXPECT_EQ(number(false, 2, {0, 0, 1}), one);  // 00000000 1
+    EXPECT_NE(number(true, 0, {1}), one);         // -1
+    EXPECT_NE(number(false, 1, {1}), one);        // 10000
+    EXPECT_NE(number(false, -1, {1}), one);       // 0.0001
+    EXPECT_NE(number(false, 0, {2}), one);
+}
+
+TEST(Canonical, ThereIsOneZero) {
+    const auto zero = number(false, 0, {});
+    EXPECT_EQ(number(false, 0, {0}), zero);
+    EXPECT_EQ(number(true, 0, {}), zero);
+    EXPECT_EQ(number(false, -3, {0, 0}), zero);
+}
+
+TEST(Canonical, LongDecimalsAreNeverRounded) {
+    EXPECT_NE(number(false, 4, {9007, 1992, 5474, 992, 1}),
+              number(false, 4, {9007, 1992, 5474, 992, 2}));
+    EXPECT_NE(number(false, -1, {1, 0, 0, 0, 0, 0, 1}), number(false, -1, {1, 0, 0, 0, 0, 0, 2}));
+}
+
+TEST(Canonical, KindsAreToldApart) {
+    const auto text = form([](Writer& w) { w.string("1"); });
+    EXPECT_NE(text, number(false, 0, {1}));
+    EXPECT_NE(form([](Writer& w) { w.member("1"); }), text);
+    EXPECT_NE(form([](Writer& w) { w.null(); }), form([](Writer& w) { w.string("n"); }));
+    EXPECT_NE(form([](Writer& w) { w.boolean(true); }), form([](Writer& w) { w.boolean(false); }));
+}
+
+TEST(Canonical, StringsDoNotRunIntoEachOther) {
+    const auto two = [](std::string_view a, std::string_view b) {
+        return form([&](Writer& w) {
+            w.string(a);
+            w.string(b);
+        });
+    };
+    EXPECT_NE(two("ab", "c"), two("a", "bc"));
+    EXPECT_NE(two("", "abc"), two("abc", ""));
+}
+
+TEST(Canonical, BytesAreEqualExactlyWhenTreesAre) {
+    std::mt19937 rng(20261121);
+    std::map<std::string, Tree> seen;
+    int met_again = 0;
+    for (int i = 0; i < 20000; ++i) {
+        const Tree tree = random_tree(rng, 3);
+        const auto bytes = form([&](Writer& w) { walk(tree, w, 0); });
+        const auto otherwise = form([&](Writer& w) { walk(tree, w, 1 + i % 3); });
+        ASSERT_EQ(otherwise, bytes) << "one value, written in two ways";
+        const auto [at, fresh] = seen.emplace(bytes, tree);
+        met_again += !fresh;
+        ASSERT_EQ(at->second, tree) << idem::test::hex(as_bytes(bytes));
+    }
+    EXPECT_GT(met_again, 100);
+    EXPECT_GT(seen.size(), 1000U);
+}
 
 namespace {
 
