@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/fingerprint.hpp"
-#include "core/path_filter.hpp"
+#include "core/path.hpp"
 
 using namespace idem::core;
 

@@ -1,4 +1,4 @@
-#include "core/path_notation.hpp"
+#include "core/path.hpp"
 
 #include <algorithm>
 #include <utility>
