@@ -7,7 +7,7 @@
 // freed in the same call otherwise; the watermark table after it.
 #include "api/arguments.hpp"
 #include "api/settled.hpp"
-#include "core/sequence.hpp"
+#include "core/decision.hpp"
 #include "pg/entropy.hpp"
 #include "pg/guc.hpp"
 #include "pg/key_lock.hpp"

@@ -1,7 +1,7 @@
 #include "api/holding.hpp"
 
 #include "api/settled.hpp"
-#include "core/lease.hpp"
+#include "core/decision.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
 #include "pg/token_text.hpp"
