@@ -60,7 +60,7 @@ using AesBlock = std::array<std::byte, 16>;
 
 class BlockCipher {
   public:
-    enum class Direction : int { decipher = 0, encipher = 1 };
+    enum class Direction : int { decrypt = 0, encrypt = 1 };
     explicit constexpr BlockCipher(Direction direction) noexcept : direction_(direction) {}
 
     // False when OpenSSL refuses to work; out is then undefined.

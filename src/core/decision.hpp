@@ -10,6 +10,8 @@
 
 namespace idem::core {
 
+inline constexpr std::int32_t first_attempt = 1;
+
 enum class State : char { in_progress = 'p', completed = 'c', failed = 'f' };
 
 // What the index probe met under this key.
@@ -74,13 +76,13 @@ constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
 // attempt is the current one; an older token is fenced off, whatever it asks. A late worker that
 // nobody overtook keeps its rights: the end of the lease only allows others to take over.
 // Times are microseconds on one clock, read after the key lock was granted. Pure; nothing thrown.
-enum class Standing {
+enum class TokenStanding {
     holds,     // the token's attempt is the current one, and unfinished
     finished,  // this very attempt was completed or failed
     lost,      // fenced: overtaken, released, expired, exhausted, or never there
 };
 
-struct Tenure {
+struct TokenSighting {
     bool binds;         // there is a row that binds the key: unexpired, or this transaction's own
     bool same_attempt;  // its attempt and its random bits are the token's
     State state;
@@ -89,30 +91,29 @@ struct Tenure {
     std::optional<std::int32_t> max_attempts;
 };
 
-constexpr Standing standing(const Tenure& tenure, std::int64_t now) noexcept {
-    if (!tenure.binds || !tenure.same_attempt) return Standing::lost;
-    if (tenure.state != State::in_progress) return Standing::finished;
-    if (exhausted(tenure.attempt, tenure.max_attempts, tenure.lease_end, now))
-        return Standing::lost;
-    return Standing::holds;
+constexpr TokenStanding judge_token(const TokenSighting& seen, std::int64_t now) noexcept {
+    if (!seen.binds || !seen.same_attempt) return TokenStanding::lost;
+    if (seen.state != State::in_progress) return TokenStanding::finished;
+    if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return TokenStanding::lost;
+    return TokenStanding::holds;
 }
 
 // What a message's sequence number says, given the watermark of its source.
 //
 // The watermark is the highest number seen. The first message of a source may have any number:
 // where a stream begins is the source's business. Pure; nothing thrown.
-enum class Step {
+enum class SequencePosition {
     ahead,   // new: the watermark moves here
     behind,  // seen before, or passed over
     gap,     // new, but something before it is missing
 };
 
-constexpr Step step(std::optional<std::int64_t> watermark, std::int64_t seq,
-                    bool contiguous) noexcept {
-    if (!watermark) return Step::ahead;
-    if (seq <= *watermark) return Step::behind;
-    if (contiguous && seq - 1 != *watermark) return Step::gap;
-    return Step::ahead;
+constexpr SequencePosition judge_sequence(std::optional<std::int64_t> watermark, std::int64_t seq,
+                                          bool contiguous) noexcept {
+    if (!watermark) return SequencePosition::ahead;
+    if (seq <= *watermark) return SequencePosition::behind;
+    if (contiguous && seq - 1 != *watermark) return SequencePosition::gap;
+    return SequencePosition::ahead;
 }
 
 }  // namespace idem::core

@@ -36,11 +36,11 @@ class Message {
     bool fits_ = true;
 };
 
-Message message_of(const Identity& identity) noexcept {
+Message message_of(const QualifiedKey& key) noexcept {
     Message message;
-    message.add_number<8>(static_cast<std::uint64_t>(identity.scope_id));
-    message.add_text(identity.tenant);
-    message.add_text(identity.key);
+    message.add_number<8>(static_cast<std::uint64_t>(key.scope_id));
+    message.add_text(key.tenant);
+    message.add_text(key.key);
     return message;
 }
 
@@ -51,17 +51,17 @@ bool hash(const Message& message, Hash& out) noexcept {
     return sha256.finish(out);
 }
 
-constinit BlockCipher lock_cipher(BlockCipher::Direction::encipher);
-constinit BlockCipher sealer(BlockCipher::Direction::encipher);
-constinit BlockCipher opener(BlockCipher::Direction::decipher);
+constinit BlockCipher lock_cipher(BlockCipher::Direction::encrypt);
+constinit BlockCipher sealer(BlockCipher::Direction::encrypt);
+constinit BlockCipher opener(BlockCipher::Direction::decrypt);
 
 }  // namespace
 
-bool key_digest(const Identity& identity, Digest& out) noexcept {
+bool key_digest(const QualifiedKey& key, Digest& out) noexcept {
     Hash full;
-    if (!hash(message_of(identity), full)) return false;
+    if (!hash(message_of(key), full)) return false;
 
-    const auto time = embedded_time(identity.key);
+    const auto time = embedded_time(key.key);
     const auto prefix = big_endian<time_bytes>(time.value_or(0));
     auto rest = out.begin();
     if (time) rest = std::copy(prefix.begin(), prefix.end(), out.begin());
@@ -70,7 +70,7 @@ bool key_digest(const Identity& identity, Digest& out) noexcept {
 }
 
 // A third text makes the bytes those of no key.
-bool source_digest(const Identity& source, Digest& out) noexcept {
+bool source_digest(const QualifiedKey& source, Digest& out) noexcept {
     Hash full;
     Message message = message_of(source);
     message.add_text("source");

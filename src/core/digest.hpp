@@ -15,7 +15,7 @@ namespace idem::core {
 
 using Digest = std::array<std::byte, 16>;
 
-struct Identity {
+struct QualifiedKey {
     std::int64_t scope_id;
     std::string_view tenant;  // UTF-8, '' when unused
     std::string_view key;     // UTF-8
@@ -23,10 +23,10 @@ struct Identity {
 
 // False when OpenSSL refuses to work, or tenant and key together exceed 2 KB; out is then
 // undefined.
-[[nodiscard]] bool key_digest(const Identity& identity, Digest& out) noexcept;
+[[nodiscard]] bool key_digest(const QualifiedKey& key, Digest& out) noexcept;
 
 // The same for the source of an ordered stream, which is named like a key and never meets one.
-[[nodiscard]] bool source_digest(const Identity& source, Digest& out) noexcept;
+[[nodiscard]] bool source_digest(const QualifiedKey& source, Digest& out) noexcept;
 
 // The 64 bits under which a key is locked.
 //

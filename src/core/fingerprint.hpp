@@ -26,7 +26,7 @@ struct Decimal {
     Bytes digits;
 };
 
-constexpr Decimal normalised(Decimal n) noexcept {
+constexpr Decimal normalized(Decimal n) noexcept {
     const auto is_zero = [](Bytes digit) { return from_big_endian(digit) == 0; };
     while (!n.digits.empty() && is_zero(n.digits.first(2))) {
         n.digits = n.digits.subspan(2);
@@ -38,15 +38,15 @@ constexpr Decimal normalised(Decimal n) noexcept {
 }
 
 template <class Sink>
-class Canonical {
+class CanonicalWriter {
   public:
-    explicit constexpr Canonical(Sink& sink) noexcept : sink_(sink) {}
+    explicit constexpr CanonicalWriter(Sink& sink) noexcept : sink_(sink) {}
 
     void null() noexcept { tag('n'); }
     void boolean(bool value) noexcept { tag(value ? 't' : 'f'); }
     void string(std::string_view utf8) noexcept { text('s', utf8); }
     void number(const Decimal& value) noexcept {
-        const Decimal n = normalised(value);
+        const Decimal n = normalized(value);
         tag(n.negative ? '-' : '+');
         sink_.write(big_endian<4>(static_cast<std::uint32_t>(n.weight)));
         sink_.write(big_endian<4>(n.digits.size()));

@@ -14,7 +14,7 @@
 namespace idem::core {
 
 // What a visit found. more: it was cut off before it had seen the whole table.
-struct Tally {
+struct VisitResult {
     std::int64_t seen;
     std::int64_t deleted;
     bool more;
@@ -22,10 +22,10 @@ struct Tally {
 
 // The shortest and the longest nap between two visits to one database. An idle one may fill up at
 // any time, so it is never forgotten for long.
-constexpr std::int64_t least_nap(std::int64_t naptime) noexcept {
+constexpr std::int64_t shortest_nap(std::int64_t naptime) noexcept {
     return std::max<std::int64_t>(naptime / 10, 10'000);
 }
-constexpr std::int64_t most_nap(std::int64_t naptime) noexcept {
+constexpr std::int64_t longest_nap(std::int64_t naptime) noexcept {
     return std::max<std::int64_t>(naptime, 10'000) * 5;
 }
 
@@ -35,19 +35,19 @@ constexpr std::int64_t doubled(std::int64_t nap, std::int64_t least, std::int64_
 
 // Where the extension is not installed: there may be hundreds of these.
 constexpr std::int64_t absent_nap(std::int64_t nap, std::int64_t naptime) noexcept {
-    return doubled(nap, least_nap(naptime), 6 * most_nap(naptime));
+    return doubled(nap, shortest_nap(naptime), 6 * longest_nap(naptime));
 }
 
 // A quarter expired is much, a tenth little. So a visit reads four to ten records for one that it
 // deletes, which costs a small part of what claiming it did; to come sooner would cost more of
 // that, to come later more space.
 constexpr std::int64_t next_nap(std::int64_t nap, std::int64_t naptime,
-                                const Tally& found) noexcept {
-    const std::int64_t least = least_nap(naptime);
+                                const VisitResult& found) noexcept {
+    const std::int64_t least = shortest_nap(naptime);
     if (found.deleted > 0 && found.deleted >= found.seen / 4)
-        return found.more ? least : std::clamp(nap / 2, least, most_nap(naptime));
-    if (found.deleted <= found.seen / 10) return doubled(nap, least, most_nap(naptime));
-    return std::clamp(nap, least, most_nap(naptime));
+        return found.more ? least : std::clamp(nap / 2, least, longest_nap(naptime));
+    if (found.deleted <= found.seen / 10) return doubled(nap, least, longest_nap(naptime));
+    return std::clamp(nap, least, longest_nap(naptime));
 }
 
 // How long to leave off when there is no worker to be had.
@@ -57,10 +57,10 @@ constexpr std::int64_t back_off(std::int64_t previous) noexcept {
 
 // One commit covers at most so many records, so that a claim of one of them waits for no longer.
 // rate is in records per second; 0: no bound.
-inline constexpr std::int32_t most_records_a_batch = 1000;
+inline constexpr std::int32_t max_batch_records = 1000;
 constexpr std::int32_t batch_records(std::int32_t rate) noexcept {
-    if (rate <= 0) return most_records_a_batch;
-    return std::clamp(rate / 10, 1, most_records_a_batch);
+    if (rate <= 0) return max_batch_records;
+    return std::clamp(rate / 10, 1, max_batch_records);
 }
 
 // How long to rest after a batch, for the rate to be kept.

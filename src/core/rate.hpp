@@ -29,7 +29,7 @@ constexpr bool is_idle(const Bucket& bucket, std::int64_t now) noexcept {
 
 // No bucket is ever filled further than a minute ahead, so a time two minutes ahead means that the
 // clock was set back. The bucket then counts as empty: that costs a tenant a minute at most.
-constexpr void settle(Bucket& bucket, std::int64_t now) noexcept {
+constexpr void cap_arrival(Bucket& bucket, std::int64_t now) noexcept {
     const auto ahead = static_cast<std::uint64_t>(bucket.arrival) - static_cast<std::uint64_t>(now);
     if (bucket.arrival <= now || ahead <= 2 * static_cast<std::uint64_t>(usecs_per_minute)) return;
     bucket.arrival = now + usecs_per_minute;
@@ -42,7 +42,7 @@ constexpr void settle(Bucket& bucket, std::int64_t now) noexcept {
 constexpr std::int64_t charge(Bucket& bucket, std::int32_t per_minute, std::int64_t now) noexcept {
     // No clock reads this; it only keeps the sums below in range.
     now = std::min(now, std::numeric_limits<std::int64_t>::max() - 4 * usecs_per_minute);
-    settle(bucket, now);
+    cap_arrival(bucket, now);
     Bucket next = bucket;
     // The limit was changed: what is in the bucket stays in the same proportion.
     if (next.per_minute != per_minute) {

@@ -9,7 +9,7 @@
 namespace idem::pg {
 namespace {
 
-using Writer = core::Canonical<core::FingerprintSink>;
+using Writer = core::CanonicalWriter<core::FingerprintSink>;
 
 std::string_view bytes_of(const JsonbValue& string) {
     return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};

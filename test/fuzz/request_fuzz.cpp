@@ -111,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const std::size_t piece = 1 + in.byte() * 4;
 
     Text text;
-    Canonical<Text> writer(text);
+    CanonicalWriter<Text> writer(text);
     PathFilter filter(paths);
     PlainFilter plain(paths);
     std::vector<Event> events;

@@ -178,56 +178,60 @@ TEST(Decision, AnExpiredRowInProgressBindsNothing) {
 // Fencing: what a leased token is still good for.
 namespace {
 
-constexpr Tenure running{.binds = true,
-                         .same_attempt = true,
-                         .state = State::in_progress,
-                         .attempt = 2,
-                         .lease_end = now + 1,
-                         .max_attempts = std::nullopt};
+constexpr TokenSighting running{.binds = true,
+                                .same_attempt = true,
+                                .state = State::in_progress,
+                                .attempt = 2,
+                                .lease_end = now + 1,
+                                .max_attempts = std::nullopt};
 
-Tenure with(auto change) {
-    Tenure tenure = running;
-    change(tenure);
-    return tenure;
+TokenSighting with(auto change) {
+    TokenSighting seen = running;
+    change(seen);
+    return seen;
 }
 
 }  // namespace
 
 TEST(Lease, TheCurrentAttemptHolds) {
-    EXPECT_EQ(standing(running, now), Standing::holds);
+    EXPECT_EQ(judge_token(running, now), TokenStanding::holds);
 }
 
 TEST(Lease, ALateWorkerThatNobodyOvertookStillHolds) {
-    EXPECT_EQ(standing(with([](Tenure& t) { t.lease_end = now - 1000; }), now), Standing::holds);
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.lease_end = now - 1000; }), now),
+              TokenStanding::holds);
 }
 
 TEST(Lease, AnOlderAttemptIsLost) {
-    EXPECT_EQ(standing(with([](Tenure& t) { t.same_attempt = false; }), now), Standing::lost);
-    EXPECT_EQ(standing(with([](Tenure& t) { t.binds = false; }), now), Standing::lost);
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.same_attempt = false; }), now),
+              TokenStanding::lost);
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.binds = false; }), now),
+              TokenStanding::lost);
 }
 
 TEST(Lease, WhatThisAttemptFinishedIsFinished) {
     for (State state : {State::completed, State::failed}) {
-        EXPECT_EQ(standing(with([=](Tenure& t) { t.state = state; }), now), Standing::finished);
+        EXPECT_EQ(judge_token(with([=](TokenSighting& t) { t.state = state; }), now),
+                  TokenStanding::finished);
         // Whoever finished it, it is not this token's business once it was overtaken.
-        EXPECT_EQ(standing(with([=](Tenure& t) {
-                               t.state = state;
-                               t.same_attempt = false;
-                           }),
-                           now),
-                  Standing::lost);
+        EXPECT_EQ(judge_token(with([=](TokenSighting& t) {
+                                  t.state = state;
+                                  t.same_attempt = false;
+                              }),
+                              now),
+                  TokenStanding::lost);
     }
 }
 
 TEST(Lease, TheLastAttemptIsLostWithItsLease) {
     const auto last = [](std::int64_t lease_end) {
-        return with([=](Tenure& t) {
+        return with([=](TokenSighting& t) {
             t.max_attempts = 2;
             t.lease_end = lease_end;
         });
     };
-    EXPECT_EQ(standing(last(now + 1), now), Standing::holds);
-    EXPECT_EQ(standing(last(now), now), Standing::lost);
+    EXPECT_EQ(judge_token(last(now + 1), now), TokenStanding::holds);
+    EXPECT_EQ(judge_token(last(now), now), TokenStanding::lost);
 }
 
 // The watermark's rule, with its ends.
@@ -241,31 +245,31 @@ constexpr std::int64_t highest = std::numeric_limits<std::int64_t>::max();
 TEST(Sequence, TheFirstOfASourceMayHaveAnyNumber) {
     for (std::int64_t seq : {lowest, std::int64_t{-1}, std::int64_t{0}, std::int64_t{7}, highest})
         for (bool contiguous : {false, true})
-            EXPECT_EQ(step(std::nullopt, seq, contiguous), Step::ahead);
+            EXPECT_EQ(judge_sequence(std::nullopt, seq, contiguous), SequencePosition::ahead);
 }
 
 TEST(Sequence, WhatIsNotBeyondTheWatermarkIsBehind) {
     for (bool contiguous : {false, true}) {
-        EXPECT_EQ(step(7, 7, contiguous), Step::behind);
-        EXPECT_EQ(step(7, 6, contiguous), Step::behind);
-        EXPECT_EQ(step(7, lowest, contiguous), Step::behind);
-        EXPECT_EQ(step(highest, highest, contiguous), Step::behind);
-        EXPECT_EQ(step(lowest, lowest, contiguous), Step::behind);
+        EXPECT_EQ(judge_sequence(7, 7, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(7, 6, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(7, lowest, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(highest, highest, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(lowest, lowest, contiguous), SequencePosition::behind);
     }
 }
 
 TEST(Sequence, TheNextIsAhead) {
     for (bool contiguous : {false, true}) {
-        EXPECT_EQ(step(7, 8, contiguous), Step::ahead);
-        EXPECT_EQ(step(-1, 0, contiguous), Step::ahead);
-        EXPECT_EQ(step(lowest, lowest + 1, contiguous), Step::ahead);
-        EXPECT_EQ(step(highest - 1, highest, contiguous), Step::ahead);
+        EXPECT_EQ(judge_sequence(7, 8, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(-1, 0, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(lowest, lowest + 1, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(highest - 1, highest, contiguous), SequencePosition::ahead);
     }
 }
 
 TEST(Sequence, AGapCountsOnlyWhereNoneMayBe) {
-    EXPECT_EQ(step(7, 9, false), Step::ahead);
-    EXPECT_EQ(step(7, 9, true), Step::gap);
-    EXPECT_EQ(step(lowest, highest, false), Step::ahead);
-    EXPECT_EQ(step(lowest, highest, true), Step::gap);
+    EXPECT_EQ(judge_sequence(7, 9, false), SequencePosition::ahead);
+    EXPECT_EQ(judge_sequence(7, 9, true), SequencePosition::gap);
+    EXPECT_EQ(judge_sequence(lowest, highest, false), SequencePosition::ahead);
+    EXPECT_EQ(judge_sequence(lowest, highest, true), SequencePosition::gap);
 }

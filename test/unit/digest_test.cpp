@@ -65,8 +65,8 @@ TEST(Digest, OfASourceCarriesNoTime) {
 
 TEST(Digest, TellsSourcesApart) {
     std::set<std::string> all;
-    for (const Identity& source : {Identity{1, "a", "bc"}, Identity{1, "ab", "c"},
-                                   Identity{1, "", "abc"}, Identity{2, "a", "bc"}}) {
+    for (const QualifiedKey& source : {QualifiedKey{1, "a", "bc"}, QualifiedKey{1, "ab", "c"},
+                                       QualifiedKey{1, "", "abc"}, QualifiedKey{2, "a", "bc"}}) {
         Digest out{};
         ASSERT_TRUE(source_digest(source, out));
         all.insert(hex(out));

@@ -20,7 +20,7 @@ struct Text {
     std::string bytes;
     void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
 };
-using Writer = Canonical<Text>;
+using Writer = CanonicalWriter<Text>;
 
 std::string form(const std::function<void(Writer&)>& walk) {
     Text text;
@@ -168,7 +168,7 @@ TEST(Fingerprint, IsHmacSha256OfTheCanonicalForm) {
     FingerprintSink sink;
     Fingerprint out{};
     ASSERT_TRUE(sink.begin(counting<Secret>(), 1));
-    Canonical<FingerprintSink> writer(sink);
+    CanonicalWriter<FingerprintSink> writer(sink);
     writer.begin_object();
     writer.member("a");
     writer.number({false, 0, as_bytes(std::string_view("\x00\x01", 2))});
