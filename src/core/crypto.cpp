@@ -9,17 +9,16 @@
 namespace idem::core {
 namespace {
 
-// Both live as long as the process: a backend digests for as long as it claims.
+// Fetching an algorithm is slow, so these are kept until the process exits.
 constinit EVP_MD* sha256 = nullptr;
 constinit EVP_MD_CTX* sha256_context = nullptr;
+constinit EVP_CIPHER* aes = nullptr;
 
 bool sha256_is_ready() noexcept {
     if (sha256 == nullptr) sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
     if (sha256_context == nullptr) sha256_context = EVP_MD_CTX_new();
     return sha256 != nullptr && sha256_context != nullptr;
 }
-
-constinit EVP_CIPHER* aes = nullptr;
 
 const unsigned char* raw(Bytes bytes) noexcept {
     return reinterpret_cast<const unsigned char*>(bytes.data());
@@ -29,7 +28,7 @@ EVP_MAC_CTX* new_hmac_context() noexcept {
     EVP_MAC* hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
     if (hmac == nullptr) return nullptr;
     EVP_MAC_CTX* context = EVP_MAC_CTX_new(hmac);
-    EVP_MAC_free(hmac);  // the context keeps its own reference
+    EVP_MAC_free(hmac);  // the context holds its own reference
     return context;
 }
 
@@ -90,7 +89,7 @@ bool BlockCipher::ready(const AesKey& key) noexcept {
 }
 
 bool BlockCipher::apply(const AesKey& key, const AesBlock& in, AesBlock& out) noexcept {
-    std::array<std::byte, 32> room{};  // one block, and what a cipher may ask for besides
+    std::array<std::byte, 32> room{};  // OpenSSL may write up to a block more
     int written = 0;
     const bool done = ready(key) &&
                       EVP_CipherUpdate(context_, reinterpret_cast<unsigned char*>(room.data()),

@@ -1,4 +1,9 @@
-// SHA-256, HMAC-SHA-256 and one block of AES-128, by OpenSSL.
+// The cryptographic primitives that idem uses: SHA-256, HMAC-SHA-256 and one block of AES-128.
+//
+// OpenSSL computes them. Its objects are created on first use and kept until the process exits.
+// Every function that can fail returns false when OpenSSL does; its output is then undefined.
+//
+// Not thread-safe; no exceptions.
 #pragma once
 
 #include "core/bytes.hpp"
@@ -8,69 +13,64 @@ struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 
 namespace idem::core {
 
-// SHA-256, a piece at a time.
-//
-// One digest at a time in a process: constructing one starts over, so a digest that was never
-// finished leaves nothing behind. OpenSSL's algorithm is fetched once per process; not thread-safe;
-// nothing is thrown.
 using Hash = std::array<std::byte, 32>;
 
+// SHA-256 of a message that is written in pieces.
+//
+// A process computes one hash at a time: the constructor abandons any unfinished one.
 class Sha256 {
   public:
     Sha256() noexcept;
     void write(Bytes bytes) noexcept;
-    // False when OpenSSL refuses to work; out is then undefined.
+    // False when OpenSSL has failed since construction.
     [[nodiscard]] bool finish(Hash& out) noexcept;
 
   private:
     bool good_;
 };
 
-// HMAC-SHA-256, a piece at a time.
-//
-// Keying costs more than a short message, so whoever needs codes keeps one of these for good: the
-// key is expanded again only when it changes. One code at a time: start() begins anew, so one that
-// was never finished leaves nothing behind. Not thread-safe; nothing is thrown.
 using Secret = std::array<std::byte, 32>;
 
+// HMAC-SHA-256 of a message that is written in pieces.
+//
+// Setting the key costs more than hashing a short message. Keep an object for each use of it: it
+// sets the key only when the key changes. start() abandons any unfinished message.
 class Hmac {
   public:
     [[nodiscard]] bool start(const Secret& secret) noexcept;
     void write(Bytes bytes) noexcept;
-    // False when OpenSSL has refused to work since start(); out is then undefined.
+    // False when OpenSSL has failed since start().
     [[nodiscard]] bool finish(Hash& out) noexcept;
 
   private:
     bool key_with(const Secret& secret) noexcept;
 
-    evp_mac_ctx_st* context_ = nullptr;  // lives as long as the process
+    evp_mac_ctx_st* context_ = nullptr;  // never freed
     Secret keyed_with_{};
     bool keyed_ = false;
     bool good_ = false;
 };
 
-// One AES-128 block under a key that seldom changes.
-//
-// A keyed permutation of exactly a digest's width: what it makes of a digest tells nothing about
-// the digest to whoever lacks the key. Expanding a key costs more than the block, so each use keeps
-// its own expanded key. Not thread-safe; OpenSSL's objects live as long as the process; nothing is
-// thrown.
 using AesKey = std::array<std::byte, 16>;
 using AesBlock = std::array<std::byte, 16>;
 
+// AES-128 of a single block: a permutation of 128-bit values that needs the key to be computed or
+// reversed.
+//
+// Setting the key costs more than encrypting a block. Keep an object for each use and direction: it
+// sets the key only when the key changes.
 class BlockCipher {
   public:
     enum class Direction : int { decrypt = 0, encrypt = 1 };
     explicit constexpr BlockCipher(Direction direction) noexcept : direction_(direction) {}
 
-    // False when OpenSSL refuses to work; out is then undefined.
     [[nodiscard]] bool apply(const AesKey& key, const AesBlock& in, AesBlock& out) noexcept;
 
   private:
     bool ready(const AesKey& key) noexcept;
 
     Direction direction_;
-    evp_cipher_ctx_st* context_ = nullptr;
+    evp_cipher_ctx_st* context_ = nullptr;  // never freed
     AesKey key_{};
     bool keyed_ = false;
 };

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t time_bytes = 6;
 
-// The identity as bytes, put together first: one call into OpenSSL costs less than five.
+// Collects what is to be hashed: one call into OpenSSL costs less than five.
 class Message {
   public:
     template <std::size_t Width>
@@ -31,7 +31,7 @@ class Message {
         used_ += piece.size();
     }
 
-    std::array<std::byte, 2048> buffer_;  // twice 255 bytes, in whatever UTF-8 makes of them
+    std::array<std::byte, 2048> buffer_;  // 255 bytes each of tenant and key can grow in UTF-8
     std::size_t used_ = 0;
     bool fits_ = true;
 };
@@ -69,7 +69,7 @@ bool key_digest(const QualifiedKey& key, Digest& out) noexcept {
     return true;
 }
 
-// A third text makes the bytes those of no key.
+// With a third text, the message differs from that of every key.
 bool source_digest(const QualifiedKey& source, Digest& out) noexcept {
     Hash full;
     Message message = message_of(source);

@@ -1,25 +1,20 @@
-// The fingerprint of a request: what tells a retry from a different request under the same key.
+// The fingerprint of a request, which distinguishes a retry from a different request with the same
+// key.
 //
-// HMAC-SHA-256 over the canonical form of the request, keyed with a per-database secret, so that a
-// leaked table does not give low-entropy requests away. It is stored with the version of this
-// algorithm and the id of the secret; a record is always compared under what it was made with.
-// One computation at a time: begin() starts over, so a walk that was cut short by an error leaves
-// nothing behind. Not thread-safe; allocates and throws nothing.
+// It is the HMAC-SHA-256 of the request's canonical form with a secret of the database. Without the
+// secret, a leaked table does not reveal requests that can be guessed. A fingerprint is stored with
+// the version of this algorithm and the id of the secret. A retry is fingerprinted with those of
+// the stored record.
+//
+// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
 #include "core/crypto.hpp"
 
 namespace idem::core {
 
-// The canonical form of a JSON value: equal values become equal bytes, different ones different.
-//
-// The caller walks its JSON and calls one method an event; a Sink takes the bytes. Every item is
-// tagged, and every string has its length in front, so no two walks run into each other. Numbers go
-// by value: 1, 1.0 and 1e0 agree, and two decimals that differ in their last digit never do.
-// Members are taken in the caller's order, which must not depend on how the text was written.
-// Pure; allocates and throws nothing.
-// A number as sign, base-10000 digits (each two big-endian bytes, most significant first) and the
-// power of 10000 of the first of them. Leading and trailing zero digits carry no value.
+// A number: its sign, its base-10000 digits (two big-endian bytes each, most significant first) and
+// the exponent of 10000 of the first digit. Leading and trailing zero digits have no meaning.
 struct Decimal {
     bool negative;
     int weight;
@@ -37,6 +32,13 @@ constexpr Decimal normalized(Decimal n) noexcept {
     return n.digits.empty() ? Decimal{false, 0, {}} : n;
 }
 
+// Writes the canonical form of a JSON value: equal values give equal bytes, and different values
+// different bytes.
+//
+// The caller walks the value and calls one function per event; the bytes go to sink.write(). Every
+// item begins with a tag, and every string has its length in front of it. Numbers are equal when
+// their values are: 1, 1.0 and 1e0 are, and decimals that differ in any digit are not. The caller
+// passes the members of an object in an order that does not depend on how the text was written.
 template <class Sink>
 class CanonicalWriter {
   public:
@@ -77,16 +79,19 @@ struct Fingerprint {
     Hash mac;
 };
 
-// As stored: version, secret id, mac.
+// Version, secret id and MAC, as in the record.
 using StoredFingerprint = std::array<std::byte, 1 + 4 + 32>;
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-// False when the bytes are not a fingerprint of a version this library knows.
+// False when the bytes are not a fingerprint of the version above.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 
-// In constant time.
+// Compares in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 
-// The Sink of a canonical walk. It buffers, so that a small request is one call into OpenSSL.
+// The sink of a CanonicalWriter: computes a fingerprint. It buffers, so that a small request takes
+// one call into OpenSSL. A process computes one fingerprint at a time: begin() abandons any
+// unfinished one, such as that of a walk that ended with an error. begin() and finish() return
+// false when OpenSSL fails.
 class FingerprintSink {
   public:
     [[nodiscard]] bool begin(const Secret& secret, std::uint32_t secret_id) noexcept;

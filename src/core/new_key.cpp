@@ -3,7 +3,7 @@
 namespace idem::core {
 namespace {
 
-// One a process: the seed never changes.
+// Kept for good, because the seed never changes.
 constinit Hmac hmac;
 
 template <class Function>

@@ -1,48 +1,51 @@
-// How keys are made: a new one from time and chance, or one that is computed.
+// How idem makes keys: from the current time and random bits (UUIDv7), or from other data.
+//
+// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
 #include "core/digest.hpp"
 
 namespace idem::core {
 
-// UUIDv7 (RFC 9562): the key for whoever has none.
+// UUIDv7 (RFC 9562)
 //
-// 48 bits of milliseconds since 1970, 12 bits of how far into the millisecond (the RFC's method 3),
-// 62 random bits. Time and fraction together are counted as one number, ticks of 1/4096 ms, so that
-// a generator stays in order by never handing out a tick twice.
-// Pure functions; no allocation, nothing thrown.
+// Such a UUID has 48 bits for the milliseconds since 1970, 12 bits for the fraction of the
+// millisecond (method 3 of the RFC) and 62 random bits. Time and fraction are handled as one number
+// of ticks of 1/4096 ms. A generator that never uses a tick twice produces UUIDs in order.
+
 using UuidText = std::array<char, 36>;
 
-// The tick of this moment, in microseconds since 1970; a clock set before that counts as 1970.
+// The tick of a time in microseconds since 1970. An earlier time counts as 1970.
 constexpr std::uint64_t uuid_tick(std::int64_t unix_usecs) noexcept {
     const auto usecs = static_cast<std::uint64_t>(unix_usecs < 0 ? 0 : unix_usecs);
     return usecs / 1000 << 12 | usecs % 1000 * 4096 / 1000;
 }
 
-// As uuid_tick(), but after the one given out last: for calls within one tick, and for a clock that
-// was set back.
+// The same, but always greater than the last tick: two calls may come within one tick, and the
+// clock may have been set back.
 constexpr std::uint64_t next_uuid_tick(std::uint64_t last, std::int64_t unix_usecs) noexcept {
     const std::uint64_t tick = uuid_tick(unix_usecs);
     return tick > last ? tick : last + 1;
 }
 
-// Lower case, with hyphens. Of tick the lower 60 bits count, of random the lower 62.
+// In lower case, with hyphens. Uses the low 60 bits of tick and the low 62 bits of random.
 UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept;
 
-// Keys that are computed rather than made up: the same input gives the same key.
+// Derived keys
 //
-// Every text goes in as its length in bytes (four of them, big-endian) and its UTF-8; the lengths
-// keep ('a', 'bc') from ('ab', 'c'), and '' from no part. The key is lower-case hexadecimal.
-// Not thread-safe (see sha256.hpp, hmac.hpp); nothing is thrown.
+// The same input always gives the same key. Every text of the input is preceded by its length in
+// bytes, as four big-endian bytes: so ('a', 'bc') and ('ab', 'c') differ, and so do '' and no text
+// at all. The key is a 256-bit hash in lower-case hexadecimal.
+
 using KeyText = std::array<char, 64>;
 
-// SHA-256, the same everywhere. The parts are UTF-8, below 4 GB each. False when OpenSSL refuses to
-// work; out is then undefined.
+// SHA-256 of the parts: the same in every database. The parts are UTF-8 and smaller than 4 GB each.
+// False when OpenSSL fails; out is then undefined.
 [[nodiscard]] bool derive_key(std::span<const std::string_view> parts, KeyText& out) noexcept;
 
-// HMAC-SHA-256 over the key digest and the step, for the eyes of others: it gives away neither the
-// seed nor the digest. The seed keys more than this, so the message begins with what it is for.
-// False when OpenSSL refuses to work; out is then undefined.
+// HMAC-SHA-256 of the parent key's digest and the step. Child keys are sent to other services, so
+// they must reveal neither the seed nor the digest. The seed has other uses, too: the message
+// begins with the name of this one. False when OpenSSL fails; out is then undefined.
 [[nodiscard]] bool child_key(const Secret& seed, const Digest& digest, std::string_view step,
                              KeyText& out) noexcept;
 

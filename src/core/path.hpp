@@ -1,8 +1,11 @@
-// How a path into a jsonb value is written: the names of members, joined by dots.
+// Paths into a jsonb value: how they are written, and which members of a value they match.
 //
-// 'card.number' is the member "number" of the member "card", and of each item where "card" is an
-// array: an item has no step of its own. A name that would be taken for another notation is written
-// in double quotes, in which \" and \\ stand for " and \: '"a/b".c'. Pure; nothing thrown.
+// A path is the names of members, joined by dots: 'card.number' is the member "number" of the
+// member "card". Arrays have no step of their own: where "card" is an array, the path applies to
+// each item. A name that looks like another notation is written in double quotes, in which \" and
+// \\ stand for " and \: '"a/b".c'.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +18,24 @@ namespace idem::core {
 
 inline constexpr std::size_t max_path_bytes = 255;
 
-// What speaks against a path: each is what others write where this notation has something else.
+// Why a path is refused. Most faults are what other notations use.
 enum class PathFault {
     none,
     root,        // $ or $.card: JSONPath
     slash,       // /card/number: JSON Pointer
     arrow,       // card->number, card#>number: operators
     bracket,     // card[0]: a subscript
-    brace,       // {card,number}: an array of text
+    brace,       // {card,number}: an array
     comma,       // card,number: several paths in one
-    wildcard,    // items.*.token
-    index,       // items.0.token
-    quote,       // a double quote that is not closed, or does not enclose the whole name
-    empty_step,  // .card, card..number
+    wildcard,    // items.*.token: every item
+    index,       // items.0.token: one item
+    quote,       // a double quote that is not closed or does not enclose the whole name
+    empty_step,  // .card, card..number: a name is missing
 };
 
 PathFault path_fault(std::string_view path) noexcept;
 
-// Text of a bounded length. What does not fit is left out.
+// A text of limited length. A piece that does not fit is omitted.
 struct PathText {
     std::array<char, 2 * max_path_bytes + 2> bytes{};
     std::size_t size = 0;
@@ -41,32 +44,31 @@ struct PathText {
     operator std::string_view() const noexcept { return view(); }
 };
 
-// The path as the filter compares it, without quotes; as it is, if it has a fault.
+// The path as PathFilter compares it, without quotes; unchanged when it has a fault.
 PathText plain_path(std::string_view path) noexcept;
 
-// What a path with a fault means in the notation that it is written in, put into ours; empty when
-// it names no member.
+// Translates a path with a fault from its own notation to this one, for advice to the user. Empty
+// when it names no member.
 PathText translated_path(std::string_view path) noexcept;
 
-// The path for a single member of just this name.
+// The name in double quotes: a step that stands for exactly this name.
 PathText quoted_name(std::string_view name) noexcept;
 
-// Which members of a request the fingerprint leaves out.
+// Follows a walk through a jsonb value and says for each member whether its path is on a list.
 //
-// A path names members from the top, joined by dots ('sent_at', 'meta.trace_id'); arrays on the way
-// are passed through, so 'items.seen_at' leaves it out of every item. The filter follows a walk and
-// says for each member whether it is on the list. Pure; allocates and throws nothing: a place more
-// than 128 objects deep, or whose path is longer than 255 bytes, is simply not on the list.
+// Paths are given as plain_path() returns them. A member more than 128 objects deep, or whose path
+// is longer than 255 bytes, counts as not on the list.
 class PathFilter {
   public:
     explicit constexpr PathFilter(std::span<const std::string_view> paths) noexcept
         : paths_(paths) {}
 
-    // Call on entering and leaving an object.
+    // Call these on entering and leaving an object.
     void begin_object() noexcept { ++depth_; }
     void end_object() noexcept { --depth_; }
 
-    // Call for each member of the innermost object; true when it is to be left out.
+    // Call this for each member of the innermost object, before entering its value. True when the
+    // member's path is on the list.
     bool excludes(std::string_view name) noexcept {
         if (paths_.empty() || depth_ > max_depth) return false;
         std::size_t end = ends_[depth_ - 1];
@@ -89,8 +91,8 @@ class PathFilter {
     }
 
     std::span<const std::string_view> paths_;
-    std::size_t depth_ = 0;                      // objects entered
-    std::array<std::size_t, max_depth> ends_{};  // where the path of the object at a depth ends
+    std::size_t depth_ = 0;                      // number of objects entered
+    std::array<std::size_t, max_depth> ends_{};  // per depth: the length of the object's path
     std::array<char, max_path_bytes> path_{};
 };
 

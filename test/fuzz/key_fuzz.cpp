@@ -1,5 +1,5 @@
-// Any bytes as tenant and key: the digest depends on where one ends and the other begins, and keeps
-// in front the time that the key carries. Its age and its weakness can be told.
+// Takes any bytes as tenant and key. Checks that the digest depends on the boundary between the two
+// and begins with the time in the key, and that the key's shape, age and weakness are consistent.
 #include <cstdlib>
 
 #include "core/digest.hpp"

@@ -1,4 +1,5 @@
-// SHA-256: the standard's vectors, in one piece and in many.
+// The cryptographic primitives, checked against known results. The tests of lock ids in
+// digest_test.cpp check AES.
 #include "core/crypto.hpp"
 
 #include "support.hpp"
@@ -20,8 +21,8 @@ std::string sha256(std::string_view text, std::size_t piece) {
 
 }  // namespace
 
-TEST(Sha256, IsTheStandards) {
-    // FIPS 180-4, examples.
+TEST(Sha256, MatchesTheStandard) {
+    // The examples of FIPS 180-4, written in one piece and in many.
     EXPECT_EQ(sha256("", 1), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     for (std::size_t piece : {1U, 2U, 3U, 4U})
         EXPECT_EQ(sha256("abc", piece),
@@ -31,13 +32,12 @@ TEST(Sha256, IsTheStandards) {
                   "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
 }
 
-TEST(Sha256, StartsOverWhateverWasBegun) {
+TEST(Sha256, AbandonsAnUnfinishedMessage) {
     Sha256 abandoned;
     abandoned.write(as_bytes("half a message"));
     EXPECT_EQ(sha256("abc", 3), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-// HMAC-SHA-256: known codes, in one piece and in many, and keys that change.
 namespace {
 
 std::string code(Hmac& hmac, const Secret& secret, std::string_view text, std::size_t piece) {
@@ -49,6 +49,7 @@ std::string code(Hmac& hmac, const Secret& secret, std::string_view text, std::s
     return hex(out);
 }
 
+// Both were computed with Python's hmac module.
 constexpr std::string_view of_abc =
     "f0133729c4163dede81e21cd47839256da58171238c8a0d874397c73b14e1e47";
 constexpr std::string_view of_abc_other_key =
@@ -56,28 +57,27 @@ constexpr std::string_view of_abc_other_key =
 
 }  // namespace
 
-// Both computed with the hmac module of Python.
-TEST(Hmac, IsHmacSha256) {
+TEST(Hmac, MatchesAnotherImplementation) {
     static constinit Hmac hmac;
     for (std::size_t piece : {1U, 2U, 3U})
         EXPECT_EQ(code(hmac, counting<Secret>(), "abc", piece), of_abc);
 }
 
-TEST(Hmac, FollowsTheKey) {
+TEST(Hmac, ChangesWithTheKey) {
     static constinit Hmac hmac;
     EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
     EXPECT_EQ(code(hmac, counting<Secret>(1), "abc", 3), of_abc_other_key);
     EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
 }
 
-TEST(Hmac, StartsOverWhateverWasBegun) {
+TEST(Hmac, AbandonsAnUnfinishedMessage) {
     static constinit Hmac hmac;
     ASSERT_TRUE(hmac.start(counting<Secret>()));
     hmac.write(as_bytes("half a message"));
     EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
 }
 
-TEST(Hmac, IsNoneBeforeItIsKeyed) {
+TEST(Hmac, FailsBeforeStart) {
     static constinit Hmac hmac;
     hmac.write(as_bytes("abc"));
     Hash out{};

@@ -1,4 +1,4 @@
-// The fingerprint: HMAC-SHA-256 checked against another implementation, and the buffer's edges.
+// The canonical form of a request, and its fingerprint.
 #include "core/fingerprint.hpp"
 
 #include <functional>
@@ -13,7 +13,6 @@ using namespace idem::core;
 using idem::test::counting;
 using idem::test::hex;
 
-// The canonical form: equal values become equal bytes, different ones different.
 namespace {
 
 struct Text {
@@ -38,16 +37,17 @@ std::string number(bool negative, int weight, std::vector<std::uint16_t> digits)
     return form([&](Writer& w) { w.number({negative, weight, as_bytes(wire)}); });
 }
 
-// A JSON value for the property test: equality of the tree is what the form must mirror.
+// A JSON value for the property test: two values must have the same form exactly when the trees
+// are equal.
 struct Tree {
     char kind;         // n t f s + [ {
-    std::string text;  // of a string; of a number one digit, at weight 0
+    std::string text;  // the string, or the number's only digit, which has weight 0
     std::vector<Tree> items;
     std::map<std::string, Tree> members;
     friend bool operator==(const Tree&, const Tree&) = default;
 };
 
-// Numbers are written with as many leading and trailing zero digits as padding says.
+// Writes every number with `padding` leading and trailing zero digits.
 void walk(const Tree& tree, Writer& w, int padding) {
     switch (tree.kind) {
         case 'n':
@@ -91,7 +91,7 @@ Tree random_tree(std::mt19937& rng, int depth) {
 
 }  // namespace
 
-TEST(Canonical, NumbersGoByValue) {
+TEST(CanonicalWriter, NumbersAreComparedByValue) {
     const auto one = number(false, 0, {1});
     EXPECT_EQ(number(false, 0, {1, 0, 0}), one);  // 1.00000000
     EXPECT_EQ(number(false, 2, {0, 0, 1}), one);  // 00000000 1
@@ -101,20 +101,20 @@ TEST(Canonical, NumbersGoByValue) {
     EXPECT_NE(number(false, 0, {2}), one);
 }
 
-TEST(Canonical, ThereIsOneZero) {
+TEST(CanonicalWriter, ThereIsOneZero) {
     const auto zero = number(false, 0, {});
     EXPECT_EQ(number(false, 0, {0}), zero);
     EXPECT_EQ(number(true, 0, {}), zero);
     EXPECT_EQ(number(false, -3, {0, 0}), zero);
 }
 
-TEST(Canonical, LongDecimalsAreNeverRounded) {
+TEST(CanonicalWriter, LongDecimalsAreNeverRounded) {
     EXPECT_NE(number(false, 4, {9007, 1992, 5474, 992, 1}),
               number(false, 4, {9007, 1992, 5474, 992, 2}));
     EXPECT_NE(number(false, -1, {1, 0, 0, 0, 0, 0, 1}), number(false, -1, {1, 0, 0, 0, 0, 0, 2}));
 }
 
-TEST(Canonical, KindsAreToldApart) {
+TEST(CanonicalWriter, TypesDiffer) {
     const auto text = form([](Writer& w) { w.string("1"); });
     EXPECT_NE(text, number(false, 0, {1}));
     EXPECT_NE(form([](Writer& w) { w.member("1"); }), text);
@@ -122,7 +122,7 @@ TEST(Canonical, KindsAreToldApart) {
     EXPECT_NE(form([](Writer& w) { w.boolean(true); }), form([](Writer& w) { w.boolean(false); }));
 }
 
-TEST(Canonical, StringsDoNotRunIntoEachOther) {
+TEST(CanonicalWriter, AdjacentStringsAreSeparated) {
     const auto two = [](std::string_view a, std::string_view b) {
         return form([&](Writer& w) {
             w.string(a);
@@ -133,7 +133,7 @@ TEST(Canonical, StringsDoNotRunIntoEachOther) {
     EXPECT_NE(two("", "abc"), two("abc", ""));
 }
 
-TEST(Canonical, BytesAreEqualExactlyWhenTreesAre) {
+TEST(CanonicalWriter, BytesAreEqualExactlyWhenValuesAre) {
     std::mt19937 rng(20261121);
     std::map<std::string, Tree> seen;
     int met_again = 0;
@@ -177,7 +177,7 @@ TEST(Fingerprint, IsHmacSha256OfTheCanonicalForm) {
     EXPECT_EQ(hex(out.mac), "d5cd09d4c997d729d8e1fac18053a0c68476eb357e2516415c224c4691b4bd93");
 }
 
-TEST(Fingerprint, DoesNotDependOnHowItWasWritten) {
+TEST(Fingerprint, DoesNotDependOnTheSizesOfWrites) {
     for (std::size_t size : {0U, 1U, 511U, 512U, 513U, 1024U, 5000U}) {
         const std::string text(size, 'x');
         const auto whole = of_pieces(counting<Secret>(), text, size + 1);
@@ -188,14 +188,14 @@ TEST(Fingerprint, DoesNotDependOnHowItWasWritten) {
     }
 }
 
-TEST(Fingerprint, DependsOnTheSecretEachTime) {
+TEST(Fingerprint, ChangesWithTheSecret) {
     const auto first = of_pieces(counting<Secret>(), "request", 100);
     const auto other = of_pieces(counting<Secret>(1), "request", 100);
     EXPECT_FALSE(same_mac(first, other));
     EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), first));
 }
 
-TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
+TEST(Fingerprint, AbandonsAnUnfinishedWalk) {
     const auto whole = of_pieces(counting<Secret>(), "request", 100);
     FingerprintSink cut;
     for (std::size_t left_behind : {0U, 1U, 511U, 512U, 2000U}) {
@@ -203,7 +203,7 @@ TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
         cut.write(as_bytes(std::string(left_behind, 'y')));
         EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), whole)) << left_behind;
 
-        // The same sink again: what it had buffered is gone too.
+        // The same sink can be used again: its buffer is empty.
         ASSERT_TRUE(cut.begin(counting<Secret>(), 1));
         cut.write(as_bytes(std::string(left_behind, 'y')));
         Fingerprint out{};
@@ -216,7 +216,7 @@ TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
     }
 }
 
-TEST(Fingerprint, IsStoredWithVersionAndSecret) {
+TEST(Fingerprint, IsStoredWithVersionAndSecretId) {
     Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     from.secret_id = 0x01020304;
     auto stored = pack(from);
@@ -231,7 +231,7 @@ TEST(Fingerprint, IsStoredWithVersionAndSecret) {
     EXPECT_FALSE(unpack(stored, to));
 }
 
-TEST(Fingerprint, EveryByteOfTheMacCounts) {
+TEST(Fingerprint, ComparesEveryByteOfTheMac) {
     const Fingerprint a = of_pieces(counting<Secret>(), "request", 100);
     for (std::size_t i = 0; i < a.mac.size(); ++i) {
         Fingerprint b = a;
