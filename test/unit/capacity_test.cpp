@@ -1,4 +1,4 @@
-// Capacity planning: the documentation's worked example, rounding and limits.
+// Capacity planning: the worked example of docs/guide.md, rounding and limits.
 #include "core/capacity.hpp"
 
 #include <limits>
