@@ -16,7 +16,7 @@
 namespace idem::core {
 
 // What a visit found. `more` means that it ended before it had read the whole table.
-struct VisitResult {
+struct VisitCounts {
     std::int64_t seen;
     std::int64_t deleted;
     bool more;
@@ -46,7 +46,7 @@ constexpr std::int64_t absent_nap(std::int64_t nap, std::int64_t naptime) noexce
 // the claim of that record did. More frequent visits would cost more reads, less frequent ones more
 // disk space.
 constexpr std::int64_t next_nap(std::int64_t nap, std::int64_t naptime,
-                                const VisitResult& found) noexcept {
+                                const VisitCounts& found) noexcept {
     const std::int64_t least = shortest_nap(naptime);
     if (found.deleted > 0 && found.deleted >= found.seen / 4)
         return found.more ? least : std::clamp(nap / 2, least, longest_nap(naptime));
