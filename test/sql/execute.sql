@@ -142,7 +142,7 @@ BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT outcome, response FROM idem.execute('ops', 'outer', 'outer_op(jsonb)');
 COMMIT;
 SELECT key, state FROM idem.record WHERE key IN ('inner', 'outer') ORDER BY key;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
 \set VERBOSITY default
 SET client_min_messages = warning;

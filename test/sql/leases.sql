@@ -161,7 +161,7 @@ SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELS
 -- updates of a leased row stay in the heap
 SELECT pg_stat_force_next_flush();
 SELECT n_tup_upd > 20 AS many, n_tup_upd = n_tup_hot_upd AS all_hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
 -- a claim holds its transaction's locks only: many leased claims, many transactions
 SET idem.max_open_claims = 2;

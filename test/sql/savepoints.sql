@@ -62,7 +62,7 @@ SAVEPOINT a;
 FETCH cur;
 ROLLBACK TO a;
 SELECT state('cursor');
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 SELECT outcome, token AS t FROM idem.claim('savepoints', 'cursor') \gset
 SELECT idem.complete(:'t', '"again"');
 COMMIT;
@@ -87,7 +87,7 @@ BEGIN
   END LOOP;
 END $$;
 SELECT count(*), count(*) FILTER (WHERE response = to_jsonb(replace(key, 'many', '')::int)) FROM idem.record WHERE key LIKE 'many%';
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
 -- a transaction that rolls back claim after claim keeps nothing of them
 CREATE PROCEDURE undo(n int) LANGUAGE plpgsql AS $$

@@ -156,11 +156,11 @@ SELECT outcome FROM idem.try_claim('wrong', 'cap3');
 SELECT outcome FROM idem.try_claim('wrong', 'cap4');
 SELECT attempt($$SELECT idem.claim('wrong', 'cap4')$$);
 SELECT outcome FROM idem.claim('wrong', 'twice');
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 ROLLBACK;
 RESET idem.max_open_claims;
 
 -- nothing of all this was stored
 SELECT key, state FROM idem.record ORDER BY key COLLATE "C";
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 DROP FUNCTION attempt;
