@@ -1,5 +1,6 @@
-# What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, one version everywhere, and the same errors in README and COMMENTs, the messages of Troubleshooting as they are raised. Needs no server: prove test/release.pl
+# What is published is well-formed and agrees with itself: META.json follows PGXN's specification 1.0.0, the
+# version is the same everywhere, the documents list the errors of the COMMENTs and quote messages as they
+# are raised, test/README.md lists every test. Needs no server: prove test/release.pl
 use strict;
 use warnings;
 
@@ -136,5 +137,19 @@ sub is_said
 my @quoted = $troubleshooting =~ /^\| `((?:ID|\d\d)\w{3} [^`]+)`/mg;
 cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
 ok(is_said(s/^\w+ //r), "someone says: $_") for @quoted;
+
+# Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.
+my $guide = slurp('test/README.md');
+my ($tests) = $guide =~ /^## Where is the test of \.\.\.\n(.*?)^## /ms;
+my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
+my %times;
+$times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
+my @files = map { s{^test/}{}r } grep { -f } map { glob } qw(test/* test/*/*);
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/|^t/.*\.pl$|^release\.pl$} } @files;
+is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
+my %exists = map { $_ => 1 } @files;
+is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');
+my %is_test = map { $_ => 1 } @is_test;
+ok($shared =~ /`\Q$_\E`/, "test/README.md says what $_ is for") for grep { !$is_test{$_} && $_ ne 'README.md' } @files;
 
 done_testing();
