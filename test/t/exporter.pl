@@ -131,7 +131,7 @@ $run->kill_kill;
 $session->quit;
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'held'");
 
-# Dashboard and alerts ------------------------------------------------------------------------------- ----------
+# Dashboard and alerts ----------------------------------------------------------------------------
 
 sub named_metrics
 {

@@ -55,7 +55,7 @@ sub follow_hint
 	return;
 }
 
-# At the start ------------------------------------------------------------------------------------- ----------
+# At the start ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
 push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions);

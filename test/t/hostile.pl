@@ -494,7 +494,7 @@ ROLLBACK;
 SQL
 is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), 'ID009', 'the default is 2,000');
 
-# Cancelled calls ---------------------------------------------------------------------------------- ----------
+# Cancelled calls ---------------------------------------------------------------------------------
 
 # Cancelled at a random point: walking the request, writing the answer, reading it.
 for my $timeout (1, 2, 5, 10, 20, 40, 80, 160, 320)

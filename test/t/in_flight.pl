@@ -160,7 +160,7 @@ is(seen(), 'payments||short|2|', 'a released claim is shown without a process');
 sql("SELECT idem.forget('payments', 'short')");
 is(seen(), '', 'nothing is in flight again');
 
-# Which role sees what ----------------------------------------------------------------------------- ----------
+# Which role sees what ----------------------------------------------------------------------------
 
 sql(<<'SQL');
 CREATE ROLE shop LOGIN;
@@ -181,7 +181,7 @@ is(seen('other'), '', 'claims of another database are not shown');
 $shop->query_safe('ROLLBACK');
 $shop->quit;
 
-# Sessions that die -------------------------------------------------------------------------------- ----------
+# Sessions that die -------------------------------------------------------------------------------
 
 sql("SELECT pg_terminate_backend($pid)");
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idem.in_flight'),

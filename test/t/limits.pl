@@ -77,7 +77,7 @@ SQL
 cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'limited'"),
 	'>', 10_000, 'most were refused');
 
-# What counts, and for which tenant --------------------------------------------------------------- ----------
+# What counts, and for which tenant ---------------------------------------------------------------
 
 $node->restart;
 is(outcome('single', 'a'), 'claimed', 'tenant a has one claim a minute');
@@ -153,7 +153,7 @@ END $$;
 SQL
 pass('after retry_after the claim is admitted');
 
-# More tenants than buckets ------------------------------------------------------------------------ ----------
+# More tenants than buckets -----------------------------------------------------------------------
 
 $node->restart;
 is( $node->safe_psql('postgres',

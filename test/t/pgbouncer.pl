@@ -199,7 +199,7 @@ sql('single', q{SET idem.tenant = 'acme'});
 is(sql('single', 'SHOW idem.tenant'), 'acme', 'SET affects the next client');
 sql('single', 'RESET idem.tenant');
 
-# Session pooling ---------------------------------------------------------------------------------------- ----------
+# Session pooling ---------------------------------------------------------------------------------
 
 is(sql('session', "SELECT pay('in a session', '{}') ->> 'payment' IS NOT NULL"), 't', 'session pooling');
 {

@@ -176,7 +176,7 @@ is(scalar(uniq map { join ':', (split /\t/)[ 0, 3 ] } @seen), 20, '8 clients wit
 is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment WHERE amount > 1000 AND amount < 2000'),
 	'20|20', '8 clients with 20 keys: one effect for each key');
 
-# Faults ---------------------------------------------------------------------------------------------- ----------
+# Faults ------------------------------------------------------------------------------------------
 
 # The answer to COMMIT is lost so often that the service gives up, and the client has to retry.
 sub lose_answers

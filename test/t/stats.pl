@@ -154,7 +154,7 @@ is( sql(q(SELECT claims = completions AND claims = (SELECT count(*) FROM payment
 	        AND claims + replays = 16 * 500 FROM idem.stats WHERE scope = 'payments')),
 	't', 'every call is counted once');
 
-# Which role sees what ----------------------------------------------------------------------------- ----------
+# Which role sees what ----------------------------------------------------------------------------
 
 sql('CREATE ROLE stranger; CREATE ROLE member; CREATE ROLE shop; GRANT shop TO member');
 sql("SELECT idem.create_scope('orders', owner => 'shop')");
@@ -211,7 +211,7 @@ is(stats('orders'), '', 'a scope that finds no slot is not counted');
 $node->append_conf('postgresql.conf', 'idem.counted_scopes = 8');
 $node->restart;
 
-# Scopes that are created and dropped --------------------------------------------------------------- ----------
+# Scopes that are created and dropped -------------------------------------------------------------
 
 sql('CREATE DATABASE other');
 install_payments($node, 'other');

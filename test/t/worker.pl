@@ -81,7 +81,7 @@ sub set_conf
 	return;
 }
 
-# Purging ------------------------------------------------------------------------------------------ ----------
+# Purging -----------------------------------------------------------------------------------------
 
 fill('postgres', 2500, '-1 second');
 fill('postgres', 10, '1 hour');
@@ -122,7 +122,7 @@ $claimer->quit;
 is(sql("SELECT response FROM idem.claim('payments', 'again')"), '"second"', 'the new record lives');
 sql('DELETE FROM idem.record');
 
-# Tables locked by other sessions ------------------------------------------------------------------- ----------
+# Tables locked by other sessions -----------------------------------------------------------------
 
 # DROP EXTENSION locks the second table first: waiting for it with a lock on the others would
 # deadlock.
@@ -163,7 +163,7 @@ fill('postgres', 5, '-1 second');
 left('postgres', 80_000, 'expired records are deleted among those of 80,000 scopes');
 sql("TRUNCATE idem.record; DELETE FROM idem.scope WHERE name <> 'payments'");
 
-# Extensions that are created and dropped ------------------------------------------------------------- ----------
+# Extensions that are created and dropped ---------------------------------------------------------
 
 set_conf('idem.purge_rate' => 500);
 fill('postgres', 3000, '-1 second');
@@ -304,7 +304,7 @@ $node->reload;
 fill('other_name', 50, '-1 second');
 left('other_name', 0, 'the other databases are visited as before');
 
-# Statistics of dropped databases ------------------------------------------------------------------- ----------
+# Statistics of dropped databases -----------------------------------------------------------------
 
 set_conf('idem.counted_scopes' => 3);
 $node->stop;
@@ -350,7 +350,7 @@ $standby->stop;
 log_is_clean($standby);
 $node->start;
 
-# No free worker ------------------------------------------------------------------------------------- ----------
+# No free worker ----------------------------------------------------------------------------------
 
 set_conf('idem.purge_naptime' => '50ms', 'max_worker_processes' => 2);
 $logged = -s $node->logfile;
