@@ -1,4 +1,4 @@
-# Every check of idem.health() turns to warn or fail, and following its hint turns it back to ok.
+# Every check of idem.health() turns to warn or fail, and its hint, followed, makes it well again.
 use strict;
 use warnings;
 
@@ -7,7 +7,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# The worker is off and autovacuum comes rarely, so that they do not repair what is broken here.
+# The worker stays away and autovacuum comes rarely, so that nobody else repairs what is broken here.
 my $node = idem_node('health', conf => <<'CONF');
 shared_preload_libraries = 'idem'
 idem.purge_naptime = 0
@@ -19,7 +19,7 @@ sub sql { return $node->safe_psql('postgres', shift); }
 
 sql('CREATE ROLE watcher LOGIN IN ROLE pg_monitor');
 
-# Rows of a check, or a column of them, as a role that may watch but not use idem.
+# Rows of a check, or with a column of them, as somebody who may watch but not use.
 sub health
 {
 	my ($check, %options) = @_;
@@ -46,7 +46,7 @@ sub hint
 	return health($check, %options, column => 'hint');
 }
 
-# A hint that is only SQL is executed as it is.
+# Hints that are nothing but SQL are taken at their word.
 sub follow_hint
 {
 	my ($check, %options) = @_;
@@ -55,26 +55,26 @@ sub follow_hint
 	return;
 }
 
-# At the start ------------------------------------------------------------------------------------
+# To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
 push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions);
 health_becomes('worker', 'warn', 'the launcher is up, but was told not to purge');
-is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'a row a check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
-	'worker', 'every check but the worker is ok');
+	'worker', 'and all but the worker is well');
 is( sql("SELECT count(*) FROM idem.health() WHERE (hint IS NULL) <> (status = 'ok') OR detail IS NULL"),
-	0, 'every row has a detail, and a hint where one is needed');
+	0, 'a hint where one is needed, a detail always');
 my @stranger = $node->psql('postgres', "CREATE ROLE stranger; SET ROLE stranger; SELECT idem.health()");
-like($stranger[2], qr/permission denied for function health/, 'health needs a privilege');
+like($stranger[2], qr/permission denied for function health/, 'not for everybody');
 
 # worker: see below for the launcher ---------------------------------------------------------------
 
-like(health('worker', column => 'detail'), qr/purge_naptime is 0/, 'worker: the detail names purge_naptime');
+like(health('worker', column => 'detail'), qr/purge_naptime is 0/, 'worker: told not to come');
 
 # purge --------------------------------------------------------------------------------------------
 
-# A finished record, to be modified.
+# A finished record as the table has it, to be spoilt.
 sub insert_records
 {
 	my ($scope, $n, $expires) = @_;
@@ -87,21 +87,21 @@ SQL
 }
 
 insert_records('payments', 3, "now() - interval '10 minutes'");
-is(health('purge'), 'ok', 'purge: ok for records that have just expired');
-like(health('purge', column => 'detail'), qr/^3 expired records wait.* block 0 of 1\.$/, 'purge: the detail counts expired records');
+is(health('purge'), 'ok', 'purge: records that have just expired');
+like(health('purge', column => 'detail'), qr/^3 expired records wait.* block 0 of 1\.$/, 'are counted');
 insert_records('payments', 2, "now() - interval '2 hours'");
-is(health('purge'), 'warn', 'purge: warns when they wait for hours');
+is(health('purge'), 'warn', 'purge: they wait for hours');
 insert_records('payments', 1, "now() - interval '2 days'");
-is(health('purge'), 'fail', 'purge: fails when they wait for days');
+is(health('purge'), 'fail', 'purge: they wait for days');
 my ($purge) = hint('purge') =~ /^(SELECT idem\.purge\(1000000\))/;
-is(sql($purge), 6, 'purge: the hint deletes them');
-is(sql($purge), 0, 'purge: nothing is left to delete');
-is(health('purge'), 'ok', 'purge: ok again');
+is(sql($purge), 6, 'purge: the hint purges');
+is(sql($purge), 0, 'until there is nothing');
+is(health('purge'), 'ok', 'purge: well again');
 sql("SELECT idem.create_scope('brief')");
 insert_records('brief', 4, "now() + interval '1 day'");
 sql("SELECT idem.drop_scope('brief')");
 like(health('purge', column => 'detail'), qr/^4 expired records wait to be purged\./,
-	'purge: records of a dropped scope count too');
+	'records of a dropped scope wait too');
 sql($purge);
 
 # retention ----------------------------------------------------------------------------------------
@@ -109,10 +109,10 @@ sql($purge);
 sql("SELECT idem.create_scope('short', ttl => '4 minutes', lease => '2 minutes', wait => '30 seconds')");
 is(health('retention'), 'ok', 'retention: longer than wait, lease, network and skew');
 sql("SELECT idem.alter_scope('short', max_attempts => 2)");
-is(health('retention', column => 'scope, status'), 'short|warn', 'retention: warns when not longer than two leases');
+is(health('retention', column => 'scope, status'), 'short|warn', 'retention: not longer than two leases');
 follow_hint('retention');
 is(sql("SELECT ttl FROM idem.scopes WHERE name = 'short'"), '00:05:05', 'retention: the hint lengthens the TTL');
-is(health('retention'), 'ok', 'retention: ok again');
+is(health('retention'), 'ok', 'retention: well again');
 sql("SELECT idem.alter_scope('short', lease => '365000 days', max_attempts => 2147483647, wait => '365000 days')");
 is(health('retention'), 'warn', 'retention: no setting breaks the check');
 sql("SELECT idem.drop_scope('short')");
@@ -123,44 +123,44 @@ sql("SELECT idem.create_scope('sized', ttl => '1 second')");
 insert_records('sized', 9999, "now() + interval '1 year'");
 $node->poll_query_until('postgres',
 	"SELECT now() - stats_reset > '1 second' FROM idem.stats WHERE scope = 'sized'");
-is(health('sizing'), 'ok', 'sizing: a few more records than expected are ok');
+is(health('sizing'), 'ok', 'sizing: a few records more are no matter');
 insert_records('sized', 1, "now() + interval '1 year'");
-is(health('sizing', column => 'scope, status'), 'sized|warn', 'sizing: warns of many records that no claim accounts for');
+is(health('sizing', column => 'scope, status'), 'sized|warn', 'sizing: many that no claim accounts for');
 like(health('sizing', column => 'detail'), qr/10000 records, but its 0 claims within \S+ and its TTL of 00:00:01 account for 0\./,
-	'sizing: the detail has the figures');
+	'with the figures');
 like(hint('sizing'), qr/SELECT idem\.alter_scope\('sized', ttl => \.\.\.\)/, 'sizing: the hint names the cause');
 sql("SELECT idem.alter_scope('sized', ttl => '1 year')");
-is(health('sizing'), 'ok', 'sizing: ok again');
+is(health('sizing'), 'ok', 'sizing: well again');
 
 # vacuum, with their remains -----------------------------------------------------------------------
 
-is(health('vacuum'), 'ok', 'vacuum: a few dead rows are ok');
+is(health('vacuum'), 'ok', 'vacuum: dead rows that are not many');
 sql("SELECT idem.drop_scope('sized')");
 sql($purge);
 health_becomes('vacuum', 'warn', 'vacuum: too many dead rows');
 follow_hint('vacuum');
-health_becomes('vacuum', 'ok', 'vacuum: ok again');
+health_becomes('vacuum', 'ok', 'vacuum: well again');
 
 # leases, attempts ---------------------------------------------------------------------------------
 
 sql("SELECT idem.alter_scope('payments', max_attempts => 1)");
 sql("SELECT idem.claim('payments', 'lost', lease => '1 millisecond'); SELECT pg_sleep(0.01)");
-is(health('leases', held => '0'), 'ok', 'leases: the last attempt is not counted here');
-is(health('attempts', column => 'scope, status'), 'payments|warn', 'attempts: warns when they are used up');
+is(health('leases', held => '0'), 'ok', 'leases: the last attempt is another matter');
+is(health('attempts', column => 'scope, status'), 'payments|warn', 'attempts: used up');
 my ($again) = hint('attempts') =~ /^(SELECT idem\.alter_scope\(.*?\))/;
-like(hint('attempts'), qr/SELECT tenant, key FROM idem\.records/, 'attempts: the hint is a query');
+like(hint('attempts'), qr/SELECT tenant, key FROM idem\.records/, 'attempts: the hint says which');
 my ($which) = hint('attempts') =~ /: (SELECT tenant.*)/;
-is(sql($which), '|lost', 'attempts: the query finds the operation');
+is(sql($which), '|lost', 'and is right');
 sql($again);
-is(health('attempts'), 'ok', 'attempts: ok when one more is allowed');
-is(health('leases'), 'ok', 'leases: a lease that has just lapsed is ok');
-is(health('leases', held => '0', column => 'scope, status'), 'payments|warn', 'leases: warns of one that lapsed long ago');
+is(health('attempts'), 'ok', 'attempts: well again when one more is allowed');
+is(health('leases'), 'ok', 'leases: over, but not for long');
+is(health('leases', held => '0', column => 'scope, status'), 'payments|warn', 'leases: over for long');
 ($which) = hint('leases', held => '0') =~ /: (SELECT .*)/;
 like(sql($which), qr/^\|lost\|/, 'leases: the hint finds it');
 sql("SELECT idem.forget('payments', 'lost')");
-is(health('leases', held => '0'), 'ok', 'leases: ok again');
+is(health('leases', held => '0'), 'ok', 'leases: well again');
 sql("SELECT outcome FROM idem.claim('payments', 'running', lease => '1 hour')");
-is(health('leases', held => '0'), 'ok', 'leases: a running lease is ok');
+is(health('leases', held => '0'), 'ok', 'leases: a running one is well');
 sql("DELETE FROM idem.record WHERE key = 'running'");
 
 # triggers -----------------------------------------------------------------------------------------
@@ -170,11 +170,11 @@ is(health('triggers'), 'warn', 'triggers: one is disabled');
 sql('ALTER TABLE idem.scope ENABLE TRIGGER ALL');
 like(health('triggers', column => 'detail'), qr/idem\.scope/, 'triggers: enabled again, but not for a subscription');
 follow_hint('triggers');
-is(health('triggers'), 'ok', 'triggers: ok again');
+is(health('triggers'), 'ok', 'triggers: well again');
 sql('DROP TRIGGER announce_change ON idem.secret');
 is(health('triggers'), 'warn', 'triggers: one is gone');
 follow_hint('triggers');
-is(health('triggers'), 'ok', 'triggers: ok again');
+is(health('triggers'), 'ok', 'triggers: well again');
 
 # functions ----------------------------------------------------------------------------------------
 
@@ -183,29 +183,29 @@ CREATE SCHEMA "my app";
 CREATE FUNCTION "my app".looks(key text) RETURNS text STABLE LANGUAGE sql AS $$ SELECT state FROM idem.lookup('payments', key) $$;
 CREATE FUNCTION "my app".pays(key text) RETURNS text VOLATILE LANGUAGE sql AS $$ SELECT token FROM idem.claim('payments', key) $$;
 SQL
-is(health('functions'), 'ok', 'functions: a VOLATILE function may claim, a STABLE one may look up');
+is(health('functions'), 'ok', 'functions: one may look, and a VOLATILE one claim');
 sql('ALTER FUNCTION "my app".pays(text) STABLE');
 like(health('functions', column => 'status, detail'), qr/^warn\|Function "my app"\.pays\(text\) is declared STABLE,/,
-	'functions: warns of a STABLE function that claims');
+	'functions: not a STABLE one');
 follow_hint('functions');
-is(health('functions'), 'ok', 'functions: ok again');
+is(health('functions'), 'ok', 'functions: well again');
 sql(<<'SQL');
 CREATE FUNCTION "my app".quoted(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
   $$ BEGIN RETURN (SELECT token FROM "idem"."try_claim" ('payments', key)); END $$;
 CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BEGIN ATOMIC SELECT idem.once('payments', key); END;
 SQL
-is(health('functions', column => 'count(*)'), 2, 'functions: finds calls however they are written');
+is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 follow_hint('functions');
-is(health('functions'), 'ok', 'functions: ok again');
+is(health('functions'), 'ok', 'functions: well again');
 
 # transactions -------------------------------------------------------------------------------------
 
 my $session = $node->background_psql('postgres', on_error_stop => 0);
 my $pid = $session->query('SELECT pg_backend_pid()');
 $session->query_safe(claim_open('held'));
-is(health('transactions'), 'ok', 'transactions: ok when a key has not been held for long');
-is(health('transactions', held => '0'), 'warn', 'transactions: warns when a key has been held for long');
-like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid has held a key/, 'transactions: the detail names the process');
+is(health('transactions'), 'ok', 'transactions: a key is held, but not for long');
+is(health('transactions', held => '0'), 'warn', 'transactions: for long');
+like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid has held a key/, 'by whom');
 my ($end) = hint('transactions', held => '0') =~ /(SELECT pg_terminate_backend\(\d+\))/;
 sql($end);
 health_becomes('transactions', 'ok', 'transactions: well again', '0');
@@ -215,16 +215,16 @@ $session->query_safe(claim_open('prepared'));
 $session->query_safe("SELECT idem.complete(:'token')");
 $session->query_safe("PREPARE TRANSACTION 'it''s mine'");
 $session->quit;
-is(health('transactions'), 'ok', 'transactions: ok when one has not been prepared for long');
+is(health('transactions'), 'ok', 'transactions: one is prepared, but not for long');
 $node->restart;
-is(health('transactions', held => '0'), 'warn', 'transactions: a prepared transaction keeps its age over a restart');
+is(health('transactions', held => '0'), 'warn', 'transactions: for long, even over a restart');
 my ($commit) = hint('transactions', held => '0') =~ /^(COMMIT PREPARED .*),/;
 sql($commit);
-is(health('transactions', held => '0'), 'ok', 'transactions: ok again');
-is(effects($node, 'prepared'), 1, 'transactions: the hint commits the prepared transaction');
+is(health('transactions', held => '0'), 'ok', 'transactions: well again');
+is(effects($node, 'prepared'), 1, 'and the hint was to commit');
 sql("SELECT pg_advisory_lock(1, 2)");
 sql("BEGIN; SELECT pg_advisory_xact_lock(1); DO \$\$ BEGIN ASSERT (SELECT status = 'ok' FROM idem.health('0') WHERE check_name = 'transactions'); END \$\$");
-pass('transactions: other advisory locks are ignored');
+pass('transactions: other advisory locks are none of it');
 
 # weak keys ----------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ sql(q(SELECT pay('1767225600', '{"amount": 1}')));
 is(health('weak keys', column => 'scope, status'), 'payments|warn', 'weak keys: one is stored');
 my ($reject) = hint('weak keys') =~ /(SELECT idem\.alter_scope\(.*\))/;
 sql($reject);
-is(health('weak keys'), 'ok', 'weak keys: ok again');
+is(health('weak keys'), 'ok', 'weak keys: well again, no more will come');
 
 # autovacuum, wraparound ---------------------------------------------------------------------------
 
@@ -242,17 +242,17 @@ for my $setting ('autovacuum', 'track_counts')
 	$node->reload;
 	health_becomes('autovacuum', 'fail', "autovacuum: $setting is off");
 	follow_hint('autovacuum');
-	health_becomes('autovacuum', 'ok', 'autovacuum: ok again');
+	health_becomes('autovacuum', 'ok', 'autovacuum: well again');
 }
 for my $option ('record SET (autovacuum_enabled', 'record SET (toast.autovacuum_enabled', 'watermark SET (autovacuum_enabled')
 {
 	sql("ALTER TABLE idem.$option = off)");
 	is(health('autovacuum'), 'fail', "autovacuum: $option = off)");
 	follow_hint('autovacuum');
-	is(health('autovacuum'), 'ok', 'autovacuum: ok again');
+	is(health('autovacuum'), 'ok', 'autovacuum: well again');
 }
 
-# Changes the age in the catalog: to use up so many transactions would take too long.
+# The age that the catalog says, not that of the rows: to use up so many transactions takes too long.
 sub age_record_table
 {
 	my ($age) = @_;
@@ -260,56 +260,56 @@ sub age_record_table
 	return;
 }
 age_record_table(290_000_000);
-is(health('wraparound'), 'ok', 'wraparound: ok before autovacuum is due');
+is(health('wraparound'), 'ok', 'wraparound: autovacuum is about to come');
 age_record_table(310_000_000);
-is(health('wraparound'), 'warn', 'wraparound: warns when autovacuum is overdue');
+is(health('wraparound'), 'warn', 'wraparound: autovacuum should have come');
 age_record_table(1_700_000_000);
-is(health('wraparound'), 'fail', 'wraparound: fails when autovacuum has not come for long');
+is(health('wraparound'), 'fail', 'wraparound: it never comes');
 follow_hint('wraparound');
-is(health('wraparound'), 'ok', 'wraparound: ok again');
+is(health('wraparound'), 'ok', 'wraparound: well again');
 
 # indexes ------------------------------------------------------------------------------------------
 
 sql(q(SELECT pay('order-abc', '{"amount": 1}')));
 $node->psql('postgres', 'CREATE UNIQUE INDEX CONCURRENTLY broken ON idem.record (scope)');
-is(health('indexes'), 'warn', 'indexes: warns of an invalid index');
+is(health('indexes'), 'warn', 'indexes: an invalid one is left behind');
 my ($drop) = hint('indexes') =~ /(DROP INDEX .*)/;
 sql($drop);
-is(health('indexes'), 'ok', 'indexes: ok again');
+is(health('indexes'), 'ok', 'indexes: well again');
 sql("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idem.record_pkey'::regclass");
-is(health('indexes'), 'fail', 'indexes: fails if the primary key is invalid');
+is(health('indexes'), 'fail', 'indexes: the primary key is invalid');
 follow_hint('indexes');
-is(health('indexes'), 'ok', 'indexes: ok again');
+is(health('indexes'), 'ok', 'indexes: well again');
 for my $table ('record', 'watermark')
 {
 	sql("ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey");
 	is(health('indexes'), 'fail', "indexes: idem.$table has no primary key");
 	follow_hint('indexes');
-	is(health('indexes'), 'ok', 'indexes: ok again');
+	is(health('indexes'), 'ok', 'indexes: well again');
 }
 is(sql(q(SELECT pay('order-abc', '{"amount": 1}'))), sql(q(SELECT response FROM idem.lookup('payments', 'order-abc'))),
-	'indexes: claims work again');
+	'and claims work');
 
 # secrets ------------------------------------------------------------------------------------------
 
 sql('CREATE TABLE dump AS SELECT * FROM idem.secret; DELETE FROM idem.secret');
-is(health('secrets'), 'fail', 'secrets: fails when they are gone');
-like(hint('secrets'), qr/Restore the rows of idem\.secret/, 'secrets: the hint says where to find them');
+is(health('secrets'), 'fail', 'secrets: they are gone');
+like(hint('secrets'), qr/Restore the rows of idem\.secret/, 'secrets: the hint says whence to take them');
 sql('INSERT INTO idem.secret SELECT * FROM dump');
-is(health('secrets'), 'ok', 'secrets: ok again');
+is(health('secrets'), 'ok', 'secrets: well again');
 
 # owners -------------------------------------------------------------------------------------------
 
 sql("CREATE ROLE leaver; SELECT idem.create_scope('left', owner => 'leaver'); DROP ROLE leaver");
-is(health('owners', column => 'scope, status'), 'left|fail', 'owners: fails when an owner was dropped');
+is(health('owners', column => 'scope, status'), 'left|fail', 'owners: one is gone');
 my ($give) = hint('owners') =~ /^(SELECT idem\.alter_scope\(.*?\))/;
 sql($give =~ s/NAME/watcher/r);
-is(health('owners'), 'ok', 'owners: ok again');
+is(health('owners'), 'ok', 'owners: well again');
 $session = $node->background_psql('postgres');
 $session->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
 sql("SELECT idem.create_scope('newer')");
 is($session->query_safe("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), '',
-	'owners: a scope newer than the snapshot is ok');
+	'owners: a scope that is newer than the snapshot is well');
 $session->query_safe('COMMIT');
 $session->quit;
 sql("SELECT idem.drop_scope('newer')");
@@ -319,11 +319,11 @@ sql("SELECT idem.drop_scope('newer')");
 sql('ALTER SYSTEM SET idem.counted_scopes = 1');
 $node->restart;
 is(health('statistics', column => 'count(*), string_agg(DISTINCT status, \'\')'), '1|warn',
-	'statistics: warns when a scope has no slot');
+	'statistics: a scope has no place');
 my ($more) = hint('statistics') =~ /(ALTER SYSTEM SET idem.counted_scopes = )/;
 sql($more . 100);
 $node->restart;
-is(health('statistics'), 'ok', 'statistics: ok again');
+is(health('statistics'), 'ok', 'statistics: well again');
 
 # schema -------------------------------------------------------------------------------------------
 
@@ -331,38 +331,38 @@ sql('CREATE ROLE "odd one"; CREATE ROLE boss SUPERUSER; GRANT CREATE ON SCHEMA i
 is(health('schema', column => 'status, detail'),
 	"warn|Everybody may create functions in schema idem, which others may come to call with their own rights.\n"
 	  . 'warn|Role "odd one" may create functions in schema idem, which others may come to call with their own rights.',
-	'schema: warns of roles that may create functions in schema idem, not of superusers');
+	'schema: somebody may put functions beside idem\'s; a superuser may anyway');
 sql($_) for split /\n/, hint('schema');
-is(health('schema'), 'ok', 'schema: ok again');
+is(health('schema'), 'ok', 'schema: well again');
 
 # limits, worker -----------------------------------------------------------------------------------
 
 sql("SELECT idem.alter_scope('payments', claims_per_minute => 1000)");
-is(health('limits'), 'ok', 'limits: ok when they are enforced');
+is(health('limits'), 'ok', 'limits: kept');
 $node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
 $node->restart;
-is(health('limits', column => 'scope, status'), 'payments|warn', 'limits: warns when they are not enforced without preload');
-is(health('worker'), 'warn', 'worker: warns without preload');
-is(health('statistics'), 'ok', 'statistics: ok without preload');
+is(health('limits', column => 'scope, status'), 'payments|warn', 'limits: not kept without preload');
+is(health('worker'), 'warn', 'worker: not without preload');
+is(health('statistics'), 'ok', 'statistics: nobody expects them');
 my ($unlimit) = hint('limits') =~ /(SELECT idem\.alter_scope\(.*\))/;
 sql($unlimit);
-is(health('limits'), 'ok', 'limits: ok again when no scope has one');
+is(health('limits'), 'ok', 'limits: well again without one');
 my ($setting) = hint('worker') =~ /Set (shared_preload_libraries = 'idem')/;
 $node->append_conf('postgresql.conf', $setting);
 $node->restart;
-health_becomes('worker', 'warn', 'worker: warns when it is there but does not come');
+health_becomes('worker', 'warn', 'worker: there again, though it does not come');
 follow_hint('worker');
-health_becomes('worker', 'ok', 'worker: ok again');
+health_becomes('worker', 'ok', 'worker: well again');
 
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
-is(health('worker'), 'fail', 'worker: fails without a launcher');
+is(health('worker'), 'fail', 'worker: no launcher');
 like(hint('worker'), qr/raise max_worker_processes and restart/, 'worker: the hint names the setting');
 $node->append_conf('postgresql.conf', 'max_worker_processes = 8');
 $node->restart;
-health_becomes('worker', 'ok', 'worker: ok again');
+health_becomes('worker', 'ok', 'worker: well again');
 
-is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"), '', 'all checks are ok in the end');
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"), '', 'all is well in the end');
 log_is_clean($node);
 $node->stop;
 done_testing();
