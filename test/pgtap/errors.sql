@@ -92,13 +92,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID005', 'no token', $$SELECT idem.complete(NULL)$$),
     ('ID005', 'empty token', $$SELECT idem.complete('')$$),
     ('ID005', 'garbage for a token', $$SELECT idem.complete('banana')$$),
-    ('ID005', 'a token of nobody', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
+    ('ID005', 'a token that was never issued', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
     ('ID005', 'release of no token', $$SELECT idem.release(NULL)$$),
     ('ID005', 'fail of no token', $$SELECT idem.fail(NULL, '{"message": "no"}')$$),
     ('ID005', 'complete twice', $$SELECT idem.complete(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
     ('ID005', 'complete, then fail', $$SELECT idem.complete(token), idem.fail(token, '{"message": "no"}') FROM idem.claim('errors', 'new')$$),
     ('ID005', 'release, then complete', $$SELECT idem.release(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
-    ('ID005', 'a token of before release and claim anew', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
+    ('ID005', 'a token from before a release and a new claim', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
                   PERFORM idem.release(stale);
                   PERFORM idem.claim('errors', 'new');
                   PERFORM idem.complete(stale);
@@ -265,7 +265,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
-    ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
+    ('42501', 'a role that may not use the scope does not learn its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
     ('42501', 'once_each by a role that is no member', $$SELECT idem.once_each('errors', '{new}')$$, 'test_nobody'),
     ('42501', 'advance by a role that is no member', $$SELECT idem.advance('errors', 'new', 1)$$, 'test_nobody'),

@@ -30,7 +30,7 @@ CREATE TEMP TABLE rule (rule text PRIMARY KEY, admin text, owner text, member te
                         stranger text, public text, reader text, watcher text, super text);
 INSERT INTO rule VALUES
     --                admin    owner    member   dormant  stranger public   reader   watcher  super
-    ('everybody',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
+    ('every role',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
     ('user',          'ok',    'ok',    'ok',    '42501', '42501', '42501', '42501', '42501', 'ok'),
     ('lease holder',  'ok',    'ok',    'ok',    'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ok'),
     ('administrator', 'ok',    '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
@@ -75,10 +75,10 @@ INSERT INTO call VALUES
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{finished}')$$),
     ('idem.advance(text,text,bigint,text,boolean)', 'user', $$SELECT idem.advance('owned', 'stream', 1)$$),
     -- An atomic token is the right to finish, within the transaction that claimed.
-    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.complete($1)$$),
-    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.fail($1, '{"message": "no"}')$$),
-    ('idem.release(text)', 'everybody', $$SELECT idem.release($1)$$),
-    ('idem.child_key(text,text)', 'everybody', $$SELECT idem.child_key($1, 'step')$$),
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'every role', $$SELECT idem.complete($1)$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'every role', $$SELECT idem.fail($1, '{"message": "no"}')$$),
+    ('idem.release(text)', 'every role', $$SELECT idem.release($1)$$),
+    ('idem.child_key(text,text)', 'every role', $$SELECT idem.child_key($1, 'step')$$),
     -- A made-up token is invalid, whatever it is made from: here, everything but the random bits.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.complete(left($1, 28) || 'AAAAAAAAAAA')$$),
     ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.fail(left($1, 28) || 'AAAAAAAAAAA', '{"message": "no"}')$$),
@@ -97,7 +97,7 @@ INSERT INTO call VALUES
     ('idem.release(text)', 'no lease', $$SELECT idem.release(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.renew(text,interval)', 'no lease', $$SELECT idem.renew(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.checkpoint(text,text,jsonb)', 'no lease', $$SELECT idem.checkpoint(left($2, 28) || 'AAAAAAAAAAA', 'step')$$),
-    ('idem.current_key()', 'everybody', $$SELECT idem.current_key()$$),
+    ('idem.current_key()', 'every role', $$SELECT idem.current_key()$$),
     ('idem.announce_change()', 'own trigger', $$SELECT idem.announce_change()$$),
     ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
     -- Scopes and their records.
@@ -116,7 +116,7 @@ INSERT INTO call VALUES
     ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
-    ('idem.purge_block()', 'everybody', $$SELECT idem.purge_block()$$),
+    ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
@@ -130,16 +130,16 @@ INSERT INTO call VALUES
     ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
     ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
-    ('idem.preloaded()', 'everybody', $$SELECT idem.preloaded()$$),
+    ('idem.preloaded()', 'every role', $$SELECT idem.preloaded()$$),
     -- These only compute.
-    ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
-    ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
-    ('idem.key_weakness(text)', 'everybody', $$SELECT idem.key_weakness('4711')$$),
-    ('idem.http_status(text)', 'everybody', $$SELECT idem.http_status('ID001')$$),
-    ('idem.problem(text,text)', 'everybody', $$SELECT idem.problem('ID001')$$),
-    ('idem.retention_window(interval,interval,interval,interval)', 'everybody', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
-    ('idem.records_needed(double precision,interval,double precision)', 'everybody', $$SELECT idem.records_needed(1, '1 s')$$),
-    ('idem.collision_probability(bigint,integer)', 'everybody', $$SELECT idem.collision_probability(1, 1)$$);
+    ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
+    ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
+    ('idem.key_weakness(text)', 'every role', $$SELECT idem.key_weakness('4711')$$),
+    ('idem.http_status(text)', 'every role', $$SELECT idem.http_status('ID001')$$),
+    ('idem.problem(text,text)', 'every role', $$SELECT idem.problem('ID001')$$),
+    ('idem.retention_window(interval,interval,interval,interval)', 'every role', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
+    ('idem.records_needed(double precision,interval,double precision)', 'every role', $$SELECT idem.records_needed(1, '1 s')$$),
+    ('idem.collision_probability(bigint,integer)', 'every role', $$SELECT idem.collision_probability(1, 1)$$);
 
 -- The relations. 'rows' or 'none' is what the query finds of scope "owned".
 CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);

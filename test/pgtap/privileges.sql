@@ -158,7 +158,7 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, role || ': ' || call)
 SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, expected, role || ': the report on a scope')
   FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
 SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
-          'who watches sees nothing in ' || source)
+          'a member of pg_monitor sees nothing in ' || source)
   FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
 SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('a member of pg_monitor: ' || call, 'owned'))
   FROM scoped_call ORDER BY call;

@@ -188,7 +188,7 @@ SELECT set_eq(
     $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
                     'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
         FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
-    'the only triggers announce changes of what is cached, whoever makes them');
+    'the only triggers announce changes of what is cached, whatever makes them');
 
 -- A dump has what a restore needs to answer replays, with the sequence (scope ids are never
 -- reused).

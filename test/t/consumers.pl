@@ -120,7 +120,7 @@ for my $how ('terminated', 'killed')
 	}
 	my $expected = $how eq 'terminated' ? 998 : 1000;
 	is($node->safe_psql('postgres', "SELECT $each"), $expected, "$how: all of its batch is new to the next");
-	is($node->safe_psql('postgres', "SELECT $each"), 0, "$how: and to nobody else");
+	is($node->safe_psql('postgres', "SELECT $each"), 0, "$how: and to no other session");
 	$node->safe_psql('postgres', 'TRUNCATE idem.record');
 	eval { $_->quit } for ($holder, $victim);
 }

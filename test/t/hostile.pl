@@ -231,7 +231,7 @@ SQL
 my $views = $node->safe_psql($evil, q{SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 ok(index($tour, "idem.$_") >= 0, "the tour visits $_") for split ' ', "$callable $views";
 is(run_sql($hostile_path . $tour, $evil), $expected, 'the tour has the same results among the traps');
-is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing went into somebody else's tables");
+is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing was written to planted tables");
 
 # Row security, triggers, rules and constraints on idem's own tables: idem writes and reads them
 # without the executor, so none of these applies; row_security does not affect the views.
@@ -536,8 +536,8 @@ $node->stop;
 # Before the library is loaded, any role can set a placeholder: it does not count.
 my $plain = idem_node('placeholder', conf => '');
 (undef, $stdout, $stderr) = $plain->psql('postgres', <<'SQL');
-CREATE ROLE anybody;
-SET ROLE anybody;
+CREATE ROLE any_role;
+SET ROLE any_role;
 SET idem.max_open_claims = 1000000;
 SET idem.max_answer_size = '512MB';
 SELECT idem.new_key() \gset

@@ -39,7 +39,7 @@ COMMIT;}), '1', 'the open claim completes');
 $session->quit;
 
 my (undef, undef, $pre) = $node->psql('postgres', q{DROP EXTENSION idem; CREATE SCHEMA idem; CREATE EXTENSION idem});
-like($pre, qr/schema "idem" already exists/, "somebody else's schema of that name is not taken over");
+like($pre, qr/schema "idem" already exists/, "a schema of that name that is not idem's is not taken over");
 
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'\nidem.tenant = 'preset'");
 $node->restart;

@@ -363,8 +363,8 @@ for my $how (sort keys %killers)
 	is(outcome("dead by $how"), 'in_progress|', "$how: the lease outlives its worker");
 	$node->safe_psql('postgres', "CALL lapse('dead by $how')");
 	is( $node->safe_psql('postgres', "SELECT outcome, attempt, recovery_point, recovery_state FROM idem.try_claim('jobs', 'dead by $how', lease => '1 hour')"),
-		'claimed|2|charging|{"amount": 7}', "$how: after it, the next takes over where he stood");
-	is(sqlstate($node, "SELECT idem.complete('$token')"), 'ID004', "$how: his token is fenced off");
+		'claimed|2|charging|{"amount": 7}', "$how: the next attempt continues from the recovery point");
+	is(sqlstate($node, "SELECT idem.complete('$token')"), 'ID004', "$how: the old token is fenced off");
 
 	# Killed before its transaction committed: nothing is left of it.
 	$worker = $node->background_psql('postgres', on_error_stop => 0);

@@ -190,7 +190,7 @@ SQL
 	if ($version ne '0.1.0')
 	{
 		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope TO $admin)$/m;
-		ok($repair, "$version: the update says who loses a privilege");
+		ok($repair, "$version: the update names the roles that lose a privilege");
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: and it is lost");
 		$sql->($name, $repair);
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.alter_scope('mine', ttl => '1 hour')", $name), '',
@@ -201,7 +201,7 @@ SQL
 	}
 	if ($version eq '0.1.0')
 	{
-		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update says who loses a privilege");
+		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update names the roles that lose a privilege");
 		my ($repair) = $said =~ /If it shall: (GRANT .*?); in any case/;
 		my ($revoke) = $said =~ /in any case: (REVOKE .*)/;
 		my $schema = q{SELECT status, detail ~ 'from_0_1_0_admin', hint FROM idem.health() WHERE check_name = 'schema'};

@@ -208,7 +208,7 @@ sql('CREATE DATABASE template_for_all');
 install_payments($node, 'template_for_all');
 set_conf('idem.purge_naptime' => '0');
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
-sleep 1;    # whoever was about to be started has come and gone
+sleep 1;    # a worker that was about to start has come and gone
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
 fill('template_for_all', 3000, '-1 second');
 sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
