@@ -109,5 +109,5 @@ RESET ROLE;
 SET ROLE timing_member;
 SELECT timing.run(:rounds, :calls) \g /dev/null
 RESET ROLE;
-\echo 'Microseconds per refusal (medians); slower: the share of samples in which an existing key took longer'
+\echo 'Microseconds per refusal (medians); slower: share of samples where an existing key took longer'
 SELECT role, refusal, of, there, absent, ratio, slower FROM timing.result ORDER BY id;
