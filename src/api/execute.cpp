@@ -4,7 +4,7 @@
 // effect is rolled back while the verdict commits with the surrounding transaction. A transient
 // error is raised again: nothing is stored, and the retry runs. Locking: as claim and complete.
 #include "api/arguments.hpp"
-#include "api/claiming.hpp"
+#include "api/claim.hpp"
 #include "api/finishing.hpp"
 #include "core/classify.hpp"
 #include "pg/compat.hpp"

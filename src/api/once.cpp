@@ -2,7 +2,7 @@
 //
 // There is no answer to store: that the key is finished is all. Locking: as claim and complete.
 #include "api/arguments.hpp"
-#include "api/claiming.hpp"
+#include "api/claim.hpp"
 #include "api/finishing.hpp"
 
 namespace idem::api {
