@@ -2,8 +2,7 @@
 #include "api/claim.hpp"
 
 #include "api/arguments.hpp"
-#include "api/limits.hpp"
-#include "api/new_key_rules.hpp"
+#include "api/admission.hpp"
 #include "core/duration.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"

@@ -5,7 +5,7 @@
 // the other. Claims don't wait for that: they go by the rules that are committed. The first scope
 // of a database brings the secrets with it.
 #include "api/arguments.hpp"
-#include "api/limits.hpp"
+#include "api/admission.hpp"
 #include "core/key.hpp"
 #include "core/sqlstate.hpp"
 #include "pg/compat.hpp"
