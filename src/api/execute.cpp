@@ -5,7 +5,7 @@
 // error is raised again: nothing is stored, and the retry runs. Locking: as claim and complete.
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
-#include "api/finishing.hpp"
+#include "api/finish.hpp"
 #include "core/classify.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"

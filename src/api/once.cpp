@@ -3,7 +3,7 @@
 // There is no answer to store: that the key is finished is all. Locking: as claim and complete.
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
-#include "api/finishing.hpp"
+#include "api/finish.hpp"
 
 namespace idem::api {
 namespace {

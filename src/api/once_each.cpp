@@ -8,7 +8,7 @@
 //
 // Whatever holds the key, it is not new: the stored answer, request or failure is not asked for.
 #include "api/arguments.hpp"
-#include "api/finishing.hpp"
+#include "api/finish.hpp"
 #include "api/admission.hpp"
 #include "pg/bulk.hpp"
 #include "pg/report.hpp"

@@ -2,7 +2,7 @@
 // the new library from the moment it is installed, and its SQL objects from ALTER EXTENSION idem
 // UPDATE on. Until then each keeps to the rules of its release.
 #include "api/arguments.hpp"
-#include "api/finishing.hpp"
+#include "api/finish.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/error_object.hpp"

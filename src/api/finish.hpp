@@ -3,7 +3,15 @@
 // An atomic claim's row is inserted here, so that effect and record commit together; a leased one's
 // is updated. The key lock is held, and kept: others see either the lock or the committed row. What
 // the scope wants kept out of storage is left out of the record.
+//
+// idem.max_answer_size: how large what one call stores may be.
+//
+// Judged by the size of the values as they are passed, before compression and TOAST, so that the
+// same answer is always accepted or always refused. Callers of claims pay for storage that is not
+// theirs; and what is too large to be read again must not get in.
 #pragma once
+
+#include <initializer_list>
 
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"
@@ -36,5 +44,9 @@ void release(std::optional<std::string_view> token);
 
 // The SQL function fail(), with the rules for the error of the release that it belongs to.
 void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));
+
+
+// NULL counts nothing. Raises 54000.
+void check_stored_size(const char* what, std::initializer_list<const void*> values);
 
 }  // namespace idem::api
