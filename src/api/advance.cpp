@@ -6,7 +6,7 @@
 // without queueing. Locking: the key lock of the source's digest, kept when the watermark moves,
 // freed in the same call otherwise; the watermark table after it.
 #include "api/arguments.hpp"
-#include "api/settled.hpp"
+#include "api/locked_key.hpp"
 #include "core/sequence.hpp"
 #include "pg/entropy.hpp"
 #include "pg/guc.hpp"

@@ -3,8 +3,7 @@
 #include "api/finish.hpp"
 
 #include "api/arguments.hpp"
-#include "api/holding.hpp"
-#include "api/settled.hpp"
+#include "api/locked_key.hpp"
 #include "pg/error_object.hpp"
 #include "pg/guc.hpp"
 #include "pg/redact.hpp"

@@ -6,7 +6,7 @@
 // transaction may forget any number of keys without filling the lock table, and claim them again.
 // A running lease is waited for as a claim waits for it, without a lock.
 #include "api/arguments.hpp"
-#include "api/settled.hpp"
+#include "api/locked_key.hpp"
 #include "pg/open_claims.hpp"
 
 namespace idem::api {

@@ -4,7 +4,7 @@
 // Nothing is written: they work on a standby. The last tick
 // given out is backend-local.
 #include "api/arguments.hpp"
-#include "api/holding.hpp"
+#include "api/locked_key.hpp"
 #include "core/derive.hpp"
 #include "core/duration.hpp"
 #include "core/uuid.hpp"

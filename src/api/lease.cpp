@@ -2,7 +2,7 @@
 //
 // Both commit durably, as the claim did: the caller goes on outside the database relying on them.
 #include "api/arguments.hpp"
-#include "api/holding.hpp"
+#include "api/locked_key.hpp"
 #include "api/finish.hpp"
 #include "core/key.hpp"
 #include "pg/duration.hpp"
