@@ -5,9 +5,14 @@
 // ends, others find a row that is being deleted, and wait for it without the key lock. So a
 // transaction may forget any number of keys without filling the lock table, and claim them again.
 // A running lease is waited for as a claim waits for it, without a lock.
+//
+// idem.purge(): deletes expired records, for cron. Who may call it is a matter of EXECUTE.
+// idem.purge_block(): where it goes on.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "pg/open_claims.hpp"
+#include "pg/report.hpp"
+#include "pg/sweep.hpp"
 
 namespace idem::api {
 namespace {
@@ -69,6 +74,7 @@ bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {
 }
 
 }  // namespace
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_forget_0_2) {
@@ -78,4 +84,25 @@ IDEM_FUNCTION(idem_forget_0_2) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
     PG_RETURN_BOOL(api::forget(api::key_name(scope, tenant, key), pg::WaitBound(scope.wait)));
+}
+
+namespace {
+constexpr std::int32_t default_max_records = 10'000;
+}
+
+IDEM_FUNCTION(idem_purge) {
+    using namespace idem;
+    api::require_writable("idem.purge()");
+    const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(default_max_records);
+    if (max_records < 1) pg::report::invalid_argument("max_records", "It must be at least 1.");
+    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
+    if (swept.subscribed)
+        ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
+                         errdetail("The publisher purges, and its deletes are replicated."),
+                         errhint("If this server has become the primary, drop the subscription.")));
+    PG_RETURN_INT64(swept.deleted);
+}
+
+IDEM_FUNCTION(idem_purge_block) {
+    PG_RETURN_INT64(idem::pg::next_block());
 }
