@@ -216,3 +216,26 @@ IDEM_FUNCTION(idem_drop_scope_0_2) {
     pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
     PG_RETURN_VOID();
 }
+
+// idem.rotate_secret(): a new secret for the fingerprints to come. Who may call it is a matter of
+// EXECUTE. Locks the table of secrets until the transaction ends; claims don't wait for that.
+IDEM_FUNCTION(idem_rotate_secret) {
+    using namespace idem;
+    api::require_writable("idem.rotate_secret()");
+    PG_RETURN_INT32(pg::rotate_fingerprint_secret());
+}
+
+// idem.announce_change(): the trigger of the tables that every backend caches, idem.scope and
+// idem.secret. Our own functions write past the executor and announce what they do; the trigger
+// does it for everybody else: a superuser's statement, a restored dump, a subscription. So it is a
+// row trigger that is always enabled: an apply worker fires no other. TRUNCATE needs none: the
+// server announces it by itself, as it announces all that changes a table's files.
+IDEM_FUNCTION(idem_announce_change) {
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                        errmsg("idem.announce_change() was not called as a trigger"),
+                        errdetail("It is the trigger of tables idem.scope and idem.secret."),
+                        errhint("Change scopes with idem.alter_scope(), which announces that.")));
+    CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
+    return Datum{0};  // what a row trigger returns after the event counts for nothing
+}
