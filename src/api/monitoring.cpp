@@ -1,0 +1,287 @@
+// idem.scope_stats() and idem.stats_reset(): the counters of the scopes that the caller may
+// observe.
+//
+// The rows are those of idem.scope, seen under a snapshot of their own. Empty where the library is
+// not preloaded.
+//
+// idem.open_claims() and idem.prepared_claims(): which transactions hold keys, and which keys, of
+// the scopes that the caller may use. The view idem.in_flight shows them beside the leased claims,
+// which have rows of their own.
+//
+// idem.survey(): what the records of each scope come to; idem.preloaded(): whether what lives in
+// shared memory is there.
+//
+// Figures, never a key or a tenant: so they are also for those who watch the server.
+#include "api/arguments.hpp"
+#include "pg/census.hpp"
+#include "pg/duration.hpp"
+#include "pg/prepared.hpp"
+#include "pg/report.hpp"
+#include "pg/scope.hpp"
+#include "pg/scope_row.hpp"
+#include "pg/stats.hpp"
+#include "pg/survey.hpp"
+
+namespace idem::api {
+namespace {
+
+using pg::Counter;
+
+// The scope's name, the counters in their order, and since when.
+constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
+using StatsRow = pg::Row<stats_columns>;
+
+Datum shown(Counter which, std::int64_t value) {
+    if (which == Counter::wait_time) return IntervalPGetDatum(pg::interval_of(value));
+    return Int64GetDatum(value);
+}
+
+void add_stats(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeStats& stats) {
+    StatsRow row;
+    row.set_text(0, name);
+    for (std::size_t i = 0; i < pg::counter_count; ++i)
+        row.set(1 + static_cast<int>(i), shown(static_cast<Counter>(i), stats.counters[i]));
+    row.set_time(stats_columns - 1, stats.since);
+    row.add_to_result_of(fcinfo);
+}
+
+// Never a match, so that the scan sees every scope.
+bool show_stats(TupleTableSlot* slot, FunctionCallInfo fcinfo) {
+    using namespace pg::scope_row;
+    if (!pg::may_observe(DatumGetObjectId(*column(slot, column_owner)))) return false;
+    const auto stats = pg::read_stats(DatumGetInt32(*column(slot, column_id)));
+    if (stats) add_stats(fcinfo, pg::view_of(DatumGetTextPP(*column(slot, column_name))), *stats);
+    return false;
+}
+
+}  // namespace
+
+namespace {
+
+// In the order of the columns of both functions; those from pid on are open_claims' own.
+enum HeldColumn {
+    held_scope,
+    held_tenant,
+    held_key,
+    held_attempt,
+    held_since,
+    held_pid,
+    held_state,
+    held_keys,
+    held_columns
+};
+constexpr int held_columns_up_to_0_2 = held_pid + 1;
+constexpr int prepared_transaction = held_pid;  // of prepared_claims()
+constexpr int prepared_columns = prepared_transaction + 1;
+
+// NULL when the scope was dropped, or is none of the caller's.
+const pg::Scope* visible_scope(std::int32_t id) {
+    const pg::Scope* scope = pg::find_scope_by_id(id);
+    return scope != nullptr && has_privs_of_role(GetUserId(), scope->owner) ? scope : nullptr;
+}
+
+template <int Columns>
+void set_claim(pg::Row<Columns>& row, const pg::Scope& scope, std::string_view tenant,
+               std::string_view key, std::int32_t attempt, TimestampTz since) {
+    row.set_text(held_scope, scope.name);
+    row.set_text(held_tenant, tenant);
+    row.set_text(held_key, key);
+    row.set_int(held_attempt, attempt);
+    row.set_time(held_since, since);
+}
+
+template <int Columns>
+void show_claim(FunctionCallInfo fcinfo, const pg::HeldClaim& claim, int pid) {
+    const pg::Scope* scope = visible_scope(claim.scope_id);
+    if (scope == nullptr) return;
+    const bool open = claim.as == pg::HeldAs::open;
+    pg::Row<Columns> row;
+    set_claim(row, *scope, claim.tenant(), claim.key(), claim.attempt, claim.since);
+    row.set_int(held_pid, pid);
+    if constexpr (Columns == held_columns) {
+        row.set_text(held_state, open ? "open" : "uncommitted");
+        row.set_int(held_keys, claim.keys);
+    } else if (!open) {
+        return;
+    }
+    row.add_to_result_of(fcinfo);
+}
+
+template <int Columns>
+void show_claims(FunctionCallInfo fcinfo) {
+    InitMaterializedSRF(fcinfo, 0);
+    for (int backend = 0; backend < pg::backends_in_census(); ++backend) {
+        pg::HeldClaim claim;
+        const int pid = pg::read_held_claim(backend, claim);
+        if (pid != 0) show_claim<Columns>(fcinfo, claim, pid);
+    }
+}
+
+void show_prepared(const pg::PreparedClaim& claim, void* data) {
+    const pg::Scope* scope = visible_scope(claim.scope_id);
+    if (scope == nullptr) return;
+    pg::Row<prepared_columns> row;
+    set_claim(row, *scope, claim.tenant, claim.key, claim.attempt, claim.created);
+    row.set(prepared_transaction, TransactionIdGetDatum(claim.transaction));
+    row.add_to_result_of(static_cast<FunctionCallInfo>(data));
+}
+
+}  // namespace
+
+namespace {
+
+namespace report = pg::report;
+namespace scope_row = pg::scope_row;
+
+// 16 MB, some 100,000 records: read in about a tenth of a second.
+constexpr std::int32_t default_max_blocks = 2048;
+
+enum SurveyArgument { arg_scope, arg_max_blocks };
+
+enum SurveyColumn {
+    survey_scope,
+    survey_in_progress,
+    survey_completed,
+    survey_failed,
+    survey_lapsed,
+    survey_exhausted,
+    survey_weak,
+    survey_answer_bytes,
+    survey_oldest,
+    survey_newest,
+    survey_next_expiry,
+    survey_lapsed_since,
+    survey_expired,
+    survey_expired_since,
+    survey_coverage,
+    survey_columns
+};
+
+void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
+             std::optional<std::string_view> name) {
+    const pg::Tally& tally = survey.tally(scope_id);
+    pg::Row<survey_columns> row;
+    if (name) row.set_text(survey_scope, *name);
+    row.set(survey_in_progress, Int64GetDatum(tally.in_progress));
+    row.set(survey_completed, Int64GetDatum(tally.completed));
+    row.set(survey_failed, Int64GetDatum(tally.failed));
+    row.set(survey_lapsed, Int64GetDatum(tally.lapsed));
+    row.set(survey_exhausted, Int64GetDatum(tally.exhausted));
+    row.set(survey_weak, Int64GetDatum(tally.weak));
+    row.set(survey_answer_bytes, Int64GetDatum(tally.answer_bytes));
+    row.set_time(survey_oldest, tally.oldest);
+    row.set_time(survey_newest, tally.newest);
+    row.set_time(survey_next_expiry, tally.next_expiry);
+    row.set_time(survey_lapsed_since, tally.lapsed_since);
+    row.set(survey_expired, Int64GetDatum(tally.expired));
+    row.set_time(survey_expired_since, tally.expired_since);
+    row.set(survey_coverage, Float8GetDatum(survey.coverage()));
+    row.add_to_result_of(fcinfo);
+}
+
+// The match of a scan over the scopes never matches, so that it sees all of them.
+template <class Visit>
+void for_each_scope(Visit visit) {
+    (void)scope_row::scan_for(
+        [&](TupleTableSlot* slot) {
+            visit(slot);
+            return false;
+        },
+        [](TupleTableSlot*) {});
+}
+
+void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
+    const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
+    survey.add_scope(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)),
+                     max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt);
+}
+
+void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_blocks) {
+    const pg::Scope scope = pg::usable_scope(name, "survey");
+    pg::Survey survey;
+    survey.add_scope(scope.id, scope.max_attempts);
+    survey.run(GetCurrentTimestamp(), max_blocks);
+    add_survey(fcinfo, survey, scope.id, scope.name);
+}
+
+// What was created while the table was read is left out.
+void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
+    pg::Survey survey;
+    for_each_scope([&](TupleTableSlot* slot) { add_scope(survey, slot); });
+    survey.run(GetCurrentTimestamp(), max_blocks);
+    for_each_scope([&](TupleTableSlot* slot) {
+        const std::int32_t id = DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
+        const Oid owner = DatumGetObjectId(*scope_row::column(slot, scope_row::column_owner));
+        if (survey.knows(id) && pg::may_observe(owner))
+            add_survey(fcinfo, survey, id,
+                    pg::view_of(DatumGetTextPP(*scope_row::column(slot, scope_row::column_name))));
+    });
+    if (pg::may_observe(InvalidOid)) add_survey(fcinfo, survey, pg::no_scope, std::nullopt);
+}
+
+BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
+    const std::int32_t blocks = pg::int_arg(fcinfo, arg_max_blocks).value_or(default_max_blocks);
+    if (blocks < 1) report::invalid_argument("max_blocks", "It must be at least 1.");
+    return static_cast<BlockNumber>(blocks);
+}
+
+}  // namespace
+
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_scope_stats) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    if (pg::stats_available())
+        pg::scope_row::scan_for([fcinfo](TupleTableSlot* slot) { return api::show_stats(slot, fcinfo); },
+                                [](TupleTableSlot*) {});
+    return Datum{0};
+}
+
+// Counters are no part of any transaction, and neither is their reset.
+IDEM_FUNCTION(idem_stats_reset) {
+    using namespace idem;
+    api::require_writable("idem.stats_reset()");
+    std::optional<std::int32_t> scope_id;
+    if (const auto name = pg::text_arg(fcinfo, 0)) {
+        const pg::Scope* scope = pg::find_scope(*name);
+        if (scope == nullptr)
+            pg::report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
+        scope_id = scope->id;
+    }
+    pg::reset_stats(scope_id);
+    PG_RETURN_VOID();
+}
+
+IDEM_FUNCTION(idem_open_claims_0_3) {
+    idem::api::show_claims<idem::api::held_columns>(fcinfo);
+    return Datum{0};
+}
+
+// As the scripts up to 0.2.0 declare it: without state and keys, and open claims only.
+IDEM_FUNCTION(idem_open_claims) {
+    idem::api::show_claims<idem::api::held_columns_up_to_0_2>(fcinfo);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_prepared_claims) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    pg::visit_prepared_claims(api::show_prepared, fcinfo);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_survey) {
+    using namespace idem;
+    const BlockNumber max_blocks = api::max_blocks_arg(fcinfo);
+    InitMaterializedSRF(fcinfo, 0);
+    if (const auto name = pg::text_arg(fcinfo, api::arg_scope))
+        api::survey_one(fcinfo, *name, max_blocks);
+    else
+        api::survey_all(fcinfo, max_blocks);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_preloaded) {
+    PG_RETURN_BOOL(idem::pg::stats_available());
+}
