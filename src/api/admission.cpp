@@ -1,3 +1,4 @@
+// idem.key_weakness() shows what the scope setting weak_keys would find in a key.
 #include "api/admission.hpp"
 
 #include "core/key.hpp"
@@ -9,6 +10,12 @@
 
 namespace idem::api {
 namespace {
+
+namespace report = pg::report;
+
+// From the Unix epoch, which keys use, to PostgreSQL's.
+constexpr std::int64_t epoch_distance =
+    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
 
 constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
 
@@ -45,24 +52,13 @@ std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, Times
     return admission.admitted ? 0 : admission.retry_after;
 }
 
-namespace {
-
-namespace report = pg::report;
-
-// Between PostgreSQL's epoch and that of keys.
-constexpr std::int64_t epoch_distance =
-    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
-
-}  // namespace
-
-bool is_out_of_memory(const pg::Scope& scope, std::string_view key, TimestampTz now,
-                      std::int64_t ttl) {
+bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl) {
     if (!scope.reject_stale_keys) return false;
     const core::KeyAge age = core::key_age(key, now + epoch_distance, ttl);
     return age == core::KeyAge::stale || age == core::KeyAge::from_future;
 }
 
-void refuse_out_of_memory(std::string_view key) {
+void refuse_stale_key(std::string_view key) {
     const auto milliseconds = static_cast<std::int64_t>(core::embedded_time(key).value_or(0));
     const TimestampTz made = milliseconds * 1000 - epoch_distance;
     report::stale_key(key, made, made > GetCurrentTimestamp());

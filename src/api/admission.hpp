@@ -1,7 +1,7 @@
-// What bounds the number of new records: the scope's claims_per_minute, of each tenant.
+// The scope's rules for keys that have no record: not stale, not weak, not one too many.
 //
-// A scope's rules for keys that have no record. Whoever retries an operation that has one is always
-// answered, however old or weak its key.
+// They do not apply to a key that has a record: a retry is always answered, however old or weak its
+// key is.
 #pragma once
 
 #include "pg/scope.hpp"
@@ -9,24 +9,24 @@
 
 namespace idem::api {
 
-// Raises 55000 where a limit could not be kept.
-void require_limits_available();
-
-// Charges a new claim to its tenant. Returns 0 when it is admitted, otherwise how long to wait, in
-// microseconds. A server that came to the scope without shared memory (a restored dump) admits and
-// warns, once a session: to refuse every claim would be the greater harm.
-std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now);
-
-
-// Whether the scope refuses the key because the time in it is longer ago than the TTL, so that its
-// record may have come and gone, or too far ahead. ttl is the claim's, in microseconds.
-bool is_out_of_memory(const pg::Scope& scope, std::string_view key, TimestampTz now,
-                      std::int64_t ttl);
+// Whether the scope refuses the key for the time inside it. That time is longer ago than the TTL,
+// so that a record of the key may have existed and expired, or it lies too far in the future. ttl
+// is the claim's, in microseconds.
+bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl);
 
 // Raises ID010 for such a key.
-[[noreturn]] void refuse_out_of_memory(std::string_view key);
+[[noreturn]] void refuse_stale_key(std::string_view key);
 
-// Raises ID007, or warns, or does nothing, as the scope says.
+// For a weak key: raises ID007, warns or does nothing, depending on the scope's weak_keys.
 void check_strength(const pg::Scope& scope, std::string_view key);
+
+// Charges a new claim to its tenant, for the scope's claims_per_minute. Returns 0 if the claim is
+// admitted, otherwise the microseconds to wait. A server without shared memory of idem's, such as
+// one that has restored a dump, admits the claim and warns once per session: refusing every claim
+// would do more harm.
+std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now);
+
+// Raises 55000 if this server cannot enforce claims_per_minute.
+void require_limits_available();
 
 }  // namespace idem::api

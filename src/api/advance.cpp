@@ -1,10 +1,12 @@
-// idem.advance(): is this message beyond what its source has sent already? Then it is from now on.
+// idem.advance(): tells whether a message is new by its number, and moves the source's watermark.
 //
-// For ordered streams one row a source is enough, however many messages it sends. Those who advance
-// one source queue at its key lock, within the scope's wait, until the one before them has
-// committed: a stream is handled in order. What is behind the committed watermark is answered
-// without queueing. Locking: the key lock of the source's digest, kept when the watermark moves,
-// freed in the same call otherwise; the watermark table after it.
+// An ordered stream needs one row per source, however many messages the source sends. Transactions
+// that advance the same source queue for its key lock, within the scope's wait, until the previous
+// one has committed, so that the stream is handled in order. A message behind the committed
+// watermark is answered without queueing.
+//
+// Locking: the key lock of the source's digest, then the watermark table. The key lock is kept when
+// the watermark moves and released in the same call otherwise.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "core/sequence.hpp"
@@ -51,9 +53,9 @@ pg::Watermark look(const Call& call, bool locked) {
     return found;
 }
 
-// The transaction's note of the source: its lock counts, and goes with its savepoint. It is like a
-// finished claim whose token nobody has.
-void note(const Call& call) {
+// Remembers the source as a finished claim whose token is never handed out: its lock counts as one
+// of the transaction's, and is given up with its savepoint.
+void remember(const Call& call) {
     if (pg::find_claim(call.source.digest) != nullptr) return;
     if (pg::claims_held() >= pg::guc::max_open_claims)
         report::too_many_open_claims(pg::guc::max_open_claims);
@@ -68,7 +70,7 @@ void note(const Call& call) {
 }
 
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
-    note(call);
+    remember(call);
     const pg::Watermarks table = pg::Watermarks::to_write();
     const pg::Writing writing = pg::move_watermark(table, call.source, from, call.seq, bound);
     table.close();
@@ -91,7 +93,7 @@ bool advance(const Call& call) {
             move(call, mark, bound);
             return true;
         }
-        // Without the lock its holder is at the source; with it, a writer that went past the lock.
+        // With the lock, wait for a writer that bypassed it; without, for the lock's holder.
         if (locked)
             give_way(lock, call.source.key, mark.working, bound);
         else

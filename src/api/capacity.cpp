@@ -1,6 +1,6 @@
-// idem.retention_window(), idem.records_needed() and idem.collision_probability(): sizing.
-//
-// They only compute: immutable, and safe in a parallel worker.
+// idem.retention_window(), idem.records_needed() and idem.collision_probability(): how long to keep
+// records, how many there are then, and how likely two random keys are equal. They only compute:
+// immutable and parallel safe.
 #include "core/capacity.hpp"
 
 #include <cmath>

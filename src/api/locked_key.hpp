@@ -1,14 +1,13 @@
-// A key at rest: its row under the key lock, once nobody is at work on it past the lock either.
+// A key under its lock: at rest, or held by a leased claim.
 //
-// For whoever must not act on a key in flight: the waits for the lock and for transactions share
-// one bound. The lock is kept, but let go while a transaction or a lease is waited for; the record
-// table is locked after it, until the transaction ends.
+// A key is at rest when this transaction holds its lock and no other transaction works on its row.
+// A leased claim is found by its token, in any transaction and session: the token leads to the row,
+// and the row to the scope, which the caller must be able to use. Under the key lock, the core's
+// fencing rules judge the token by what the row says then.
 //
-// Holding on to a leased claim by its token, in whatever transaction and session.
-//
-// The token leads to the row, the row to the scope; the caller must be able to use it. The key lock
-// is waited for within the scope's bound, then the core's fencing rules judge what the row says
-// now. Whoever gets through holds the key lock and a row in progress until the transaction ends.
+// Locking: all waits of a call share one bound, the scope's. The key lock is released while a
+// transaction is waited for. When a function returns, the key lock is held until the transaction
+// ends, and the record table is locked after it.
 #pragma once
 
 #include "pg/key_lock.hpp"
@@ -18,49 +17,53 @@
 
 namespace idem::api {
 
-// Raises ID001, for calls whose wait is the scope's, with what can be told of the holder.
-[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
+// ---- A key at rest ------------------------------------------------------------------------------
 
-// Takes the key lock. Raises ID001 when the bound comes first.
+// Takes the key lock, waits until no other transaction works on the row, and returns the row.
+// Raises ID001 when the bound is reached.
+pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+
+// The steps of find_at_rest(), for callers that read another table. Both raise ID001 when the bound
+// is reached.
 void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound);
-
-// For whoever has the key lock and finds another at the row: waits without it, then takes it again.
-// Raises ID001 when the bound comes first.
+// For the holder of the key lock, when another transaction works on the row: waits for that
+// transaction without the lock, then takes the lock again.
 void give_way(pg::KeyLock& lock, std::string_view key, const pg::Work& work,
               const pg::WaitBound& bound);
 
-// Raises ID001 when the row was not written within the bound.
+// Raises ID001 if the row was not written within the bound.
 void check_written(std::string_view key, const pg::Writing& writing);
 
-// Acquires the lock; raises ID001 when the bound comes first.
-pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+// Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
+[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
 
+// ---- A leased claim -----------------------------------------------------------------------------
 
-struct Holding {
+struct LeasedClaim {
     const pg::Scope* scope;
     pg::KeyName name;
-    pg::Record record;    // as it is now
-    pg::Claim* claim;     // this transaction's note of it
-    pg::WaitBound bound;  // of the whole call: the scope's wait
+    pg::Record record;    // as read under the key lock
+    pg::Claim* note;      // what this transaction remembers of the claim
+    pg::WaitBound bound;  // for all waits of the call: the scope's wait
 };
 
-// Raises ID004 when the attempt is fenced off, or there is nothing that the caller may know of;
-// ID005 when this attempt is finished; ID001 when another transaction is at the key for longer than
-// the scope's wait; ID009; 40001.
-Holding hold(const core::Token& token);
+// Raises ID004 if the attempt is fenced off, or if the caller may not know of the key; ID005 if
+// this attempt is finished; ID001 if another transaction holds the key for longer than the scope's
+// wait; ID009 for too many open claims; 40001 if the snapshot cannot see the row.
+LeasedClaim lock_leased_claim(const core::Token& token);
 
-// For renew and checkpoint: raises 22023 for the token of an atomic claim.
-Holding hold_leased(std::optional<std::string_view> token, const char* function);
+// The same for renew and checkpoint, which raise 22023 for the token of an atomic claim.
+LeasedClaim lock_leased_claim(std::optional<std::string_view> token, const char* function);
 
-// For calls that only compute from a token: that it is of a claim of this transaction, finished or
-// not, or of a leased one that has its record in a scope of the caller's, whatever the attempt.
-// Raises ID005 and ID004.
+// For calls that only compute something from a token. Raises ID005 unless an atomic token names a
+// claim of this transaction, finished or not; and ID004 unless a leased token, of any attempt, has
+// a record in a scope that the caller may use.
 void check_usable(const core::Token& token);
 
-// Writes what became of the record, which stays this transaction's.
-void update(const Holding& holding, const pg::Record& record);
+// Writes the new version of the claim's row.
+void update_record(const LeasedClaim& leased, const pg::Record& record);
 
-// When the record expires if its lease ends then: the claim's TTL counts from the end.
+// The TTL of a leased claim counts from the end of its lease.
 TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end);
 std::int64_t ttl_of(const pg::Record& record);
 

@@ -1,17 +1,10 @@
-// idem.scope_stats() and idem.stats_reset(): the counters of the scopes that the caller may
-// observe.
+// What an administrator watches, in three parts:
+//   - the counters of each scope: idem.scope_stats(), idem.stats_reset(), idem.preloaded()
+//   - the keys that transactions hold: idem.open_claims(), idem.prepared_claims()
+//   - what the record table holds: idem.survey()
 //
-// The rows are those of idem.scope, seen under a snapshot of their own. Empty where the library is
-// not preloaded.
-//
-// idem.open_claims() and idem.prepared_claims(): which transactions hold keys, and which keys, of
-// the scopes that the caller may use. The view idem.in_flight shows them beside the leased claims,
-// which have rows of their own.
-//
-// idem.survey(): what the records of each scope come to; idem.preloaded(): whether what lives in
-// shared memory is there.
-//
-// Figures, never a key or a tenant: so they are also for those who watch the server.
+// Counters and survey show numbers, never a key or a tenant, so roles that monitor the server may
+// read them. Keys are shown only to roles that may use their scope.
 #include "api/arguments.hpp"
 #include "pg/census.hpp"
 #include "pg/duration.hpp"
@@ -25,9 +18,37 @@
 namespace idem::api {
 namespace {
 
+namespace report = pg::report;
+namespace scope_row = pg::scope_row;
 using pg::Counter;
 
-// The scope's name, the counters in their order, and since when.
+// Calls visit with the row of every scope, under a snapshot of its own. The scan's match never
+// matches, so that the scan reads all rows.
+template <class Visit>
+void for_each_scope(Visit visit) {
+    (void)scope_row::scan_for(
+        [&](TupleTableSlot* slot) {
+            visit(slot);
+            return false;
+        },
+        [](TupleTableSlot*) {});
+}
+
+std::int32_t id_of(TupleTableSlot* slot) {
+    return DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
+}
+
+Oid owner_of(TupleTableSlot* slot) {
+    return DatumGetObjectId(*scope_row::column(slot, scope_row::column_owner));
+}
+
+std::string_view name_of(TupleTableSlot* slot) {
+    return pg::view_of(DatumGetTextPP(*scope_row::column(slot, scope_row::column_name)));
+}
+
+// ---- Counters -----------------------------------------------------------------------------------
+
+// The scope's name, the counters in their order, and the time of the last reset.
 constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
 using StatsRow = pg::Row<stats_columns>;
 
@@ -45,20 +66,15 @@ void add_stats(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeSt
     row.add_to_result_of(fcinfo);
 }
 
-// Never a match, so that the scan sees every scope.
-bool show_stats(TupleTableSlot* slot, FunctionCallInfo fcinfo) {
-    using namespace pg::scope_row;
-    if (!pg::may_observe(DatumGetObjectId(*column(slot, column_owner)))) return false;
-    const auto stats = pg::read_stats(DatumGetInt32(*column(slot, column_id)));
-    if (stats) add_stats(fcinfo, pg::view_of(DatumGetTextPP(*column(slot, column_name))), *stats);
-    return false;
+void show_stats(FunctionCallInfo fcinfo, TupleTableSlot* slot) {
+    if (!pg::may_observe(owner_of(slot))) return;
+    const auto stats = pg::read_stats(id_of(slot));
+    if (stats) add_stats(fcinfo, name_of(slot), *stats);
 }
 
-}  // namespace
+// ---- Keys that transactions hold ----------------------------------------------------------------
 
-namespace {
-
-// In the order of the columns of both functions; those from pid on are open_claims' own.
+// The columns up to the time are those of both functions; the others are those of open_claims().
 enum HeldColumn {
     held_scope,
     held_tenant,
@@ -74,7 +90,7 @@ constexpr int held_columns_up_to_0_2 = held_pid + 1;
 constexpr int prepared_transaction = held_pid;  // of prepared_claims()
 constexpr int prepared_columns = prepared_transaction + 1;
 
-// NULL when the scope was dropped, or is none of the caller's.
+// NULL if the scope was dropped, or if the caller may not use it.
 const pg::Scope* visible_scope(std::int32_t id) {
     const pg::Scope* scope = pg::find_scope_by_id(id);
     return scope != nullptr && has_privs_of_role(GetUserId(), scope->owner) ? scope : nullptr;
@@ -126,14 +142,9 @@ void show_prepared(const pg::PreparedClaim& claim, void* data) {
     row.add_to_result_of(static_cast<FunctionCallInfo>(data));
 }
 
-}  // namespace
+// ---- The survey ---------------------------------------------------------------------------------
 
-namespace {
-
-namespace report = pg::report;
-namespace scope_row = pg::scope_row;
-
-// 16 MB, some 100,000 records: read in about a tenth of a second.
+// 16 MB, or some 100,000 records, which take about a tenth of a second to read.
 constexpr std::int32_t default_max_blocks = 2048;
 
 enum SurveyArgument { arg_scope, arg_max_blocks };
@@ -158,7 +169,7 @@ enum SurveyColumn {
 };
 
 void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
-             std::optional<std::string_view> name) {
+                std::optional<std::string_view> name) {
     const pg::Tally& tally = survey.tally(scope_id);
     pg::Row<survey_columns> row;
     if (name) row.set_text(survey_scope, *name);
@@ -179,20 +190,9 @@ void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t 
     row.add_to_result_of(fcinfo);
 }
 
-// The match of a scan over the scopes never matches, so that it sees all of them.
-template <class Visit>
-void for_each_scope(Visit visit) {
-    (void)scope_row::scan_for(
-        [&](TupleTableSlot* slot) {
-            visit(slot);
-            return false;
-        },
-        [](TupleTableSlot*) {});
-}
-
 void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
     const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
-    survey.add_scope(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)),
+    survey.add_scope(id_of(slot),
                      max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt);
 }
 
@@ -204,17 +204,15 @@ void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_
     add_survey(fcinfo, survey, scope.id, scope.name);
 }
 
-// What was created while the table was read is left out.
+// Scopes that are created while the table is read are left out.
 void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
     pg::Survey survey;
     for_each_scope([&](TupleTableSlot* slot) { add_scope(survey, slot); });
     survey.run(GetCurrentTimestamp(), max_blocks);
     for_each_scope([&](TupleTableSlot* slot) {
-        const std::int32_t id = DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
-        const Oid owner = DatumGetObjectId(*scope_row::column(slot, scope_row::column_owner));
-        if (survey.knows(id) && pg::may_observe(owner))
-            add_survey(fcinfo, survey, id,
-                    pg::view_of(DatumGetTextPP(*scope_row::column(slot, scope_row::column_name))));
+        const std::int32_t id = id_of(slot);
+        if (survey.knows(id) && pg::may_observe(owner_of(slot)))
+            add_survey(fcinfo, survey, id, name_of(slot));
     });
     if (pg::may_observe(InvalidOid)) add_survey(fcinfo, survey, pg::no_scope, std::nullopt);
 }
@@ -233,12 +231,11 @@ IDEM_FUNCTION(idem_scope_stats) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     if (pg::stats_available())
-        pg::scope_row::scan_for([fcinfo](TupleTableSlot* slot) { return api::show_stats(slot, fcinfo); },
-                                [](TupleTableSlot*) {});
+        api::for_each_scope([fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
     return Datum{0};
 }
 
-// Counters are no part of any transaction, and neither is their reset.
+// The counters are not transactional, and neither is their reset.
 IDEM_FUNCTION(idem_stats_reset) {
     using namespace idem;
     api::require_writable("idem.stats_reset()");
@@ -253,12 +250,17 @@ IDEM_FUNCTION(idem_stats_reset) {
     PG_RETURN_VOID();
 }
 
+// Whether idem has its shared memory, and so counts.
+IDEM_FUNCTION(idem_preloaded) {
+    PG_RETURN_BOOL(idem::pg::stats_available());
+}
+
 IDEM_FUNCTION(idem_open_claims_0_3) {
     idem::api::show_claims<idem::api::held_columns>(fcinfo);
     return Datum{0};
 }
 
-// As the scripts up to 0.2.0 declare it: without state and keys, and open claims only.
+// As declared by the scripts up to 0.2.0: without state and keys, and only open claims.
 IDEM_FUNCTION(idem_open_claims) {
     idem::api::show_claims<idem::api::held_columns_up_to_0_2>(fcinfo);
     return Datum{0};
@@ -280,8 +282,4 @@ IDEM_FUNCTION(idem_survey) {
     else
         api::survey_all(fcinfo, max_blocks);
     return Datum{0};
-}
-
-IDEM_FUNCTION(idem_preloaded) {
-    PG_RETURN_BOOL(idem::pg::stats_available());
 }

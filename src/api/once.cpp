@@ -1,16 +1,15 @@
-// idem.once(): claim and complete in one, for consumers who see a message at least once.
+// idem.once() and idem.once_each(), for consumers that may see a message more than once: each
+// claims and completes in one call, and tells whether a key is new. No answer is stored.
 //
-// There is no answer to store: that the key is finished is all. Locking: as claim and complete.
+// once() takes the locks of claim() and complete().
 //
-// idem.once_each(): which of these keys are new? They are finished from now on.
-//
-// Set-wise once(), for tens of thousands of keys in one call, so it takes no key locks: the unique
-// index alone keeps concurrent calls apart (see pg/bulk). Keys go in the order of their digests,
-// whatever the order of the input: so calls do not deadlock with each other. It waits for
-// transactions as a unique index does, not within the scope's bound. An atomic claim in flight has
-// no row yet, and is not waited for: it gets 40001 when it completes.
-//
-// Whatever holds the key, it is not new: the stored answer, request or failure is not asked for.
+// once_each() serves tens of thousands of keys in one call, so it takes no key locks: the unique
+// index alone keeps concurrent calls apart (see pg/bulk). It writes the keys in the order of their
+// digests, whatever their order in the array, so that calls do not deadlock with each other. It
+// waits for other transactions as a unique index does, not within the scope's bound. An atomic
+// claim in flight has no row yet, so once_each() does not wait for it; that claim gets 40001 when
+// it completes. A key that is stored or held in any way is not new: once_each() does not compare
+// requests and does not raise stored failures.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
@@ -22,39 +21,39 @@
 namespace idem::api {
 namespace {
 
+namespace report = pg::report;
+using core::Verdict;
+using pg::Counter;
+
+// ---- once() -------------------------------------------------------------------------------------
+
 enum OnceArgument { once_scope, once_key, once_request, once_tenant };
 
 ClaimCall read_once(FunctionCallInfo fcinfo) {
     const std::string_view key = checked_key(pg::text_arg(fcinfo, once_key));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, once_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, once_scope), "once");
-    ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, once_request),
-                                std::nullopt, std::nullopt);
+    ClaimCall call = make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, once_request),
+                                     std::nullopt, std::nullopt);
     call.writes_at_once = true;
-    call.wait_set_by = pg::report::WaitSetBy::scope;
+    call.wait_set_by = report::WaitSetBy::scope;
     return call;
 }
 
 bool once(const ClaimCall& call) {
-    const Claiming claiming = claim_key(call);
-    switch (claiming.outcome) {
+    const ClaimResult result = claim_key(call);
+    switch (result.outcome) {
         case Outcome::claimed:
-            finish_atomic(*claiming.claim, {.state = core::State::completed});
+            finish_atomic(*result.claim, {.state = core::State::completed});
             return true;
         case Outcome::completed:
             return false;
         default:
-            refuse(call, claiming);
+            refuse(call, result);
     }
 }
 
-}  // namespace
-
-namespace {
-
-namespace report = pg::report;
-using core::Verdict;
-using pg::Counter;
+// ---- once_each() --------------------------------------------------------------------------------
 
 enum OnceEachArgument { each_scope, each_keys, each_tenant };
 
@@ -65,13 +64,12 @@ struct Element {
     int position;  // in the array, from 0
 };
 
-// All of it lives as long as the call; what grows with the number of keys is a few bytes a key
-// beside the array itself.
+// Lives as long as the call. It needs a few bytes per key beside the array itself.
 struct Batch {
     std::span<Datum> keys;     // as in the array
     std::span<Element> order;  // by digest
     std::span<bool> is_new;    // as in the array
-    pg::Scope scope;           // a copy: the cache may go while rows are written
+    pg::Scope scope;           // a copy: the cache may be dropped while rows are written
     std::string_view tenant;
 
     std::string_view key(const Element& element) const {
@@ -82,7 +80,7 @@ struct Batch {
     }
 };
 
-// There may be more elements than the limit of ordinary allocations allows.
+// The elements may exceed the size limit of ordinary allocations.
 template <class T>
 std::span<T> array_of(std::size_t size) {
     void* memory =
@@ -106,7 +104,7 @@ std::span<Datum> checked_keys(ArrayType* array) {
     return {keys, static_cast<std::size_t>(count)};
 }
 
-// In the order of the digests. Of equal keys the first in the array comes first.
+// Of equal keys, the first in the array stays first.
 void sort_by_digest(Batch& batch) {
     batch.order = array_of<Element>(batch.keys.size());
     const MemoryContext scratch =
@@ -140,34 +138,20 @@ Batch read_batch(FunctionCallInfo fcinfo) {
     return batch;
 }
 
-Verdict judge(const pg::Found& found, const Batch& batch, TimestampTz now) {
-    return core::decide(
-        {
-            .presence = found.presence,
-            .in_snapshot = found.in_snapshot,
-            .same_request = true,
-            .state = found.record.state,
-            .expires = found.record.expires,
-            .lease_end = found.record.lease_end.value_or(0),
-            .attempt = found.record.attempt,
-            .max_attempts = batch.scope.max_attempts,
-        },
-        now);
-}
-
-// A claim whose lease is over is taken over as by an atomic claim: its token is fenced off.
-pg::Record record_for(Verdict verdict, const pg::Record& old, const Batch& batch, TimestampTz now) {
+// An attempt whose lease has ended is taken over, as an atomic claim does it: the token of the old
+// attempt is fenced off.
+pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch, TimestampTz now) {
     if (verdict == Verdict::take_over)
         return completed_record(old.created, batch.scope.ttl, old.attempt + 1, old.fingerprint);
     return completed_record(now, batch.scope.ttl, first_attempt, nullptr);
 }
 
-// What may stand against a new key.
-void admit(const Batch& batch, std::string_view key, TimestampTz now) {
+// Raises the error of the rule that a new key breaks.
+void check_new_key(const Batch& batch, std::string_view key, TimestampTz now) {
     const pg::Scope& scope = batch.scope;
-    if (is_out_of_memory(scope, key, now, scope.ttl)) {
+    if (is_stale_key(scope, key, now, scope.ttl)) {
         pg::count(scope.id, Counter::stale);
-        refuse_out_of_memory(key);
+        refuse_stale_key(key);
     }
     check_strength(scope, key);
     const std::int64_t wait = charge_claim(scope, batch.tenant, now);
@@ -183,21 +167,21 @@ void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
     if (is_new && over != core::Presence::absent) pg::count(scope.id, Counter::expired_reused);
 }
 
-// Looks until the key is ours, or somebody's for good.
-bool take(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
+// Whether the key is new; if so, its record is written. Looks at the key until that is decided.
+bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
     bool admitted = false;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
         const pg::Found found = writer.look(name);
         const TimestampTz now = GetCurrentTimestamp();
-        const Verdict verdict = judge(found, batch, now);
+        const Verdict verdict = judge(found, true, batch.scope, now);
         switch (verdict) {
             case Verdict::claim:
-                if (!admitted) admit(batch, name.key, now);
+                if (!admitted) check_new_key(batch, name.key, now);
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:
-                if (!writer.write(name, record_for(verdict, found.record, batch, now), found))
+                if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
                     break;
                 count_new(batch.scope, verdict, found.presence);
                 return true;
@@ -219,27 +203,27 @@ bool take(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
 }
 
 void refuse_open(const pg::KeyName& name) {
-    const pg::Claim* mine = pg::find_claim(name.digest);
-    if (mine != nullptr && mine->phase == pg::Phase::open)
+    if (is_open_here(name.digest))
         report::claimed_by_this_transaction(
             name.key, "Complete the claim first, or leave the key out of \"keys\".");
 }
 
-// How many are new.
-std::size_t take_all(Batch& batch) {
+// Returns how many keys are new.
+std::size_t finish_new_keys(Batch& batch) {
     const pg::Records records = pg::Records::to_write();
     pg::BulkWriter writer(records);
     const Element* last = nullptr;
     std::size_t count = 0;
     for (const Element& element : batch.order) {
         const pg::KeyName name = batch.name(element);
-        // Digests that agree are no proof that the keys do; two new keys are not in the table yet.
+        // Equal digests do not prove that the keys are equal, and a key that is new in this call
+        // cannot be compared with the table.
         const bool repeated = last != nullptr && last->digest == element.digest;
         if (repeated && batch.key(*last) != name.key) report::digest_collision();
         if (repeated) continue;
         last = &element;
         refuse_open(name);
-        if (!take(writer, name, batch)) continue;
+        if (!finish_if_new(writer, name, batch)) continue;
         batch.is_new[static_cast<std::size_t>(element.position)] = true;
         ++count;
     }
@@ -273,7 +257,7 @@ IDEM_FUNCTION(idem_once_each) {
     using namespace idem;
     api::require_writable("idem.once_each()", api::read_by_lookup);
     api::Batch batch = api::read_batch(fcinfo);
-    if (api::take_all(batch) > 0) pg::remember_unlocked(batch.scope.name);
+    if (api::finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
     api::return_new(fcinfo, batch);
     return Datum{0};
 }
