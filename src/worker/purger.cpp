@@ -1,8 +1,8 @@
 // The purge worker: one visit to one database.
 //
-// Deletes expired records in batches, each a transaction of its own: a claim of such a key waits
-// for one batch at most. It waits for nobody's lock. What it finds it reports to the launcher;
-// where it stopped is kept in the database.
+// It deletes expired records in batches, each in a transaction of its own, so that a claim of such
+// a key waits for at most one batch. It waits for no lock. It reports what it found to the
+// launcher, and stores in the database where it stopped.
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
@@ -21,8 +21,8 @@ using core::usecs_per_second;
 constexpr std::int64_t longest_visit = 2 * usecs_per_second;
 constexpr BlockNumber blocks_a_batch = 1024;
 
-// Whatever the database's own settings are. Nothing of it needs to be durable at once: what a crash
-// undoes is purged again.
+// Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
+// is purged again.
 void set_up() {
     constexpr std::array<std::array<const char*, 2>, 4> settings = {{
         {"synchronous_commit", "off"},
@@ -44,14 +44,14 @@ void begin() {
     PushActiveSnapshot(GetTransactionSnapshot());
 }
 
-// Autovacuum learns of the deletes batch by batch.
+// The statistics are reported after each batch, so that autovacuum learns of the deletes.
 void end() {
     PopActiveSnapshot();
     CommitTransactionCommand();
     pgstat_report_stat(true);
 }
 
-// Those that others are just creating or dropping too, whatever becomes of it.
+// Includes the scopes that other transactions are creating or dropping, whether or not they commit.
 List* existing_scopes() {
     using namespace pg::scope_row;
     Relation relation = pg::open_table(pg::Table::scope, AccessShareLock);
@@ -68,8 +68,8 @@ List* existing_scopes() {
     return ids;
 }
 
-// Gives up the statistics of scopes that are no more. They are noted before the scopes are read, so
-// that those of a new one are safe.
+// Gives up the statistics of scopes that do not exist any more. The list of statistics is read
+// before the scopes, so that the statistics of a new scope are safe.
 void forget_statistics(pg::Installation installation) {
     const bool installed = installation == pg::Installation::ready;
     const auto counted = pg::counted_scopes();
@@ -81,7 +81,8 @@ void forget_statistics(pg::Installation installation) {
             pg::give_up_stats(scope);
 }
 
-// One batch. Returns what became of it; swept.blocks == swept.table: it has been all around.
+// Purges one batch and returns how it ended. The sweep has been around the whole table if
+// swept.blocks == swept.table.
 pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
@@ -114,7 +115,7 @@ void show_progress(const pg::Swept& swept, const core::Tally& tally) {
     show_progress(text);
 }
 
-// Batch by batch, once around the table or until the time is up.
+// Purges batch by batch, until the sweep has been around the table once or the time is up.
 void work(pg::Visit& visit) {
     const std::uint32_t wait_event = pg::compat::wait_event("IdemPurgerRest");
     const std::int64_t start = pg::read_clocks().steady;
