@@ -24,16 +24,12 @@ struct StoredAnswer {
     bool redacted;  // a part of what the caller passed is left out
 };
 
-bool stores_responses(const pg::Scope* scope) {
-    return scope != nullptr && scope->store_response;
-}
-
 // A failure is kept whole, because it is raised again.
 StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
     if (answer.state != core::State::completed) return {answer, false};
     Answer kept = answer;
     kept.response = stored_response(answer.response, scope);
-    if (!stores_responses(scope)) {
+    if (scope == nullptr || !scope->store_response) {
         kept.headers = nullptr;
         kept.body = nullptr;
     }
@@ -78,7 +74,8 @@ pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, std:
 }  // namespace
 
 Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
-    return stores_responses(scope) ? pg::redact(response, scope->response_exclude()) : nullptr;
+    if (scope == nullptr || !scope->store_response) return nullptr;
+    return pg::redact(response, scope->response_exclude());
 }
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
