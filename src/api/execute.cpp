@@ -98,14 +98,14 @@ Result result_row(core::State state, bool replayed, Jsonb* response, Jsonb* erro
     return result;
 }
 
-// By idem's own list, and by the list that the scope has now unless it was dropped.
+// By idem's own list and the scope's current list. A dropped scope adds nothing.
 bool is_transient(std::string_view sqlstate, std::int32_t scope_id) {
     if (core::is_transient(sqlstate)) return true;
     const pg::Scope* scope = pg::find_scope_by_id(scope_id);
     return scope != nullptr && core::lists(scope->transient_sqlstates, sqlstate);
 }
 
-// Runs the operation of a key that this call has claimed, and stores what comes of it.
+// Runs the operation of a key that this call has claimed, and stores its result or failure.
 Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
     struct Work {
         const char* operation;

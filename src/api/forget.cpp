@@ -45,7 +45,7 @@ pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wa
 // False if there was no live record, or if a writer that bypassed the key lock deleted it first.
 bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
     if (found.presence == Presence::absent) return false;
-    // An expired row that is being deleted is not to be forgotten, even if the deletion aborts.
+    // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     if (!found.in_snapshot && found.presence != Presence::own)
         report::serialization_failure(
@@ -83,7 +83,7 @@ IDEM_FUNCTION(idem_forget_0_2) {
     PG_RETURN_BOOL(api::forget(api::key_name(scope, tenant, key), pg::WaitBound(scope.wait)));
 }
 
-// For a job of cron's or of pg_cron's, where the worker does not run.
+// For a scheduled job, where the worker does not run.
 IDEM_FUNCTION(idem_purge) {
     using namespace idem;
     api::require_writable("idem.purge()");

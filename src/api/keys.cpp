@@ -36,8 +36,8 @@ constinit std::uint64_t last_tick = 0;
     pg_unreachable();
 }
 
-// The parts, checked and in UTF-8. An array of two dimensions is refused: its parts would not tell
-// where a row ends.
+// The parts, checked and in UTF-8. An array of several dimensions is refused, because a flat list
+// would not tell where its rows end.
 std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     ArrayType* array = pg::array_arg(fcinfo, 0);
     if (array == nullptr) report::missing_argument("parts");

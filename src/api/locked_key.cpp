@@ -95,8 +95,8 @@ core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::
     };
 }
 
-// Why the token is fenced off, for a user of the scope, who could look the key up. NULL if the
-// record does not tell.
+// Why the token is fenced off, for users of the scope, which could look the key up. NULL if
+// the record does not tell.
 const char* how_lost(const core::Token& token, const pg::Found& found) {
     const pg::Record& record = found.record;
     const auto attempt = static_cast<std::int32_t>(token.attempt);

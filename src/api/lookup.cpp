@@ -126,7 +126,7 @@ Result look_up(const pg::KeyName& name, const pg::Scope& scope) {
     pg::Found found = look(name);
     if (has_ended(found, scope)) return finished_row(found.record);
     const auto holder = holder_of(name);
-    // The holder may have committed after the first look and before the question who holds it.
+    // A holder may have committed between the first look and the look for a holder.
     if (!holder && !binds(found)) found = look(name);
     if (has_ended(found, scope)) return finished_row(found.record);
     std::optional<int> pid;

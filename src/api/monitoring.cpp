@@ -48,7 +48,7 @@ std::string_view name_of(TupleTableSlot* slot) {
 
 // ---- Counters -----------------------------------------------------------------------------------
 
-// The scope's name, the counters in their order, and the time of the last reset.
+// The scope's name, the counters in their order, and since when they count.
 constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
 using StatsRow = pg::Row<stats_columns>;
 
@@ -250,7 +250,7 @@ IDEM_FUNCTION(idem_stats_reset) {
     PG_RETURN_VOID();
 }
 
-// Whether idem has its shared memory, and so counts.
+// Whether idem has its shared memory, which the counters need.
 IDEM_FUNCTION(idem_preloaded) {
     PG_RETURN_BOOL(idem::pg::stats_available());
 }

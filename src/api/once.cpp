@@ -8,8 +8,8 @@
 // digests, whatever their order in the array, so that calls do not deadlock with each other. It
 // waits for other transactions as a unique index does, not within the scope's bound. An atomic
 // claim in flight has no row yet, so once_each() does not wait for it; that claim gets 40001 when
-// it completes. A key that is stored or held in any way is not new: once_each() does not compare
-// requests and does not raise stored failures.
+// it completes. A key with a live record is not new, whatever the record holds: once_each() does
+// not compare requests and does not raise stored failures.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
