@@ -27,8 +27,6 @@ namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 
-constexpr std::int32_t first_attempt = 1;
-
 // One look at the key: what the probe found, what the core decided about it, and when.
 struct Look {
     Verdict verdict;
@@ -219,7 +217,7 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     const pg::Record& old = seen.found.record;
     pg::Claim claim{};
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
-                   static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : first_attempt),
+                   static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
                    pg::random_bits()};
     claim.over =
         seen.found.presence == core::Presence::absent ? pg::Over::nothing : pg::Over::outlived;

@@ -3,9 +3,8 @@
 // writes. They write nothing, so they work on a standby.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "core/derive.hpp"
 #include "core/duration.hpp"
-#include "core/uuid.hpp"
+#include "core/new_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/entropy.hpp"
 #include "pg/open_claims.hpp"

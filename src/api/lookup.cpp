@@ -35,8 +35,6 @@ using Result = pg::Row<columns>;
 
 // ---- The rows -----------------------------------------------------------------------------------
 
-constexpr std::int32_t first_attempt = 1;
-
 Result absent_row() {
     if (RecoveryInProgress())
         ereport(NOTICE, (errmsg("key is not known on this standby"),
@@ -135,9 +133,9 @@ Result look_up(const pg::KeyName& name, const pg::Scope& scope) {
     else if (holder)
         pid = holder->pid;
     if (binds(found)) return leased_row(found.record, pid);
-    if (holder) return held_row(first_attempt, pid, holder->since);
+    if (holder) return held_row(core::first_attempt, pid, holder->since);
     if (found.presence == Presence::inserting && !RecoveryInProgress())
-        return held_row(first_attempt, std::nullopt, std::nullopt);
+        return held_row(core::first_attempt, std::nullopt, std::nullopt);
     return absent_row();
 }
 

@@ -57,8 +57,6 @@ bool once(const ClaimCall& call) {
 
 enum OnceEachArgument { each_scope, each_keys, each_tenant };
 
-constexpr std::int32_t first_attempt = 1;
-
 struct Element {
     core::Digest digest;
     int position;  // in the array, from 0
@@ -143,7 +141,7 @@ Batch read_batch(FunctionCallInfo fcinfo) {
 pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch, TimestampTz now) {
     if (verdict == Verdict::take_over)
         return completed_record(old.created, batch.scope.ttl, old.attempt + 1, old.fingerprint);
-    return completed_record(now, batch.scope.ttl, first_attempt, nullptr);
+    return completed_record(now, batch.scope.ttl, core::first_attempt, nullptr);
 }
 
 // Raises the error of the rule that a new key breaks.
