@@ -1,7 +1,6 @@
 #include "pg/stats.hpp"
 
 #include "pg/guc.hpp"
-#include "pg/stats_file.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
@@ -188,6 +187,83 @@ void attach_stats(void* memory, LWLockPadded* locks, bool found) {
         for (pg_atomic_uint64& counter : slot.counters) pg_atomic_init_u64(&counter, 0);
     }
     read_stats_file(restore);
+}
+
+namespace {
+
+constexpr const char* file_path = "pg_stat/idem.stat";
+constexpr const char* unfinished_path = "pg_stat/idem.stat.tmp";
+
+struct Header {
+    std::uint32_t magic = 0x1DE35701;  // the last byte is the version of the layout
+    std::uint32_t counters = counter_count;
+};
+
+// Each row is guarded by itself, so that a file cut short gives what it has.
+struct FileRow {
+    SavedStats saved;
+    pg_crc32c crc;
+};
+static_assert(std::is_trivially_copyable_v<FileRow>);
+
+pg_crc32c crc_of(const SavedStats& saved) {
+    pg_crc32c crc;
+    INIT_CRC32C(crc);
+    COMP_CRC32C(crc, &saved, sizeof saved);
+    FIN_CRC32C(crc);
+    return crc;
+}
+
+void log_failure(const char* what) {
+    ereport(LOG, (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", what, file_path)));
+}
+
+}  // namespace
+
+StatsWriter::StatsWriter() : file_(AllocateFile(unfinished_path, PG_BINARY_W)) {
+    const Header header;
+    failed_ = file_ == nullptr || fwrite(&header, sizeof header, 1, file_) != 1;
+}
+
+void StatsWriter::write(const SavedStats& saved) {
+    if (failed_) return;
+    FileRow row;
+    memset(static_cast<void*>(&row), 0, sizeof row);  // padding is part of what the checksum guards
+    row.saved.scope = saved.scope;
+    row.saved.stats = saved.stats;
+    row.crc = crc_of(row.saved);
+    failed_ = fwrite(&row, sizeof row, 1, file_) != 1;
+}
+
+void StatsWriter::finish() {
+    if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
+    if (failed_) {
+        log_failure("write");
+        (void)unlink(unfinished_path);
+        return;
+    }
+    (void)durable_rename(unfinished_path, file_path, LOG);
+}
+
+void read_stats_file(void (*use)(const SavedStats&)) {
+    FILE* file = AllocateFile(file_path, PG_BINARY_R);
+    if (file == nullptr) {
+        if (errno != ENOENT) log_failure("read");
+        return;
+    }
+    const Header expected;
+    Header header{0, 0};
+    bool good = fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+                header.counters == expected.counters;
+    for (FileRow row; good && fread(&row, sizeof row, 1, file) == 1;) {
+        good = row.crc == crc_of(row.saved);
+        if (good) use(row.saved);
+    }
+    if (!good)
+        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
+                      errmsg("ignoring invalid data in file \"%s\"", file_path)));
+    FreeFile(file);
+    (void)unlink(file_path);
 }
 
 }  // namespace idem::pg

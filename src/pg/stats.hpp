@@ -8,6 +8,12 @@
 // A clean shutdown writes the slots to a file, which the next start reads and removes: after a
 // crash all begins at zero. Slots are given up by the purge worker, when it finds their scope or
 // database gone (a rollback must not lose the counters of a scope whose drop it undoes).
+//
+// The file that carries the counters over a clean restart: pg_stat/idem.stat.
+//
+// Written and read by the postmaster, while no backend runs, and removed as soon as it was read:
+// what a crash leaves behind is never taken for the truth. A file that does not fit, damaged or of
+// another version, is dropped with a LOG line.
 #pragma once
 
 #include "pg/server.hpp"
@@ -69,5 +75,24 @@ void give_up_stats(const ScopeIdentity& scope);
 inline constexpr int stats_locks = 1;
 Size stats_size();
 void attach_stats(void* memory, LWLockPadded* locks, bool found);
+
+struct SavedStats {
+    ScopeIdentity scope;
+    ScopeStats stats;
+};
+
+class StatsWriter {
+  public:
+    StatsWriter();
+    void write(const SavedStats& saved);
+    void finish();
+
+  private:
+    FILE* file_;
+    bool failed_ = false;
+};
+static_assert(std::is_trivially_destructible_v<StatsWriter>);
+
+void read_stats_file(void (*use)(const SavedStats&));
 
 }  // namespace idem::pg
