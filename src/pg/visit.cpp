@@ -1,5 +1,8 @@
 #include "pg/visit.hpp"
 
+#include "pg/store.hpp"
+#include "pg/table.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -49,6 +52,43 @@ void attach_visit(void* memory, LWLockPadded*, bool found) {
     if (found) return;
     SpinLockInit(&shared->lock);
     shared->visit = {};
+}
+
+namespace {
+
+struct Need {
+    Table table;
+    LOCKMODE mode;
+};
+
+// Scopes are only read: a transaction that has created one does not keep the purger out. In the
+// order in which they were created, as DROP EXTENSION locks them.
+constexpr std::array needs = {
+    Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
+    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, AccessShareLock},
+    Need{Table::dropped_scope, AccessShareLock}};
+
+// Somebody may have made a schema and tables of our names without the extension.
+bool belongs_to(Oid extension, Oid table) {
+    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
+}
+
+}  // namespace
+
+Installation lock_installation() {
+    const Oid extension = get_extension_oid("idem", true);
+    if (!OidIsValid(extension)) return Installation::absent;
+    for (const auto& [table, mode] : needs) {
+        const Oid oid = find_table_oid(table);
+        if (!belongs_to(extension, oid)) {
+            if (table == Table::dropped_scope) continue;  // before the update to 0.3.0
+            return Installation::absent;
+        }
+        if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
+        // It may have gone before we had the lock, which brought the news.
+        if (find_table_oid(table) != oid) return Installation::absent;
+    }
+    return has_record_layout() ? Installation::ready : Installation::absent;
 }
 
 }  // namespace idem::pg

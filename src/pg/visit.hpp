@@ -2,6 +2,8 @@
 //
 // A piece of shared memory under a spinlock. The launcher opens a visit, the worker reports to it;
 // visits are numbered, so that a worker whose launcher has died reports to nobody.
+//
+// Whether the extension is in this database: for the worker, who comes without being asked.
 #pragma once
 
 #include "core/pacing.hpp"
@@ -37,5 +39,11 @@ core::Clocks read_clocks();
 
 Size visit_size();
 void attach_visit(void* memory, LWLockPadded* locks, bool found);
+
+enum class Installation { absent, busy, ready };
+
+// Ready: the extension's own tables are here, as this library knows them, and locked as purging
+// needs it until the transaction ends. Never waits: whoever drops, rebuilds or upgrades goes first.
+Installation lock_installation();
 
 }  // namespace idem::pg

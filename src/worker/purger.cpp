@@ -6,7 +6,6 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/installation.hpp"
 #include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
