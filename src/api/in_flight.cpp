@@ -3,7 +3,6 @@
 // which have rows of their own.
 #include "api/arguments.hpp"
 #include "pg/census.hpp"
-#include "pg/prepared.hpp"
 #include "pg/scope.hpp"
 
 namespace idem::api {

@@ -1,8 +1,8 @@
 #include "pg/key_lock.hpp"
 
 #include "core/lock_id.hpp"
+#include "pg/census.hpp"
 #include "pg/compat.hpp"
-#include "pg/prepared.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::pg {
