@@ -8,11 +8,11 @@
 #include "api/arguments.hpp"
 #include "api/settled.hpp"
 #include "core/sequence.hpp"
-#include "pg/entropy.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::api {

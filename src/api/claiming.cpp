@@ -5,10 +5,10 @@
 #include "api/new_key_rules.hpp"
 #include "core/duration.hpp"
 #include "pg/compat.hpp"
-#include "pg/entropy.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/request.hpp"
+#include "pg/secret.hpp"
 #include "pg/stats.hpp"
 
 namespace idem::api {

@@ -9,7 +9,6 @@
 #include "core/duration.hpp"
 #include "core/uuid.hpp"
 #include "pg/boundary.hpp"
-#include "pg/entropy.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"

@@ -4,7 +4,7 @@
 // takes no key lock, writes nothing and works on a standby, where claims in flight on the primary
 // cannot be seen.
 #include "api/arguments.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 
 namespace idem::api {

@@ -5,7 +5,7 @@
 // table is locked after it, until the transaction ends.
 #pragma once
 
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/store.hpp"
 
 namespace idem::api {

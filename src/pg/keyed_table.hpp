@@ -12,9 +12,9 @@
 
 #include "core/decision.hpp"
 #include "core/digest.hpp"
+#include "pg/lock.hpp"
 #include "pg/server.hpp"
 #include "pg/table.hpp"
-#include "pg/waiting.hpp"
 
 namespace idem::pg {
 

@@ -5,7 +5,14 @@
 // the rollback of the transaction that made them; changes past these functions are announced by a
 // trigger (api/announce_change). The fingerprint secret may be rotated; old ones
 // are kept, because the fingerprints that were made with them are still compared under them.
+//
+// Random bits for tokens and keys.
+//
+// Asking OpenSSL costs system calls, whatever the size: bits are drawn a page at a time. They are
+// used once and wiped from the stock. Backend-local.
 #pragma once
+
+#include <cstdint>
 
 #include "core/fingerprint.hpp"
 #include "core/lock_id.hpp"
@@ -35,5 +42,7 @@ void create_secrets();
 std::int32_t rotate_fingerprint_secret();
 
 void init_secrets();
+
+std::uint64_t random_bits();
 
 }  // namespace idem::pg

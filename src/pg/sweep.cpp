@@ -1,12 +1,12 @@
 #include "pg/sweep.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/lock.hpp"
 #include "pg/scope_ids.hpp"
 #include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/store.hpp"
 #include "pg/table.hpp"
-#include "pg/waiting.hpp"
 
 namespace idem::pg {
 namespace {

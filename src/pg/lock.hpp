@@ -1,3 +1,10 @@
+// The key lock: one transaction-level heavyweight lock a key.
+//
+// It is the fast path that keeps two claimers of a key apart; the proof is the unique index. The
+// lock belongs to the current (sub)transaction: it goes with its end, with ROLLBACK TO, with a
+// crash, and is carried by PREPARE TRANSACTION. A lock taken in a call is released early only in
+// the same call, when the claim turns out to be a replay, or has to wait for something else.
+//
 // Waiting for others, bounded: for a lock, for a transaction, for a lease, for a row.
 //
 // One bound serves all waits of a call together: the caller's own, or the session's lock_timeout if
@@ -9,6 +16,7 @@
 // claim the key as well. The exception is who has to write and finds the row in another's hands.
 #pragma once
 
+#include "core/digest.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/server.hpp"
@@ -45,6 +53,23 @@ class WaitBound {
     bool is_lock_timeout_;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);
+
+class KeyLock {
+  public:
+    explicit KeyLock(const core::Digest& digest);
+
+    bool try_acquire();
+    // False when the bound came first.
+    bool acquire(const WaitBound& bound);
+    void release();
+
+    // Who holds it, as far as that can be told; nothing when nobody else does.
+    std::optional<report::Holder> holder() const;
+
+  private:
+    LOCKTAG tag_;
+};
+static_assert(std::is_trivially_destructible_v<KeyLock>);
 
 // What can be told of the process that runs a transaction; pid 0: there is none.
 report::Holder holder_of_process(int pid);
