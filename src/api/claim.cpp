@@ -1,8 +1,7 @@
 // idem.claim() and idem.try_claim(): own the operation, or get its stored answer.
 #include "api/arguments.hpp"
 #include "api/claiming.hpp"
-#include "pg/duration.hpp"
-#include "pg/token_text.hpp"
+#include "pg/boundary.hpp"
 
 namespace idem::api {
 namespace {

@@ -7,8 +7,8 @@
 #include "api/claiming.hpp"
 #include "api/finishing.hpp"
 #include "core/classify.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/duration.hpp"
 #include "pg/error_object.hpp"
 #include "pg/subtransaction.hpp"
 

@@ -3,9 +3,9 @@
 #include "api/holding.hpp"
 #include "api/settled.hpp"
 #include "api/stored_size.hpp"
+#include "pg/boundary.hpp"
 #include "pg/redact.hpp"
 #include "pg/stats.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {

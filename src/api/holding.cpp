@@ -2,9 +2,9 @@
 
 #include "api/settled.hpp"
 #include "core/lease.hpp"
+#include "pg/boundary.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {

@@ -12,7 +12,6 @@
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {

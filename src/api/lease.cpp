@@ -5,7 +5,7 @@
 #include "api/holding.hpp"
 #include "api/stored_size.hpp"
 #include "core/key.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

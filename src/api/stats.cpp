@@ -4,7 +4,7 @@
 // The rows are those of idem.scope, seen under a snapshot of their own. Empty where the library is
 // not preloaded.
 #include "api/arguments.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_row.hpp"

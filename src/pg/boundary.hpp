@@ -3,8 +3,16 @@
 // What crosses a PostgreSQL call must have no destructor to miss, because an error jumps over it;
 // trivial<T>() says so at compile time. Views point into the arguments and live as long as the
 // call.
+//
+// Interval arguments as fixed microseconds, judged.
+//
+// Tokens as SQL sees them: a leased one carries its digest sealed.
+//
+// An atomic token is only ever looked for in this transaction's claims, so its digest needs no
+// cover.
 #pragma once
 
+#include "core/token.hpp"
 #include "pg/server.hpp"
 
 // Declares a SQL-callable function; a body follows.
@@ -125,5 +133,24 @@ class Row {
     std::array<Datum, Columns> values_{};
     std::array<bool, Columns> nulls_{};
 };
+
+// Raises 22023 unless the interval is finite and of at most 365000 days. name is the
+// argument's, for the message.
+std::int64_t duration(const char* name, const Interval& interval);
+std::int64_t positive_duration(const char* name, const Interval& interval);
+std::int64_t nonnegative_duration(const char* name, const Interval& interval);
+
+// The same for an argument that may be NULL.
+std::optional<std::int64_t> positive_duration_arg(FunctionCallInfo fcinfo, int n, const char* name);
+std::optional<std::int64_t> nonnegative_duration_arg(FunctionCallInfo fcinfo, int n,
+                                                     const char* name);
+
+// Microseconds as an interval of nothing but time.
+Interval* interval_of(std::int64_t usecs);
+
+core::TokenText token_text(const core::Token& token);
+
+// Raises ID005 when the text is NULL or no token.
+core::Token read_token(std::optional<std::string_view> text);
 
 }  // namespace idem::pg

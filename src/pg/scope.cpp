@@ -1,7 +1,7 @@
 #include "pg/scope.hpp"
 
 #include "core/key.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/scope_row.hpp"
 

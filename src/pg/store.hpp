@@ -14,8 +14,8 @@
 #include "core/decision.hpp"
 #include "core/digest.hpp"
 #include "pg/boundary.hpp"
-#include "pg/keyed_table.hpp"
 #include "pg/server.hpp"
+#include "pg/table.hpp"
 
 namespace idem::pg {
 

@@ -6,8 +6,8 @@
 // so that moving a watermark stays in the heap.
 #pragma once
 
-#include "pg/keyed_table.hpp"
 #include "pg/store.hpp"
+#include "pg/table.hpp"
 
 namespace idem::pg {
 
