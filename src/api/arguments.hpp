@@ -1,8 +1,8 @@
 // The rules for the arguments that several functions share: who calls, and which key is meant.
 #pragma once
 
+#include "pg/record.hpp"
 #include "pg/scope.hpp"
-#include "pg/store.hpp"
 
 namespace idem::api {
 

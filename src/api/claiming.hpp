@@ -9,9 +9,9 @@
 #pragma once
 
 #include "pg/open_claims.hpp"
+#include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/store.hpp"
 
 namespace idem::api {
 

@@ -11,7 +11,7 @@
 #include "api/finishing.hpp"
 #include "api/limits.hpp"
 #include "api/new_key_rules.hpp"
-#include "pg/bulk.hpp"
+#include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
 

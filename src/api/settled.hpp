@@ -6,7 +6,7 @@
 #pragma once
 
 #include "pg/lock.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 
 namespace idem::api {
 

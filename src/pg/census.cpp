@@ -1,7 +1,7 @@
 #include "pg/census.hpp"
 
 #include "pg/compat.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {

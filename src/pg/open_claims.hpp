@@ -12,8 +12,8 @@
 #pragma once
 
 #include "core/token.hpp"
+#include "pg/record.hpp"
 #include "pg/server.hpp"
-#include "pg/store.hpp"
 
 namespace idem::pg {
 

@@ -1,8 +1,8 @@
 #include "pg/scope_ids.hpp"
 
+#include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope_row.hpp"
-#include "pg/store.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::pg {

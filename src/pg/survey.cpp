@@ -2,7 +2,7 @@
 
 #include "core/decision.hpp"
 #include "core/weakness.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {

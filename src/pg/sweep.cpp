@@ -2,10 +2,10 @@
 
 #include "pg/compat.hpp"
 #include "pg/lock.hpp"
+#include "pg/record.hpp"
 #include "pg/scope_ids.hpp"
 #include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
-#include "pg/store.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {

@@ -1,6 +1,6 @@
 #include "pg/visit.hpp"
 
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {

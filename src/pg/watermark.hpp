@@ -6,7 +6,7 @@
 // so that moving a watermark stays in the heap.
 #pragma once
 
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
