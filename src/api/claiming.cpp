@@ -5,9 +5,9 @@
 #include "api/new_key_rules.hpp"
 #include "core/duration.hpp"
 #include "pg/compat.hpp"
+#include "pg/document.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
-#include "pg/request.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
 
@@ -34,7 +34,7 @@ Verdict judge(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
             .presence = found.presence,
             .in_snapshot = found.in_snapshot,
             .same_request =
-                comparable && pg::same_request(call.request, found.record.fingerprint, *call.scope),
+                comparable && pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude),
             .state = found.record.state,
             .expires = found.record.expires,
             .lease_end = found.record.lease_end.value_or(0),
@@ -114,7 +114,7 @@ Claiming claimed(const ClaimCall& call, const Look& seen, const pg::WaitBound& b
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
     claim.fingerprint =
-        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, *call.scope);
+        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     if (call.lease) {

@@ -4,7 +4,7 @@
 #include "api/settled.hpp"
 #include "api/stored_size.hpp"
 #include "pg/boundary.hpp"
-#include "pg/redact.hpp"
+#include "pg/document.hpp"
 #include "pg/stats.hpp"
 
 namespace idem::api {
@@ -99,7 +99,7 @@ void release_leased(const Holding& holding) {
 }  // namespace
 
 Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
-    return stores_responses(scope) ? pg::redact(response, scope->response_exclude()) : nullptr;
+    return stores_responses(scope) ? pg::redact(response, scope->response_exclude) : nullptr;
 }
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,

@@ -10,10 +10,10 @@
 #include "core/sqlstate.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
 #include "pg/scope_admin.hpp"
 #include "pg/secret.hpp"
-#include "pg/text_list.hpp"
 
 namespace idem::api {
 namespace {

@@ -96,8 +96,8 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_required = read_bool(slot, column_tenant_required);
     scope.reject_stale_keys = read_bool(slot, column_reject_stale_keys);
     scope.store_response = read_bool(slot, column_store_response);
-    scope.request_paths = read_path_list(slot, column_request_exclude);
-    scope.response_paths = read_path_list(slot, column_response_exclude);
+    scope.request_exclude = read_path_list(slot, column_request_exclude);
+    scope.response_exclude = read_path_list(slot, column_response_exclude);
     scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
 }
 

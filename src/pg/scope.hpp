@@ -6,7 +6,7 @@
 // it elsewhere. Who changes scopes is pg/scope_admin.
 #pragma once
 
-#include "pg/path_list.hpp"
+#include "pg/document.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -28,12 +28,9 @@ struct Scope {
     bool tenant_required;
     bool reject_stale_keys;
     bool store_response;
-    PathList request_paths;
-    PathList response_paths;
+    PathList request_exclude;
+    PathList response_exclude;
     TextList transient_sqlstates;  // codes and classes, beside those that always are
-
-    PathList request_exclude() const { return request_paths; }
-    PathList response_exclude() const { return response_paths; }
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 

@@ -1,13 +1,95 @@
-#include "pg/request.hpp"
+#include "pg/document.hpp"
 
 #include "core/canonical.hpp"
+#include "core/path_notation.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/filtered_walk.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::pg {
+namespace {
+
+using core::PathFault;
+
+const char* words_of(PathFault fault) {
+    switch (fault) {
+        case PathFault::none:
+            break;
+        case PathFault::root:
+            return "begins with \"$\", as in JSONPath";
+        case PathFault::slash:
+            return "has a slash, as in JSON Pointer";
+        case PathFault::arrow:
+            return "has an operator";
+        case PathFault::bracket:
+            return "has a subscript";
+        case PathFault::brace:
+            return "has braces, as an array of text";
+        case PathFault::comma:
+            return "has a comma, as a list of paths";
+        case PathFault::wildcard:
+            return "has a wildcard";
+        case PathFault::index:
+            return "has a number in the place of a name";
+        case PathFault::quote:
+            return "has a double quote that does not enclose the whole name of a member";
+        case PathFault::empty_step:
+            return "has an empty name";
+    }
+    pg_unreachable();
+}
+
+char* c_string(std::string_view view) {
+    return pnstrdup(view.data(), view.size());
+}
+
+// How to write what was meant.
+const char* advice(std::string_view path, PathFault fault) {
+    if (fault == PathFault::comma) return "Make each path an element of its own.";
+    const core::PathText ours = core::translated_path(path);
+    if (ours.size == 0)
+        return "Write the names of members from the top, joined by dots, such as \"card.number\".";
+    return psprintf("Write %s; the items of an array have no step of their own.",
+                    quote_literal_cstr(c_string(ours.view())));
+}
+
+// A name of any characters can be written, in quotes.
+const char* quoting(std::string_view path) {
+    const core::PathText quoted = core::quoted_name(path);
+    return psprintf("If a single member has this name, write %s.",
+                    quote_literal_cstr(c_string(quoted.view())));
+}
+
+void check_notation(const char* name, std::string_view path, int position) {
+    const PathFault fault = core::path_fault(path);
+    if (fault == PathFault::none) return;
+    report::invalid_argument(
+        name, psprintf("Element %d, \"%s\", %s.", position, c_string(path), words_of(fault)),
+        psprintf("%s %s", advice(path, fault), quoting(path)));
+}
+
+}  // namespace
+
+void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
+    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "It must have one dimension.");
+    const TextElements elements = elements_of(paths);
+    for (int i = 0; i < elements.count; ++i) {
+        const std::string_view path = elements[i];
+        if (path.empty() || path.size() > core::max_path_bytes)
+            report::invalid_argument(name,
+                                     "Each path must have 1 to 255 bytes, such as "
+                                     "\"meta.trace_id\".");
+        if (quotes == Quotes::enclose) check_notation(name, path, i + 1);
+    }
+}
+
+PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
+    if (quotes == Quotes::literal)
+        return read_texts(paths, context, [](std::string_view path) { return path; });
+    return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
+}
+
 namespace {
 
 using Writer = core::Canonical<core::FingerprintSink>;
@@ -92,7 +174,7 @@ void walk(Writer& writer, Jsonb* request, PathList exclude) {
     });
 }
 
-core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Secret& secret,
+core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
                               std::uint32_t secret_id) {
     core::FingerprintSink sink;
     trivial<core::FingerprintSink>();
@@ -100,25 +182,25 @@ core::Fingerprint fingerprint(Jsonb* request, const Scope& scope, const core::Se
     if (!sink.begin(secret, secret_id)) report::crypto_failure();
     Writer writer(sink);
     if (GetDatabaseEncoding() == PG_UTF8)
-        walk(writer, request, scope.request_exclude());
+        walk(writer, request, exclude);
     else
-        walk(writer, in_utf8(request, scope.request_exclude()), {});
+        walk(writer, in_utf8(request, exclude), {});
     if (!sink.finish(result)) report::crypto_failure();
     return result;
 }
 
 }  // namespace
 
-bytea* new_fingerprint(Jsonb* request, const Scope& scope) {
+bytea* new_fingerprint(Jsonb* request, PathList exclude) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
     const auto stored =
-        core::pack(fingerprint(request, scope, current.fingerprint, current.fingerprint_id));
+        core::pack(fingerprint(request, exclude, current.fingerprint, current.fingerprint_id));
     return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.data()),
                                     static_cast<int>(stored.size()));
 }
 
-bool same_request(Jsonb* request, const bytea* stored, const Scope& scope) {
+bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
     const std::string_view bytes = view_of(stored);
     core::Fingerprint bound;
@@ -128,7 +210,18 @@ bool same_request(Jsonb* request, const bytea* stored, const Scope& scope) {
                         errdetail("The record was written by a newer version of idem."),
                         errhint("Install that version of idem.")));
     const core::Secret secret = fingerprint_secret(bound.secret_id);
-    return core::same_mac(fingerprint(request, scope, secret, bound.secret_id), bound);
+    return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
+}
+
+Jsonb* redact(Jsonb* response, PathList paths) {
+    if (response == nullptr || paths.empty() || JB_ROOT_IS_SCALAR(response)) return response;
+    compat::JsonbBuilder builder;
+    const bool removed =
+        walk_without(response, paths, [&](JsonbIteratorToken token, JsonbValue& value) {
+            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+            builder.push(token, has_value ? &value : nullptr);
+        });
+    return removed ? builder.finish() : response;
 }
 
 }  // namespace idem::pg
