@@ -12,7 +12,7 @@
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_admin.hpp"
+#include "pg/scope.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::api {

@@ -7,7 +7,6 @@
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 
 namespace idem::api {

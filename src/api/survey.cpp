@@ -5,7 +5,6 @@
 #include "api/arguments.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/survey.hpp"
 

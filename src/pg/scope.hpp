@@ -4,10 +4,17 @@
 // pg/scope_admin and, for everybody else, a trigger announce (api/announce_change). What lookup
 // hands out stays valid until the next lookup, so a function looks up once and keeps what outlives
 // it elsewhere. Who changes scopes is pg/scope_admin.
+//
+// The table idem.scope: its columns, and the scan that both the cache and the administration make.
+//
+// Writing idem.scope. Changes are serialised by a lock on the table, kept to the transaction's end,
+// and announced to every backend's cache, whose entries also go when the transaction rolls back.
 #pragma once
 
+#include "pg/boundary.hpp"
 #include "pg/document.hpp"
 #include "pg/server.hpp"
+#include "pg/table.hpp"
 
 namespace idem::pg {
 
@@ -56,5 +63,106 @@ const Scope& usable_scope(std::optional<std::string_view> name, const char* func
 bool may_observe(Oid owner);
 
 void init_scopes();
+
+namespace scope_row {
+
+enum Column {
+    column_id,
+    column_name,
+    column_owner,
+    column_ttl,
+    column_lease,
+    column_wait,
+    column_request_required,
+    column_request_exclude,
+    column_tenant_required,
+    column_reject_stale_keys,
+    column_max_attempts,
+    column_claims_per_minute,
+    column_weak_keys,
+    column_store_response,
+    column_response_exclude,
+    column_transient_sqlstates,  // since 0.3.0
+    columns
+};
+
+// Until ALTER EXTENSION idem UPDATE is run, the table has the columns of an earlier release.
+inline bool has_column(TupleDesc table, int which) {
+    return which < table->natts;
+}
+
+inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
+    if (!has_column(slot->tts_tupleDescriptor, which)) return std::nullopt;
+    bool null;
+    const Datum value = slot_getattr(slot, which + 1, &null);
+    return null ? std::nullopt : std::optional(value);
+}
+
+struct WithName {
+    std::string_view name;
+    bool operator()(TupleTableSlot* slot) const {
+        return view_of(DatumGetTextPP(*column(slot, column_name))) == name;
+    }
+};
+
+struct WithId {
+    std::int32_t id;
+    bool operator()(TupleTableSlot* slot) const {
+        return DatumGetInt32(*column(slot, column_id)) == id;
+    }
+};
+
+// Hands the row that matches to use(), under a snapshot of its own: the transaction's may be older
+// than the scope. False when there is none.
+template <class Match, class Use>
+bool scan_for(Match match, Use use) {
+    Relation relation = open_table(Table::scope, AccessShareLock);
+    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    bool found = false;
+    while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+        found = match(slot);
+        if (found) use(slot);
+    }
+    ExecDropSingleTupleTableSlot(slot);
+    table_endscan(scan);
+    UnregisterSnapshot(snapshot);
+    table_close(relation, AccessShareLock);
+    return found;
+}
+
+}  // namespace scope_row
+
+// "None" for a limit that is none, where NULL means something else.
+inline constexpr std::int32_t no_limit = -1;
+
+// What create_scope() and alter_scope() set, checked. What is NULL or empty is left as it is.
+struct ScopeRules {
+    const Interval* ttl;
+    const Interval* lease;
+    const Interval* wait;
+    std::optional<bool> request_required;
+    ArrayType* request_exclude;
+    std::optional<bool> tenant_required;
+    std::optional<bool> reject_stale_keys;
+    std::optional<std::int32_t> max_attempts;
+    std::optional<std::int32_t> claims_per_minute;
+    std::optional<std::string_view> weak_keys;
+    std::optional<bool> store_response;
+    ArrayType* response_exclude;
+    ArrayType* transient_sqlstates;
+    std::optional<Oid> owner;
+};
+
+// Waits for whoever is changing scopes. What was looked up before may be outdated after.
+void lock_scopes();
+
+// Raises 42710 when the name is taken.
+void insert_scope(std::string_view name, const ScopeRules& rules);
+
+// Both after lock_scopes(), with the id of a scope that was looked up since.
+void update_scope(std::int32_t id, const ScopeRules& rules);
+void delete_scope(std::int32_t id);
 
 }  // namespace idem::pg

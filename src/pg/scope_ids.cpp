@@ -2,7 +2,7 @@
 
 #include "pg/record.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_row.hpp"
+#include "pg/scope.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::pg {

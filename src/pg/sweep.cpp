@@ -3,8 +3,8 @@
 #include "pg/compat.hpp"
 #include "pg/lock.hpp"
 #include "pg/record.hpp"
+#include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
-#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/table.hpp"
 

@@ -6,7 +6,7 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/scope_row.hpp"
+#include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
 #include "pg/visit.hpp"
