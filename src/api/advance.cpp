@@ -70,7 +70,7 @@ void note(const Call& call) {
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
     note(call);
     const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::Writing writing = pg::move_watermark(table, call.source, from, call.seq, bound);
+    const pg::WriteResult writing = pg::move_watermark(table, call.source, from, call.seq, bound);
     table.close();
     check_written(call.source.key, writing);
 }
@@ -86,14 +86,14 @@ bool advance(const Call& call) {
             if (locked) lock.release();
             return false;
         }
-        if (locked && !mark.working.valid()) {
+        if (locked && !mark.writer.valid()) {
             if (step == Step::gap) report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
             move(call, mark, bound);
             return true;
         }
         // Without the lock its holder is at the source; with it, a writer that went past the lock.
         if (locked)
-            give_way(lock, call.source.key, mark.working, bound);
+            give_way(lock, call.source.key, mark.writer, bound);
         else
             acquire(lock, call.source.key, bound);
         locked = true;

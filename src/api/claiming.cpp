@@ -33,8 +33,8 @@ Verdict judge(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
         {
             .presence = found.presence,
             .in_snapshot = found.in_snapshot,
-            .same_request =
-                comparable && pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude),
+            .same_request = comparable && pg::same_request(call.request, found.record.fingerprint,
+                                                           call.scope->request_exclude),
             .state = found.record.state,
             .expires = found.record.expires,
             .lease_end = found.record.lease_end.value_or(0),
@@ -65,8 +65,8 @@ Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
 }
 
 // The row of a leased claim: the effect may lie outside the database, so it must be there before.
-pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
-                        const pg::WaitBound& bound) {
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+                            const pg::WaitBound& bound) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
         .created = claim.created,
@@ -85,9 +85,10 @@ pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg:
         .error = nullptr,
     };
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing = pg::write_record(records, call.name, record, claim.over, bound);
+    const pg::WriteResult writing =
+        pg::write_record(records, call.name, record, claim.predecessor, bound);
     records.close();
-    if (writing.written == pg::Written::yes) pg::commit_durably();
+    if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
     return writing;
 }
 
@@ -107,23 +108,23 @@ Claiming claimed(const ClaimCall& call, const Look& seen, const pg::WaitBound& b
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
                    static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : first_attempt),
                    pg::random_bits()};
-    claim.over =
-        seen.found.presence == core::Presence::absent ? pg::Over::nothing : pg::Over::outlived;
+    claim.predecessor = seen.found.presence == core::Presence::absent ? pg::Predecessor::none
+                                                                      : pg::Predecessor::outlived;
     claim.scope_id = call.scope->id;
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
-    claim.fingerprint =
-        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, call.scope->request_exclude);
+    claim.fingerprint = taken_over ? old.fingerprint
+                                   : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     if (call.lease) {
-        const pg::Writing writing = write_lease(call, claim, old, bound);
-        if (writing.written == pg::Written::no)
+        const pg::WriteResult writing = write_lease(call, claim, old, bound);
+        if (writing.outcome == pg::WriteOutcome::blocked)
             return in_progress(pg::holder_of(writing.in_the_way));
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
-    if (!taken_over && claim.over == pg::Over::outlived)
+    if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
 }
@@ -203,8 +204,8 @@ Claiming settle(const ClaimCall& call, TimestampTz& waiting_since) {
         } else if (locked) {
             // A writer that went past the lock. It may come to claim the key as well.
             lock.release();
-            if (!bound.wait_for(seen.found.working))
-                return in_progress(pg::holder_of(seen.found.working.xid));
+            if (!bound.wait_for(seen.found.writer))
+                return in_progress(pg::holder_of(seen.found.writer.xid));
             locked = lock.try_acquire();
         } else {
             // The lock's holder is at the key.

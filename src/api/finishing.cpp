@@ -114,11 +114,11 @@ void finish_atomic(pg::Claim& claim, const Ending& ending) {
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const Stored stored = stored_part(ending, scope);
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing = pg::write_record(
+    const pg::WriteResult writing = pg::write_record(
         records, name,
         finished(stored, claim.created, claim.ttl, static_cast<std::int32_t>(claim.token.attempt),
                  claim.fingerprint, std::nullopt),
-        claim.over, bound);
+        claim.predecessor, bound);
     records.close();
     check_written(name.key, writing);
     note_finished(claim, ending.state);

@@ -117,8 +117,8 @@ void check_usable(const core::Token& token) {
 
 void update(const Holding& holding, const pg::Record& record) {
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing =
-        pg::write_record(records, holding.name, record, pg::Over::outlived, holding.bound);
+    const pg::WriteResult writing =
+        pg::write_record(records, holding.name, record, pg::Predecessor::outlived, holding.bound);
     records.close();
     check_written(holding.name.key, writing);
 }

@@ -13,7 +13,7 @@ namespace report = pg::report;
 bool is_settled(const pg::Found& found) {
     const bool over =
         found.presence == core::Presence::deleting && found.record.expires <= GetCurrentTimestamp();
-    return over || !found.working.valid();
+    return over || !found.writer.valid();
 }
 
 }  // namespace
@@ -31,15 +31,15 @@ void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound
     if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
 }
 
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::Work& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
               const pg::WaitBound& bound) {
     lock.release();
     if (!bound.wait_for(work)) refuse_in_flight(key, pg::holder_of(work.xid));
     acquire(lock, key, bound);
 }
 
-void check_written(std::string_view key, const pg::Writing& writing) {
-    if (writing.written == pg::Written::no)
+void check_written(std::string_view key, const pg::WriteResult& writing) {
+    if (writing.outcome == pg::WriteOutcome::blocked)
         refuse_in_flight(key, pg::holder_of(writing.in_the_way));
 }
 
@@ -50,7 +50,7 @@ pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBoun
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_settled(found)) return found;
-        give_way(lock, name.key, found.working, bound);
+        give_way(lock, name.key, found.writer, bound);
     }
 }
 

@@ -18,11 +18,11 @@ void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound
 
 // For whoever has the key lock and finds another at the row: waits without it, then takes it again.
 // Raises ID001 when the bound comes first.
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::Work& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
               const pg::WaitBound& bound);
 
 // Raises ID001 when the row was not written within the bound.
-void check_written(std::string_view key, const pg::Writing& writing);
+void check_written(std::string_view key, const pg::WriteResult& writing);
 
 // Acquires the lock; raises ID001 when the bound comes first.
 pg::Found settled(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);

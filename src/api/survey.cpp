@@ -40,22 +40,22 @@ enum Column {
 
 void add_row(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
              std::optional<std::string_view> name) {
-    const pg::Tally& tally = survey.tally(scope_id);
+    const pg::ScopeTotals& totals = survey.totals(scope_id);
     pg::Row<columns> row;
     if (name) row.set_text(column_scope, *name);
-    row.set(column_in_progress, Int64GetDatum(tally.in_progress));
-    row.set(column_completed, Int64GetDatum(tally.completed));
-    row.set(column_failed, Int64GetDatum(tally.failed));
-    row.set(column_lapsed, Int64GetDatum(tally.lapsed));
-    row.set(column_exhausted, Int64GetDatum(tally.exhausted));
-    row.set(column_weak, Int64GetDatum(tally.weak));
-    row.set(column_answer_bytes, Int64GetDatum(tally.answer_bytes));
-    row.set_time(column_oldest, tally.oldest);
-    row.set_time(column_newest, tally.newest);
-    row.set_time(column_next_expiry, tally.next_expiry);
-    row.set_time(column_lapsed_since, tally.lapsed_since);
-    row.set(column_expired, Int64GetDatum(tally.expired));
-    row.set_time(column_expired_since, tally.expired_since);
+    row.set(column_in_progress, Int64GetDatum(totals.in_progress));
+    row.set(column_completed, Int64GetDatum(totals.completed));
+    row.set(column_failed, Int64GetDatum(totals.failed));
+    row.set(column_lapsed, Int64GetDatum(totals.lapsed));
+    row.set(column_exhausted, Int64GetDatum(totals.exhausted));
+    row.set(column_weak, Int64GetDatum(totals.weak));
+    row.set(column_answer_bytes, Int64GetDatum(totals.answer_bytes));
+    row.set_time(column_oldest, totals.oldest);
+    row.set_time(column_newest, totals.newest);
+    row.set_time(column_next_expiry, totals.next_expiry);
+    row.set_time(column_lapsed_since, totals.lapsed_since);
+    row.set(column_expired, Int64GetDatum(totals.expired));
+    row.set_time(column_expired_since, totals.expired_since);
     row.set(column_coverage, Float8GetDatum(survey.coverage()));
     row.add_to_result_of(fcinfo);
 }

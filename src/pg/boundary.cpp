@@ -50,6 +50,7 @@ Interval* interval_of(std::int64_t usecs) {
 }
 
 core::TokenText token_text(const core::Token& token) {
+    Assert(token.attempt >= 1);
     core::Token shown = token;
     if (token.kind == core::TokenKind::leased &&
         !core::seal(secrets().seal_key, token.digest, shown.digest))

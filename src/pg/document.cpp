@@ -44,7 +44,7 @@ char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
 }
 
-// How to write what was meant.
+// How to write the path that was meant.
 const char* advice(std::string_view path, PathFault fault) {
     if (fault == PathFault::comma) return "Make each path an element of its own.";
     const core::PathText ours = core::translated_path(path);
@@ -54,7 +54,7 @@ const char* advice(std::string_view path, PathFault fault) {
                     quote_literal_cstr(c_string(ours.view())));
 }
 
-// A name of any characters can be written, in quotes.
+// In quotes, a name may contain any characters.
 const char* quoting(std::string_view path) {
     const core::PathText quoted = core::quoted_name(path);
     return psprintf("If a single member has this name, write %s.",
@@ -67,6 +67,103 @@ void check_notation(const char* name, std::string_view path, int position) {
     report::invalid_argument(
         name, psprintf("Element %d, \"%s\", %s.", position, c_string(path), words_of(fault)),
         psprintf("%s %s", advice(path, fault), quoting(path)));
+}
+
+using CanonicalForm = core::Canonical<core::FingerprintSink>;
+
+std::string_view bytes_of(const JsonbValue& string) {
+    return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
+}
+
+void convert(JsonbValue& string) {
+    char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
+    if (converted == string.val.string.val) return;
+    string.val.string.val = converted;
+    string.val.string.len = static_cast<int>(strlen(converted));
+}
+
+// The request, without the excluded paths, as a UTF-8 database would hold it: its strings in UTF-8,
+// and its members in the order of their names' bytes in UTF-8. So fingerprints do not depend on the
+// encoding of the database.
+Jsonb* in_utf8(Jsonb* request, PathList exclude) {
+    compat::JsonbBuilder builder;
+    walk_without(request, exclude, [&](JsonbIteratorToken token, JsonbValue& value) {
+        const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+        if (item && value.type == jbvString) convert(value);
+        const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
+        builder.push(token, item || scalar_root ? &value : nullptr);
+    });
+    return builder.finish();
+}
+
+// numeric_send() is the only public view of a numeric's digits: count, weight, sign and scale, then
+// the digits, each 16 bits and big-endian. Its time and size grow with the digits that are stored,
+// not with the zeros that 1e100000 would print.
+void write_number(CanonicalForm& form, Numeric number) {
+    constexpr std::size_t header = 8;
+    constexpr std::uint64_t negative = 0x4000;
+    bytea* sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
+    const core::Bytes bytes = core::as_bytes(view_of(sent));
+    form.number({core::from_big_endian(bytes.subspan(4, 2)) == negative,
+                 static_cast<std::int16_t>(core::from_big_endian(bytes.subspan(2, 2))),
+                 bytes.subspan(header)});
+    pfree(sent);
+}
+
+void write_scalar(CanonicalForm& form, const JsonbValue& value) {
+    switch (value.type) {
+        case jbvNull:
+            return form.null();
+        case jbvBool:
+            return form.boolean(value.val.boolean);
+        case jbvString:
+            return form.string(bytes_of(value));
+        case jbvNumeric:
+            return write_number(form, value.val.numeric);
+        default:
+            elog(ERROR, "unexpected jsonb value type %d", static_cast<int>(value.type));
+    }
+}
+
+void walk(CanonicalForm& form, Jsonb* request, PathList exclude) {
+    bool scalar_root = false;
+    walk_without(request, exclude, [&](JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+                scalar_root = value.val.array.rawScalar;
+                if (!scalar_root) form.begin_array();
+                break;
+            case WJB_END_ARRAY:
+                if (!scalar_root) form.end_array();
+                break;
+            case WJB_BEGIN_OBJECT:
+                form.begin_object();
+                break;
+            case WJB_END_OBJECT:
+                form.end_object();
+                break;
+            case WJB_KEY:
+                form.member(bytes_of(value));
+                break;
+            default:
+                write_scalar(form, value);
+        }
+    });
+}
+
+core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
+                              std::uint32_t secret_id) {
+    core::FingerprintSink sink;
+    trivial<core::FingerprintSink>();
+    core::Fingerprint result;
+    if (!sink.begin(secret, secret_id)) report::crypto_failure();
+    CanonicalForm form(sink);
+    if (GetDatabaseEncoding() == PG_UTF8)
+        walk(form, request, exclude);
+    else
+        walk(form, in_utf8(request, exclude), {});
+    if (!sink.finish(result)) report::crypto_failure();
+    return result;
 }
 
 }  // namespace
@@ -89,107 +186,6 @@ PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
         return read_texts(paths, context, [](std::string_view path) { return path; });
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
-
-namespace {
-
-using Writer = core::Canonical<core::FingerprintSink>;
-
-std::string_view bytes_of(const JsonbValue& string) {
-    return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
-}
-
-void convert(JsonbValue& string) {
-    char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
-    if (converted == string.val.string.val) return;
-    string.val.string.val = converted;
-    string.val.string.len = static_cast<int>(strlen(converted));
-}
-
-// What counts of the request as it would be in a UTF-8 database, because fingerprints do not depend
-// on the encoding: neither do strings then, nor the order of members, which is that of their names'
-// bytes. The result has nothing left to leave out.
-Jsonb* in_utf8(Jsonb* request, PathList exclude) {
-    compat::JsonbBuilder builder;
-    walk_without(request, exclude, [&](JsonbIteratorToken token, JsonbValue& value) {
-        const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
-        if (item && value.type == jbvString) convert(value);
-        const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
-        builder.push(token, item || scalar_root ? &value : nullptr);
-    });
-    return builder.finish();
-}
-
-// numeric_send() is the one public view of a numeric's digits: count, weight, sign and scale, then
-// the digits, all 16 bits and big-endian. It takes time and room by the digits that are there, not
-// by the zeros that 1e100000 would print.
-void write_number(Writer& writer, Numeric number) {
-    constexpr std::size_t header = 8;
-    constexpr std::uint64_t negative = 0x4000;
-    bytea* sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
-    const core::Bytes bytes = core::as_bytes(view_of(sent));
-    writer.number({core::from_big_endian(bytes.subspan(4, 2)) == negative,
-                   static_cast<std::int16_t>(core::from_big_endian(bytes.subspan(2, 2))),
-                   bytes.subspan(header)});
-    pfree(sent);
-}
-
-void write_scalar(Writer& writer, const JsonbValue& value) {
-    switch (value.type) {
-        case jbvNull:
-            return writer.null();
-        case jbvBool:
-            return writer.boolean(value.val.boolean);
-        case jbvString:
-            return writer.string(bytes_of(value));
-        case jbvNumeric:
-            return write_number(writer, value.val.numeric);
-        default:
-            elog(ERROR, "unexpected jsonb value type %d", static_cast<int>(value.type));
-    }
-}
-
-void walk(Writer& writer, Jsonb* request, PathList exclude) {
-    bool scalar_root = false;
-    walk_without(request, exclude, [&](JsonbIteratorToken token, const JsonbValue& value) {
-        switch (token) {
-            case WJB_BEGIN_ARRAY:
-                scalar_root = value.val.array.rawScalar;
-                if (!scalar_root) writer.begin_array();
-                break;
-            case WJB_END_ARRAY:
-                if (!scalar_root) writer.end_array();
-                break;
-            case WJB_BEGIN_OBJECT:
-                writer.begin_object();
-                break;
-            case WJB_END_OBJECT:
-                writer.end_object();
-                break;
-            case WJB_KEY:
-                writer.member(bytes_of(value));
-                break;
-            default:
-                write_scalar(writer, value);
-        }
-    });
-}
-
-core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
-                              std::uint32_t secret_id) {
-    core::FingerprintSink sink;
-    trivial<core::FingerprintSink>();
-    core::Fingerprint result;
-    if (!sink.begin(secret, secret_id)) report::crypto_failure();
-    Writer writer(sink);
-    if (GetDatabaseEncoding() == PG_UTF8)
-        walk(writer, request, exclude);
-    else
-        walk(writer, in_utf8(request, exclude), {});
-    if (!sink.finish(result)) report::crypto_failure();
-    return result;
-}
-
-}  // namespace
 
 bytea* new_fingerprint(Jsonb* request, PathList exclude) {
     if (request == nullptr) return nullptr;

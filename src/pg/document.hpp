@@ -1,16 +1,8 @@
-// Text arrays as a scope keeps them: judged once, read often. Backend-local; no locking.
+// What a scope leaves out of a jsonb request or response: the lists of paths, the walk without the
+// members that they name, the fingerprint of a request and the part of a response that is stored.
 //
-// Lists of paths into a jsonb value, as a scope keeps them: text arrays, judged once, read often.
-//
-// How a path is written is core/path_notation.hpp's concern, what it means core/path_filter.hpp's.
-// Backend-local; no locking.
-//
-// Walks a jsonb value without the members that a scope's list leaves out, for the fingerprint and
-// for what is stored alike. Names and paths are both in the server's encoding.
-//
-// The fingerprint of a jsonb request: walks the value and feeds the core's canonical form.
-//
-// What of a response must not be stored: the members on a scope's list.
+// core/path_notation.hpp defines how a path is written, core/path_filter.hpp what it matches. Names
+// and paths are both in the server's encoding. Backend-local; no locking.
 #pragma once
 
 #include "core/fingerprint.hpp"
@@ -20,6 +12,8 @@
 
 namespace idem::pg {
 
+// --- Lists of texts, as a scope keeps them: checked once, read often ----------------------------
+
 using TextList = std::span<const std::string_view>;
 
 struct TextElements {
@@ -27,8 +21,9 @@ struct TextElements {
     bool* nulls;
     int count;
 
-    // Empty for NULL.
+    // An empty view for NULL.
     std::string_view operator[](int i) const {
+        Assert(i >= 0 && i < count);
         if (nulls[i]) return {};
         return view_of(DatumGetTextPP(values[i]));
     }
@@ -41,7 +36,7 @@ inline TextElements elements_of(ArrayType* array) {
     return elements;
 }
 
-// A copy in the memory context, with each element as make(element) has it.
+// A copy of the array in the memory context, with make(element) in place of each element.
 template <class Make>
 TextList read_texts(ArrayType* array, MemoryContext context, Make make) {
     const TextElements elements = elements_of(array);
@@ -58,21 +53,24 @@ TextList read_texts(ArrayType* array, MemoryContext context, Make make) {
     return {views, count};
 }
 
+// --- Lists of paths -----------------------------------------------------------------------------
+
 using PathList = TextList;
 
-// Scopes of releases before 0.3.0 know no quotes, and have taken paths of any notation.
+// Whether a double quote encloses a name. Scopes of releases before 0.3.0 know no quotes, and have
+// accepted paths of any notation.
 enum class Quotes { literal, enclose };
 
-// Raises 22023 unless the array has one dimension at most and every path 1 to 255 bytes, and, where
-// quotes enclose names, unless each is written in idem's notation. name is the argument's, for the
+// Raises 22023 unless the array has at most one dimension and each path has 1 to 255 bytes and,
+// where quotes enclose names, is written in idem's notation. name is the argument's name for the
 // message.
 void check_paths(const char* name, ArrayType* paths, Quotes quotes);
 
-// A copy of the views and of what they point to, in the memory context, without the quotes.
+// A copy of the paths in the memory context, without the quotes.
 PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes);
 
-// Calls visit(token, value) for everything else, in the order of JsonbIteratorNext(). True when a
-// member was left out.
+// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
+// the paths name. Returns true when a member was left out.
 template <class Visit>
 bool walk_without(Jsonb* root, PathList paths, Visit visit) {
     core::PathFilter filter(paths);
@@ -82,9 +80,12 @@ bool walk_without(Jsonb* root, PathList paths, Visit visit) {
     bool left_out = false;
     for (;;) {
         const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, left_out);
-        if (token == WJB_DONE) return any;
+        if (token == WJB_DONE) {
+            Assert(!left_out);  // a member has a value
+            return any;
+        }
         CHECK_FOR_INTERRUPTS();
-        if (left_out) {  // this was the value of the member, whole
+        if (left_out) {  // this was the whole value of the member
             left_out = false;
             continue;
         }
@@ -99,15 +100,17 @@ bool walk_without(Jsonb* root, PathList paths, Visit visit) {
     }
 }
 
-// NULL for a NULL request: it binds nothing. palloc'd, ready to be stored.
+// --- What is left: fingerprint and stored response ----------------------------------------------
+
+// The fingerprint of the request without the paths, palloc'd and ready to be stored. NULL for a
+// NULL request, which binds nothing.
 bytea* new_fingerprint(Jsonb* request, PathList exclude);
 
-// Whether the request is the one that the stored fingerprint was made from. It is compared under
-// the version and the secret that the stored one names, in constant time. Two NULLs agree; one does
-// not agree with anything else.
+// Whether the stored fingerprint was made from this request. It is compared in constant time, under
+// the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);
 
-// The response without the members that the paths name; the very same when there are none in it.
+// The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);
 
 }  // namespace idem::pg

@@ -15,13 +15,13 @@ constinit int log_conflicts = 0;
 
 namespace {
 
-// The size of shared memory is fixed when the server starts. Without preload there is none, and the
-// setting, which may stand in postgresql.conf all the same, has no effect.
+// The size of shared memory is fixed when the server starts. A library that is not preloaded has
+// none; postgresql.conf may contain the setting all the same, but it has no effect.
 GucContext at_server_start() {
     return process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 }
 
-// Those of client_min_messages that are no errors.
+// The levels of client_min_messages below ERROR.
 constexpr std::array<config_enum_entry, 11> log_levels = {{{"off", 0, false},
                                                            {"debug5", DEBUG5, false},
                                                            {"debug4", DEBUG4, false},
@@ -40,7 +40,7 @@ void define() {
     DefineCustomStringVariable("idem.tenant", "Tenant of the calls that do not name one.",
                                "An argument \"tenant\" that is not null comes first.", &tenant, "",
                                PGC_USERSET, 0, nullptr, nullptr, nullptr);
-    // The lock table is shared by the whole server, so a session cannot raise this on its own.
+    // All sessions share the server's lock table, so an ordinary role may not raise this.
     DefineCustomIntVariable("idem.max_open_claims",
                             "Sets the maximum number of key locks that a transaction holds.",
                             "A claim keeps its lock until the transaction ends.", &max_open_claims,
@@ -52,8 +52,8 @@ void define() {
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
-    // What is stored lies in tables of the extension's owner, so a session cannot raise this
-    // either. What is larger than the maximum could be stored, but not be read as text.
+    // Answers are stored in tables of the extension's owner, so an ordinary role may not raise this
+    // either. An answer above the maximum could be stored, but not be read as text.
     DefineCustomIntVariable(
         "idem.max_answer_size", "Sets the maximum size of what one call stores.",
         "Of an answer: response, headers, body and error together, before compression.",
@@ -66,7 +66,7 @@ void define() {
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
-    // Where the messages go is the administrator's business, as with auto_explain.
+    // As with auto_explain, an administrator decides what goes to the server's log.
     DefineCustomEnumVariable(
         "idem.log_conflicts",
         "Sets the level at which a key that comes with another request is reported.",

@@ -1,19 +1,20 @@
-// The key lock: one transaction-level heavyweight lock a key.
+// The key lock, and every bounded wait: for a lock, a transaction, a lease or a row.
 //
-// It is the fast path that keeps two claimers of a key apart; the proof is the unique index. The
-// lock belongs to the current (sub)transaction: it goes with its end, with ROLLBACK TO, with a
-// crash, and is carried by PREPARE TRANSACTION. A lock taken in a call is released early only in
-// the same call, when the claim turns out to be a replay, or has to wait for something else.
-//
-// Waiting for others, bounded: for a lock, for a transaction, for a lease, for a row.
+// The key lock is one transaction-level heavyweight lock per key. It is the fast path that keeps
+// two claims of a key apart; the proof is the unique index. It belongs to the current
+// (sub)transaction: the end of that, ROLLBACK TO and a crash release it, and PREPARE TRANSACTION
+// carries it along. It is released early only in the call that took it, when the claim turns out to
+// be a replay or has to wait for something else.
 //
 // One bound serves all waits of a call together: the caller's own, or the session's lock_timeout if
-// that is shorter, counted from the same moment. At the caller's bound a wait returns false; at the
-// session's it raises 55P03, as every wait for a lock does. Waits for locks take part in deadlock
-// detection, and cancel and terminate end any wait with nothing left behind.
+// that is shorter, counted from the same moment. A wait returns false at the caller's bound, and
+// raises 55P03 at the session's, as every wait for a lock does. Waits for locks take part in
+// deadlock detection. Cancelling the query or terminating the backend ends any wait and leaves
+// nothing behind.
 //
-// Nobody waits for a transaction or for a lease with a key lock in hand, so that the other may
-// claim the key as well. The exception is who has to write and finds the row in another's hands.
+// No call waits for a transaction or a lease while it holds a key lock, so that the other side can
+// still claim the key. The exception is a call that has to write a row which another transaction is
+// changing.
 #pragma once
 
 #include "core/digest.hpp"
@@ -23,25 +24,25 @@
 
 namespace idem::pg {
 
-// Who inserts, deletes or replaces a row; valid() unless nobody does.
-struct Work {
+// The transaction that is inserting, deleting or replacing a row; not valid when there is none.
+struct RowWriter {
     TransactionId xid = InvalidTransactionId;
-    std::uint32_t speculative_token = 0;  // of a row that may be taken back; 0: of no such row
+    std::uint32_t speculative_token = 0;  // of a row that may be taken back, else 0
 
     bool valid() const { return TransactionIdIsValid(xid); }
 };
 
 class WaitBound {
   public:
-    // From now on, so many microseconds; 0 does not wait.
+    // wait microseconds from now on; 0 does not wait.
     explicit WaitBound(std::int64_t wait);
-    // As an INSERT waits: by the session's lock_timeout alone.
+    // Bounded by the session's lock_timeout alone, as an INSERT is.
     static WaitBound none();
 
     bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
-    // For the end of the transaction, or the decision about its speculative insertion.
-    bool wait_for(const Work& work) const;
-    // A nap, until then at most: for what nobody signals.
+    // Waits for the end of the transaction, or for the decision about its speculative insertion.
+    bool wait_for(const RowWriter& writer) const;
+    // Naps until then at most. For events that are not signalled.
     bool nap(TimestampTz until) const;
     bool nap_briefly() const { return nap(GetCurrentTimestamp() + 1000); }
 
@@ -59,11 +60,13 @@ class KeyLock {
     explicit KeyLock(const core::Digest& digest);
 
     bool try_acquire();
-    // False when the bound came first.
+    // Returns false when the bound came first.
     bool acquire(const WaitBound& bound);
     void release();
 
-    // Who holds it, as far as that can be told; nothing when nobody else does.
+    // Whether this backend holds the lock.
+    bool is_held() const;
+    // What is known of another transaction that holds the lock; nothing when none does.
     std::optional<report::Holder> holder() const;
 
   private:
@@ -71,30 +74,32 @@ class KeyLock {
 };
 static_assert(std::is_trivially_destructible_v<KeyLock>);
 
-// What can be told of the process that runs a transaction; pid 0: there is none.
+// What is known of the process, or of the process that runs the transaction. Without a pid when
+// there is no such process.
 report::Holder holder_of_process(int pid);
 report::Holder holder_of(TransactionId xid);
 
-// What is to become of a row: a deletion is kept out by every lock on it, an update that changes no
-// key by those on more than the key.
+// What a caller is about to do to a row. Every row lock keeps out a deletion; only a lock on more
+// than the key keeps out an update, which changes no key.
 enum class RowChange : bool { update, deletion };
 
-// Another transaction that keeps the row from being changed; none when nobody does.
+// Another transaction that keeps the row from being changed; InvalidTransactionId when none does.
 TransactionId transaction_at(Relation relation, ItemPointerData tid, RowChange change);
 
-struct Changed {
-    TM_Result result;          // TM_WouldBlock: not within the bound
-    TransactionId in_the_way;  // then: whose transaction it was, as far as that can be told
+// What became of a row that was to be changed.
+struct ChangeResult {
+    TM_Result result;          // TM_WouldBlock: the row was not free within the bound
+    TransactionId in_the_way;  // then: the transaction that kept it, as far as that is known
 };
 
-// Locks a row for the change without waiting; TM_WouldBlock when another has it in hand.
+// Locks a row for the change without waiting. TM_WouldBlock when another transaction has locked it.
 TM_Result try_lock_row(Relation relation, ItemPointerData tid, RowChange change);
 
-// Changes a row that somebody past the key lock may have in hand. It is locked first, so that all
-// waiting is done here, and the change itself waits for nobody.
+// Calls change() for a row that a transaction without the key lock may be changing too. The row is
+// locked first, so that all waiting is done here and change() does not wait.
 template <class Change>
-Changed change_row(Relation relation, ItemPointerData tid, RowChange kind, const WaitBound& bound,
-                   Change change) {
+ChangeResult change_row(Relation relation, ItemPointerData tid, RowChange kind,
+                        const WaitBound& bound, Change change) {
     for (;;) {
         const TM_Result locked = try_lock_row(relation, tid, kind);
         if (locked == TM_Ok) return {change(), InvalidTransactionId};

@@ -1,42 +1,27 @@
-// The record table: one probe, one write.
+// The record table: probing for the record of a key, writing it, and writing many in one call.
 //
-// The probe reads the unique index with a dirty snapshot (see pg/keyed_table). It is made after the
-// key lock was granted, so that it sees the winner; the lock is only the fast path, and a row that
-// slipped past it (owner's DML, COPY, logical replication) is caught by the unique index when we
-// write.
+// A probe reads the unique index with a dirty snapshot (see pg/table.hpp). A claim probes after the
+// key lock was granted, so that it sees the winner's row. The lock is only the fast path: a row
+// that was written without it (by a superuser's DML, COPY or logical replication) is caught by the
+// unique index when we write.
 //
-// A row is written once by an atomic claim. A leased one writes it when it begins and updates it as
-// it goes on; no indexed column ever changes, so that these updates stay in the heap.
+// An atomic claim writes its row once. A leased claim writes it when it begins, and updates it
+// later; no indexed column ever changes, so that these updates are heap-only.
 //
-// Whoever holds the key lock opens the table to write; whoever has yet to wait for it, to read.
-//
-// Many records in one call, without key locks: what idem.once_each() writes with.
-//
-// Only the unique index keeps concurrent calls apart, as for INSERT ... ON CONFLICT, and by the
-// same means: a row goes in speculatively, and is taken back at once when its key turns out to be
-// taken. A caller that meets such a row waits for that decision only, never for the transaction,
-// and the inserter waits for nothing before it has decided. So two callers of one key cannot come
-// to wait for each other. Over many keys they cannot either, if both go in the order of the
-// digests: a caller that waits holds only smaller ones.
-//
-// Beside the primary key, other unique indexes may have the digest: those of REINDEX CONCURRENTLY.
-// All of them take part in the decision; all other indexes, whose functions and constraints may
-// wait or raise, are filled after it.
-//
-// The scan, the open indexes and the row's slot serve all keys of the call; what one key needs is
-// freed at the next look. The table is locked as by Records::to_write(), before the index list is
-// read, so the list stays true until end().
+// A caller that holds the key lock opens the table to write; one that has yet to wait for it opens
+// the table to read.
 #pragma once
 
 #include "core/decision.hpp"
 #include "core/digest.hpp"
 #include "pg/boundary.hpp"
+#include "pg/lock.hpp"
 #include "pg/server.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
 
-// A key as the server has it and as the digest means it.
+// A key with the scope and tenant that it belongs to, and the digest of the three.
 struct KeyName {
     std::int32_t scope_id;
     std::string_view tenant;
@@ -48,10 +33,10 @@ struct Record {
     TimestampTz created;
     TimestampTz expires;
     std::optional<TimestampTz> lease_end;  // of a leased claim
-    std::optional<std::int64_t> nonce;     // its token's random bits
+    std::optional<std::int64_t> nonce;     // the random bits of its token
     std::int32_t attempt;
     core::State state;
-    bool redacted = false;  // the scope kept a part of the answer out of the record
+    bool redacted = false;  // a part of the answer was not stored, by the scope's settings
     bytea* fingerprint;
     text* recovery_point;
     Jsonb* recovery_state;
@@ -62,12 +47,13 @@ struct Record {
     Jsonb* error;
 };
 
+// What a probe has found.
 struct Found {
     core::Presence presence = core::Presence::absent;
     bool in_snapshot = true;
-    Work working{};  // who inserts or deletes it
+    RowWriter writer{};  // the transaction that inserts or deletes the row
     ItemPointerData tid{};
-    Record record{};  // valid unless absent or inserting; copied, palloc'd
+    Record record{};  // unless absent or inserting; copied, palloc'd
 };
 
 class Records : public KeyedTable {
@@ -79,79 +65,92 @@ class Records : public KeyedTable {
     Records(const KeyedTable& table) : KeyedTable(table) {}
 };
 
-// Whether the table is laid out as this library reads it: not while an upgrade is due.
+// Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
+// run after an upgrade from a release with another layout.
 bool has_record_layout();
 
-// The end of life, and the scope's id, of the record in the slot.
+// --- Reading ------------------------------------------------------------------------------------
+
+// The end of life and the scope's id of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
-// What can be said of the record in the slot without its answer. Tenant and key may point into the
-// slot.
-struct Glance {
+// A record without its answer. Tenant and key may point into the slot.
+struct RecordHead {
     TimestampTz created;
     TimestampTz expires;
     std::optional<TimestampTz> lease_end;
-    bool released;  // of a leased claim: nobody's, until the next attempt
+    bool released;  // of a leased claim: it has no holder until the next attempt
     std::int32_t scope_id;
     std::int32_t attempt;
     core::State state;
     std::string_view tenant;
     std::string_view key;
-    std::int64_t answer_bytes;  // as they are stored
+    std::int64_t answer_bytes;  // as stored
 };
-Glance glance(TupleTableSlot* slot);
+RecordHead record_head(TupleTableSlot* slot);
 
 enum class Contents {
     all,
-    claim,  // what decides about a claim: neither answer nor recovery point
+    claim,  // what decides about a claim: neither the answer nor the recovery point
 };
 
-// What the hit of a scan for the key's digest says of the key. Raises 54000 when it is a record of
-// another identity.
+// The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
+// another key.
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
-// The same with a scan of its own.
+// Scans for the key by itself.
 Found probe(const Records& records, const KeyName& name);
 
-// Whose row it is, palloc'd, for a caller who has only a token: nothing when there is none, or it
-// is still being inserted. Reads no more than that: whether the caller may know more is yet to be
-// decided, and how long the decision takes must not depend on what is stored.
+// The key behind a digest, palloc'd, for a caller that has only a token. Nothing when there is no
+// row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the
+// caller may know more, and the time that the decision takes must not depend on what is stored.
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest);
 
-// What may stand under the key that is being written.
-enum class Over : bool {
-    nothing,   // a row that turns up belongs to somebody else
-    outlived,  // an expired row, or this or an earlier attempt, unfinished: it is replaced
+// --- Writing one record -------------------------------------------------------------------------
+
+// The row that may exist under the key that is being written.
+enum class Predecessor : bool {
+    none,      // a row that is found belongs to another transaction
+    outlived,  // an expired row, or an unfinished one of this attempt or an earlier: is replaced
 };
 
-// The row of a record in a slot of the record table. What it points to is palloc'd, or the
-// record's.
-void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record);
-
-// Puts the row in the place of the one at tid, with the index entries that it needs. Raises 40001
-// when another live row turns out to hold the key; else, what became of the row at tid.
-Changed replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
-                    TupleTableSlot* slot, const WaitBound& bound);
-
-// What became of a row that somebody past the key lock may have had in hand.
-enum class Written {
-    yes,
-    gone,  // of a deletion: somebody came first
-    no,    // somebody kept it in hand for longer than the bound; nothing is written
+// What became of a row that another transaction may have been changing without the key lock.
+enum class WriteOutcome {
+    written,
+    gone,     // of a deletion: another transaction has deleted the row already
+    blocked,  // another transaction kept the row for longer than the bound; nothing is written
 };
-struct Writing {
-    Written written;
-    TransactionId in_the_way;  // no: whose transaction it was, as far as that can be told
+struct WriteResult {
+    WriteOutcome outcome;
+    TransactionId in_the_way;  // blocked: by this transaction, as far as that is known
 };
 
-// Writes the row, under the key lock. Raises 40001 when a live row that is not ours turns out to
-// hold the key.
-Writing write_record(const Records& records, const KeyName& name, const Record& record, Over over,
-                     const WaitBound& bound);
+// Writes the row, under the key lock. Raises 40001 when a live row of another transaction turns out
+// to hold the key.
+WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
+                         Predecessor predecessor, const WaitBound& bound);
 
 // Deletes the row that was found, under the key lock.
-Writing delete_record(const Records& records, const Found& found, const WaitBound& bound);
+WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound);
 
+// --- Writing many records -----------------------------------------------------------------------
+
+// Writes many records in one call and without key locks, for idem.once_each().
+//
+// Only the unique index keeps concurrent calls apart, as for INSERT ... ON CONFLICT and by the same
+// means: a row is inserted speculatively, and is taken back at once when its key turns out to be
+// taken. A caller that meets such a row waits for that decision only, never for the transaction,
+// and the inserting transaction waits for nothing before it has decided. So two callers of one key
+// never wait for each other. Neither do callers of many keys, because all take them in the order of
+// the digests: a caller that waits has inserted smaller digests only.
+//
+// During REINDEX CONCURRENTLY other unique indexes on the digest exist beside the primary key. All
+// of them take part in the decision. All other indexes, whose functions and constraints may wait or
+// raise errors, are filled after it.
+//
+// The scan, the open indexes and the row's slot serve all keys of the call; the memory of one key
+// is freed at the next look(). The table is locked as by Records::to_write() before the index list
+// is read, so the list stays valid until end().
 class BulkWriter {
   public:
     explicit BulkWriter(const Records& records);
@@ -159,12 +158,12 @@ class BulkWriter {
     BulkWriter& operator=(const BulkWriter&) = delete;
     void end();
 
-    // What decides about the key; valid until the next look.
+    // Reads what decides about the key. Valid until the next look. Digests must not decrease.
     Found look(const KeyName& name);
-    // Inserts the record, or puts it in the place of the row that was found. False when somebody
-    // came first: look again.
+    // Inserts the record, or replaces the row that was found. Returns false when another
+    // transaction came first; look again then.
     bool write(const KeyName& name, const Record& record, const Found& found);
-    // Waits for whoever is at work on the row that was found.
+    // Waits for the writer of the row that was found.
     void wait() { scan_.wait(); }
 
   private:
@@ -176,6 +175,7 @@ class BulkWriter {
     OpenIndexes indexes_;
     TupleTableSlot* row_;
     MemoryContext memory_;  // of one key
+    core::Digest newest_{};
 };
 static_assert(std::is_trivially_destructible_v<BulkWriter>);
 

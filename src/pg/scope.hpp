@@ -1,14 +1,12 @@
-// Scopes: the contract of a family of operations, cached per backend.
+// Scopes: the settings of a family of operations. Their cache, the table behind it, and changes.
 //
-// The cache is dropped as a whole through relation cache invalidation of idem.scope, which
-// pg/scope_admin and, for everybody else, a trigger announce (api/announce_change). What lookup
-// hands out stays valid until the next lookup, so a function looks up once and keeps what outlives
-// it elsewhere. Who changes scopes is pg/scope_admin.
+// The cache is per backend and is dropped as a whole by relation cache invalidation of idem.scope,
+// which the functions below announce, and a trigger for all other changes (idem.announce_change()).
+// A scope that a lookup returns stays valid until the next lookup: a function looks up once and
+// copies what has to live longer.
 //
-// The table idem.scope: its columns, and the scan that both the cache and the administration make.
-//
-// Writing idem.scope. Changes are serialised by a lock on the table, kept to the transaction's end,
-// and announced to every backend's cache, whose entries also go when the transaction rolls back.
+// Changes are serialised by a ShareRowExclusive lock on the table, which is kept until the
+// transaction ends. When the transaction rolls back, the caches are dropped once more.
 #pragma once
 
 #include "pg/boundary.hpp"
@@ -18,18 +16,18 @@
 
 namespace idem::pg {
 
-// What happens to a new key that is easily used twice (see core/weakness.hpp).
+// What happens to a new key that is likely to be used twice (see core/weakness.hpp).
 enum class WeakKeys { allow, warn, reject };
 
 struct Scope {
     char name[NAMEDATALEN];  // the hash key
     std::int32_t id;
     Oid owner;
-    std::int64_t ttl;    // microseconds, as the other lengths of time
-    std::int64_t lease;  // what a leased claim is renewed for
+    std::int64_t ttl;    // microseconds, as the next two
+    std::int64_t lease;  // the default of idem.renew()
     std::int64_t wait;
-    std::optional<std::int32_t> max_attempts;       // none: as many as it takes
-    std::optional<std::int32_t> claims_per_minute;  // none: no limit; of each tenant
+    std::optional<std::int32_t> max_attempts;       // nothing: no limit
+    std::optional<std::int32_t> claims_per_minute;  // per tenant; nothing: no limit
     WeakKeys weak_keys;
     bool request_required;
     bool tenant_required;
@@ -37,7 +35,7 @@ struct Scope {
     bool store_response;
     PathList request_exclude;
     PathList response_exclude;
-    TextList transient_sqlstates;  // codes and classes, beside those that always are
+    TextList transient_sqlstates;  // codes and classes, beside those that are always transient
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
@@ -47,22 +45,24 @@ std::optional<WeakKeys> weak_keys_of(std::string_view text);
 // NULL when there is no such scope.
 const Scope* find_scope(std::string_view name);
 
-// The same for whoever has only a record, or the token of one. NULL: the scope was dropped.
+// The same for a caller that has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
-// The name most like this one, of the scopes that the current user may use; NULL if none is near.
+// The most similar name of a scope that the current user may use; NULL if none is similar.
 const char* nearest_scope(std::string_view name);
 
-// Finds the scope and checks that the current user has the privileges of its owner; raises ID008 or
-// 42501. A scope whose owner was dropped is nobody's but the superuser's. function is for the
-// message.
+// Finds the scope and checks that the current user has the privileges of its owner. Raises ID008 or
+// 42501; function is the called function's name for the message. Only superusers may use a scope
+// whose owner was dropped.
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function);
 
-// Whether the current user may know the settings and figures of a scope, though no key of it: who
-// may use it, and those who watch the server.
+// Whether the current user may see the settings and figures of a scope, though none of its keys: a
+// user of the scope, or a member of pg_monitor.
 bool may_observe(Oid owner);
 
 void init_scopes();
+
+// --- The table idem.scope -----------------------------------------------------------------------
 
 namespace scope_row {
 
@@ -91,6 +91,7 @@ inline bool has_column(TupleDesc table, int which) {
     return which < table->natts;
 }
 
+// Nothing when the value is NULL or the table does not have the column yet.
 inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
     if (!has_column(slot->tts_tupleDescriptor, which)) return std::nullopt;
     bool null;
@@ -112,32 +113,27 @@ struct WithId {
     }
 };
 
-// Hands the row that matches to use(), under a snapshot of its own: the transaction's may be older
-// than the scope. False when there is none.
+// Calls use(slot) for the first committed row that matches. False when there is none.
 template <class Match, class Use>
 bool scan_for(Match match, Use use) {
-    Relation relation = open_table(Table::scope, AccessShareLock);
-    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
     bool found = false;
-    while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+    scan_committed(Table::scope, [&](TupleTableSlot* slot) {
         found = match(slot);
         if (found) use(slot);
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    UnregisterSnapshot(snapshot);
-    table_close(relation, AccessShareLock);
+        return !found;
+    });
     return found;
 }
 
 }  // namespace scope_row
 
-// "None" for a limit that is none, where NULL means something else.
+// --- Changes ------------------------------------------------------------------------------------
+
+// Stands for "no limit" where NULL means "unchanged".
 inline constexpr std::int32_t no_limit = -1;
 
-// What create_scope() and alter_scope() set, checked. What is NULL or empty is left as it is.
+// The settings of create_scope() and alter_scope(), checked. One that is NULL or empty is left as
+// it is.
 struct ScopeRules {
     const Interval* ttl;
     const Interval* lease;
@@ -155,13 +151,14 @@ struct ScopeRules {
     std::optional<Oid> owner;
 };
 
-// Waits for whoever is changing scopes. What was looked up before may be outdated after.
+// Waits for other transactions that change scopes. A scope that was looked up before may be
+// outdated afterwards.
 void lock_scopes();
 
 // Raises 42710 when the name is taken.
 void insert_scope(std::string_view name, const ScopeRules& rules);
 
-// Both after lock_scopes(), with the id of a scope that was looked up since.
+// Call both after lock_scopes(), with the id of a scope that was looked up since.
 void update_scope(std::int32_t id, const ScopeRules& rules);
 void delete_scope(std::int32_t id);
 

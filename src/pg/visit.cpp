@@ -13,11 +13,29 @@ struct Shared {
 
 constinit Shared* shared = nullptr;
 
+struct Need {
+    Table table;
+    LOCKMODE mode;
+};
+
+// Scopes are only read: a transaction that has created one does not keep the worker out. The order
+// is that of creation, in which DROP EXTENSION locks the tables.
+constexpr std::array needs = {
+    Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
+    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, AccessShareLock},
+    Need{Table::dropped_scope, AccessShareLock}};
+
+// A schema and tables of these names may exist without the extension.
+bool belongs_to(Oid extension, Oid table) {
+    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
+}
+
 }  // namespace
 
 Visit open_visit(Oid database, const core::Clocks& clocks) {
+    Assert(shared != nullptr && OidIsValid(database));
     SpinLockAcquire(&shared->lock);
-    shared->visit = {shared->visit.number + 1, database, clocks, Ending::open, {}};
+    shared->visit = {shared->visit.number + 1, database, clocks, VisitOutcome::open, {}};
     const Visit visit = shared->visit;
     SpinLockRelease(&shared->lock);
     return visit;
@@ -32,6 +50,7 @@ Visit find_visit(std::int32_t number) {
 }
 
 void report_visit(const Visit& visit) {
+    Assert(shared != nullptr && visit.tally.seen >= visit.tally.deleted);
     SpinLockAcquire(&shared->lock);
     if (shared->visit.number == visit.number) shared->visit = visit;
     SpinLockRelease(&shared->lock);
@@ -54,27 +73,6 @@ void attach_visit(void* memory, LWLockPadded*, bool found) {
     shared->visit = {};
 }
 
-namespace {
-
-struct Need {
-    Table table;
-    LOCKMODE mode;
-};
-
-// Scopes are only read: a transaction that has created one does not keep the purger out. In the
-// order in which they were created, as DROP EXTENSION locks them.
-constexpr std::array needs = {
-    Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
-    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, AccessShareLock},
-    Need{Table::dropped_scope, AccessShareLock}};
-
-// Somebody may have made a schema and tables of our names without the extension.
-bool belongs_to(Oid extension, Oid table) {
-    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
-}
-
-}  // namespace
-
 Installation lock_installation() {
     const Oid extension = get_extension_oid("idem", true);
     if (!OidIsValid(extension)) return Installation::absent;
@@ -85,7 +83,7 @@ Installation lock_installation() {
             return Installation::absent;
         }
         if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
-        // It may have gone before we had the lock, which brought the news.
+        // The table may have gone before we had the lock; taking the lock accepted invalidations.
         if (find_table_oid(table) != oid) return Installation::absent;
     }
     return has_record_layout() ? Installation::ready : Installation::absent;

@@ -186,14 +186,14 @@ void complain(Launcher& self, std::int64_t now) {
 }
 
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
-    switch (visit.ending) {
-        case pg::Ending::swept:
+    switch (visit.outcome) {
+        case pg::VisitOutcome::swept:
             return core::next_nap(nap, naptime(), visit.tally);
-        case pg::Ending::busy:
-        case pg::Ending::clocks:
+        case pg::VisitOutcome::busy:
+        case pg::VisitOutcome::clocks:
             return naptime();
-        case pg::Ending::open:
-        case pg::Ending::absent:
+        case pg::VisitOutcome::open:
+        case pg::VisitOutcome::absent:
             break;
     }
     return core::absent_nap(nap, naptime());

@@ -81,7 +81,7 @@ void forget_statistics(pg::Installation installation) {
 }
 
 // One batch. Returns what became of it; swept.blocks == swept.table: it has been all around.
-pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
+pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
     if (installation == pg::Installation::ready)
@@ -90,11 +90,11 @@ pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
     end();
     switch (installation) {
         case pg::Installation::absent:
-            return pg::Ending::absent;
+            return pg::VisitOutcome::absent;
         case pg::Installation::busy:
-            return pg::Ending::busy;
+            return pg::VisitOutcome::busy;
         case pg::Installation::ready:
-            return pg::Ending::swept;
+            return pg::VisitOutcome::swept;
     }
     pg_unreachable();
 }
@@ -106,7 +106,7 @@ void tidy_up() {
     end();
 }
 
-void show_progress(const pg::Swept& swept, const core::Tally& tally) {
+void show_progress(const pg::SweepResult& swept, const core::Tally& tally) {
     char text[128];
     snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records deleted", swept.hand,
              swept.table, static_cast<long long>(tally.deleted));
@@ -121,13 +121,13 @@ void work(pg::Visit& visit) {
     for (;;) {
         const core::Clocks before = pg::read_clocks();
         if (!core::agree(visit.clocks, before)) {
-            visit.ending = pg::Ending::clocks;
+            visit.outcome = pg::VisitOutcome::clocks;
             return;
         }
         const std::int32_t rate = pg::guc::purge_rate;
-        pg::Swept swept{};
-        visit.ending = sweep(rate, swept);
-        if (visit.ending != pg::Ending::swept) return;
+        pg::SweepResult swept{};
+        visit.outcome = sweep(rate, swept);
+        if (visit.outcome != pg::VisitOutcome::swept) return;
         visited += swept.blocks;
         visit.tally.seen += swept.seen;
         visit.tally.deleted += swept.deleted;
@@ -148,7 +148,7 @@ void run(std::int32_t number) {
     set_up();
     show_progress("idem: purging");
     work(visit);
-    if (visit.ending == pg::Ending::swept) tidy_up();
+    if (visit.outcome == pg::VisitOutcome::swept) tidy_up();
     pg::report_visit(visit);
     pgstat_report_activity(STATE_IDLE, nullptr);
 }
