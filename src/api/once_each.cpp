@@ -1,7 +1,7 @@
 // idem.once_each(): which of these keys are new? They are finished from now on.
 //
 // Set-wise once(), for tens of thousands of keys in one call, so it takes no key locks: the unique
-// index alone keeps concurrent calls apart (see pg/bulk). Keys go in the order of their digests,
+// index alone keeps concurrent calls apart (see pg/record). Keys go in the order of their digests,
 // whatever the order of the input: so calls do not deadlock with each other. It waits for
 // transactions as a unique index does, not within the scope's bound. An atomic claim in flight has
 // no row yet, and is not waited for: it gets 40001 when it completes.
