@@ -32,13 +32,11 @@ void add_row(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeStat
     row.add_to_result_of(fcinfo);
 }
 
-// Never a match, so that the scan sees every scope.
-bool show(TupleTableSlot* slot, FunctionCallInfo fcinfo) {
+void show(TupleTableSlot* slot, FunctionCallInfo fcinfo) {
     using namespace pg::scope_row;
-    if (!pg::may_observe(DatumGetObjectId(*column(slot, column_owner)))) return false;
+    if (!pg::may_observe(DatumGetObjectId(*column(slot, column_owner)))) return;
     const auto stats = pg::read_stats(DatumGetInt32(*column(slot, column_id)));
     if (stats) add_row(fcinfo, pg::view_of(DatumGetTextPP(*column(slot, column_name))), *stats);
-    return false;
 }
 
 }  // namespace
@@ -48,8 +46,8 @@ IDEM_FUNCTION(idem_scope_stats) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     if (pg::stats_available())
-        pg::scope_row::scan_for([fcinfo](TupleTableSlot* slot) { return api::show(slot, fcinfo); },
-                                [](TupleTableSlot*) {});
+        pg::scan_committed(pg::Table::scope,
+                           [fcinfo](TupleTableSlot* slot) { api::show(slot, fcinfo); });
     return Datum{0};
 }
 

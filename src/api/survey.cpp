@@ -60,17 +60,6 @@ void add_row(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t sco
     row.add_to_result_of(fcinfo);
 }
 
-// The match of a scan over the scopes never matches, so that it sees all of them.
-template <class Visit>
-void for_each_scope(Visit visit) {
-    (void)scope_row::scan_for(
-        [&](TupleTableSlot* slot) {
-            visit(slot);
-            return false;
-        },
-        [](TupleTableSlot*) {});
-}
-
 void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
     const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
     survey.add_scope(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)),
@@ -88,9 +77,9 @@ void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_
 // What was created while the table was read is left out.
 void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
     pg::Survey survey;
-    for_each_scope([&](TupleTableSlot* slot) { add_scope(survey, slot); });
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) { add_scope(survey, slot); });
     survey.run(GetCurrentTimestamp(), max_blocks);
-    for_each_scope([&](TupleTableSlot* slot) {
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) {
         const std::int32_t id = DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
         const Oid owner = DatumGetObjectId(*scope_row::column(slot, scope_row::column_owner));
         if (survey.knows(id) && pg::may_observe(owner))

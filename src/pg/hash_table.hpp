@@ -31,6 +31,8 @@ class HashTable {
     Entry* enter(const Key& key, bool& found) { return search(key, HASH_ENTER, &found); }
     void remove(const Key& key) { (void)search(key, HASH_REMOVE, nullptr); }
 
+    long size() const { return hash_get_num_entries(table_); }
+
     // Calls visit(entry) for every entry. The visit may remove the entry it is given, and no other.
     template <class Visit>
     void for_each(Visit visit) const {

@@ -53,17 +53,12 @@ void end() {
 // Those that others are just creating or dropping too, whatever becomes of it.
 List* existing_scopes() {
     using namespace pg::scope_row;
-    Relation relation = pg::open_table(pg::Table::scope, AccessShareLock);
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
-    TableScanDesc scan = pg::compat::begin_table_scan(relation, &dirty);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
     List* ids = NIL;
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+    pg::scan_table(pg::Table::scope, &dirty, [&ids](TupleTableSlot* slot) {
         ids = lappend_int(ids, DatumGetInt32(*column(slot, column_id)));
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    table_close(relation, AccessShareLock);
+    });
     return ids;
 }
 
