@@ -1,8 +1,10 @@
 # What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, one version everywhere, and the same errors in README and COMMENTs, the messages of Troubleshooting as they are raised. Needs no server: prove test/release.pl
+# it, one version everywhere, the same errors in docs/reference.md and in COMMENTs, the messages of
+# Troubleshooting as they are raised, and links that lead somewhere. Needs no server: prove test/release.pl
 use strict;
 use warnings;
 
+use Encode ();
 use FindBin;
 use JSON::PP;
 use Test::More;
@@ -81,47 +83,89 @@ is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
-# The transient SQLSTATEs, as README's table and the code have them.
+# The transient SQLSTATEs, as the guide's table and the code have them.
 my ($transient) = slurp('src/core/classify.hpp') =~ /transient_sqlstates = (.*?)\}\)/s;
-my ($curable) = slurp('README.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
+my ($curable) = slurp('docs/guide.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
 my @listed = map { /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g } $curable =~ /^\| ([^|]+) \|/mg;
-is_deeply([ sort @listed ], [ sort $transient =~ /"(\w+)"/g ], 'README lists the transient SQLSTATEs of the code');
+is_deeply([ sort @listed ], [ sort $transient =~ /"(\w+)"/g ], 'the guide lists the transient SQLSTATEs of the code');
 
-# The errors of each function, as README's reference and its COMMENT give them.
-my %row = slurp('README.md') =~ /^\| `(\w+)` \|.*\|([^|]*)\|$/mg;
+# The errors of each function, as its section of the reference and its COMMENT give them.
+my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
 my %comment = slurp('sql/idem.sql') =~ /^COMMENT ON FUNCTION idem\.(\w+)\([^)]*\) IS\n'(.*?)';$/msg;
 
-sub codes
-{
-	my ($words) = @_;
-	return ($words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g, $words =~ /granted EXECUTE|For members of/ ? '42501' : ());
-}
-
-sub documented
-{
-	my ($function) = @_;
-	my ($words, $except) = split /,? except for /, $row{$function} // '', 2;
-	my %code = map { $_ => 1 } codes($words), $words =~ /^ as `(\w+)`/ ? documented($1) : ();
-	if (defined $except)
-	{
-		my ($without, $and) = split /, which are|;/, $except, 2;
-		delete $code{$_} for codes($without);
-		$code{$_} = 1 for codes($and // '');
-	}
-	return sort keys %code;
-}
+sub codes { my ($words) = @_; return $words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g; }
+sub sorted { my %code = map { $_ => 1 } @_; return [ sort keys %code ]; }
 
 for my $function (sort keys %comment)
 {
-	ok(exists $row{$function}, "idem.$function() is in README's reference");
+	ok(exists $section{$function}, "idem.$function() is in the reference");
+	my ($errors) = ($section{$function} // '') =~ /^Errors: (.*?)\n\n/ms;
+	ok(defined $errors, "idem.$function(): the reference lists its errors") or next;
+	my @documented = codes($errors);
+	is($errors, 'none.', "idem.$function(): no errors") unless @documented;
 	my ($raises) = $comment{$function} =~ /\bRaises (.*)/s;
-	my %code = map { $_ => 1 } codes($raises // ''), $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
-	is_deeply([ sort keys %code ], [ documented($function) ], "the errors of idem.$function()");
+	my @needs_a_grant = $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
+	is_deeply(sorted(@documented), sorted(codes($raises // ''), @needs_a_grant), "the errors of idem.$function()");
+}
+
+# The shape of the reference: every function has the same parts, in the same order.
+for my $function (sort keys %section)
+{
+	next unless exists $comment{$function};
+	like($section{$function}, qr/^Arguments:.*^Result: .*^Errors: .*^Privileges: .*^```sql$/ms,
+		"idem.$function(): arguments, result, errors, privileges, an example");
+}
+
+# Links.
+my @pages = glob('*.md docs/*.md examples/*.md src/*.md test/*.md');
+
+sub prose { my ($page) = @_; return slurp($page) =~ s/^\s*```.*?^\s*```\s*$//msgr; }
+
+# As GitHub makes them of headings.
+sub anchors
+{
+	my ($page) = @_;
+	my (%anchor, %seen);
+	for my $heading (prose($page) =~ /^#+ +(.*?)\s*$/mg)
+	{
+		my $slug = lc($heading =~ s/\[([^\]]*)\]\([^)]*\)/$1/gr) =~ s/[^\w\- ]//gr =~ s/ /-/gr;
+		$anchor{ $seen{$slug}++ ? "$slug-" . ($seen{$slug} - 1) : $slug } = 1;
+	}
+	return \%anchor;
+}
+
+my %anchors = map { $_ => anchors($_) } @pages;
+
+# Where a link of the page leads, from the root of the tree.
+sub resolved
+{
+	my ($page, $path) = @_;
+	return $page if $path eq '';
+	my @parts = ((split m{/}, $page)[ 0 .. ($page =~ tr{/}{}) - 1 ]);
+	for my $part (split m{/}, $path)
+	{
+		if ($part eq '..') { pop @parts if @parts; }
+		else { push @parts, $part; }
+	}
+	return join '/', @parts;
+}
+
+for my $page (@pages)
+{
+	my @broken;
+	for my $link (prose($page) =~ /\]\(([^)\s]+)\)/g)
+	{
+		next if $link =~ /^https?:/;
+		my ($path, $anchor) = split /#/, $link, 2;
+		my $target = resolved($page, $path);
+		push @broken, $link unless -e $target && (!defined $anchor || $anchors{$target}{$anchor});
+	}
+	is_deeply(\@broken, [], "$page: its links lead somewhere");
 }
 
 # What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
 # have them, or others that a test shows.
-my ($troubleshooting) = slurp('README.md') =~ /^## Troubleshooting\n(.*?)^## /ms;
+my ($troubleshooting) = slurp('docs/operations.md') =~ /^## Troubleshooting\n(.*?)(?=^## |\z)/ms;
 my @formats = map { s/\\"/"/gr } map { slurp($_) =~ /errmsg\(\s*"((?:[^"\\]|\\.)*)"/g } glob 'src/*/*.cpp';
 my $shown = join '', map { slurp($_) } glob 'expected/*.out';
 
@@ -133,8 +177,18 @@ sub is_said
 	return grep { my $format = join '.*', map { quotemeta } split /%[a-z]+/, $_, -1; $message =~ /^$format/ } @formats;
 }
 
-my @quoted = $troubleshooting =~ /^\| `((?:ID|\d\d)\w{3} [^`]+)`/mg;
+my @quoted = $troubleshooting =~ /^### (.+)$/mg;
 cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
-ok(is_said(s/^\w+ //r), "someone says: $_") for @quoted;
+ok(is_said($_), "a message: $_") for @quoted;
+
+# The pages in docs/ are in their index.
+my $index = slurp('docs/README.md');
+ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } grep { !/README/ } glob('docs/*.md');
+
+# A page that is read in a terminal or beside code has short lines.
+sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
+cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
+  for qw(README.md SECURITY.md CHANGELOG.md), glob('docs/*.md examples/*.md');
+cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 done_testing();

@@ -1,4 +1,4 @@
--- Sizing, with the worked example of the README.
+-- Sizing, with the worked example of docs/guide.md.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.retention_window('10 s', '90 s', '30 s', '5 s');

@@ -112,7 +112,7 @@ is($to->safe_psql('copy', q{SELECT outcome FROM idem.try_claim('payments', 'plai
 	'completed', 'a copied database answers replays');
 
 # The owner of a database who is no superuser. Nobody may read idem's tables; so a dump with the keys takes
-# one of the grants that README's Backup section names.
+# one of the grants that docs/operations.md names.
 $from->safe_psql('postgres', 'CREATE ROLE shopkeeper LOGIN; CREATE ROLE backup LOGIN IN ROLE pg_read_all_data; CREATE DATABASE kept OWNER shopkeeper');
 $from->safe_psql('kept', 'CREATE EXTENSION idem; GRANT EXECUTE ON FUNCTION idem.create_scope, idem.drop_scope TO shopkeeper');
 my $as = sub { my ($role, $node, $sql) = @_; return $node->safe_psql('kept', $sql, extra_params => [ '-U', $role ]) };
@@ -136,10 +136,10 @@ SKIP:
 ($file, $command) = $pg_dump->('backup', 'reader');
 $from->command_ok($command, 'pg_dump as a member of pg_read_all_data');
 $dumped{'by a member of pg_read_all_data'} = $file;
-my ($grant) = slurp_file("$ENV{TESTDIR}/README.md") =~ /^(GRANT SELECT ON ALL TABLES IN SCHEMA idem TO .*?;\s*GRANT SELECT ON ALL SEQUENCES .*?;)/ms;
+my ($grant) = slurp_file("$ENV{TESTDIR}/docs/operations.md") =~ /^(GRANT SELECT ON ALL TABLES IN SCHEMA idem TO .*?;\s*GRANT SELECT ON ALL SEQUENCES .*?;)/ms;
 $from->safe_psql('kept', $grant =~ s/\bbackup\b/shopkeeper/gr);
 ($file, $command) = $pg_dump->('shopkeeper', 'granted');
-$from->command_ok($command, "pg_dump as the owner of the database with README's grants");
+$from->command_ok($command, "pg_dump as the owner of the database with the grants of docs/operations.md");
 $dumped{'with grants'} = $file;
 is(sqlstate($from, qq{SET ROLE shopkeeper; $_}, 'kept'), '42501', "who may dump may not write: $_")
   for ('DELETE FROM idem.record', 'INSERT INTO idem.secret SELECT * FROM idem.secret', q{SELECT setval('idem.scope_id', 1)});

@@ -149,7 +149,7 @@ for my $call (
 		'55P03', "lock_timeout ends the wait for a lease: $call");
 }
 my ($code, $out, $err) = $node->psql('postgres', "SELECT idem.forget('jobs', 'held')");
-like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Retry after [0-9.]+ seconds, or raise the scope's "wait"\./,
+like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Retry after [0-9.]+ seconds, or raise the scope's "wait" with idem\.alter_scope\(\)\./,
 	'forget of a running lease: the hint names no argument that it has not');
 
 # forget waits for the end of a lease as a claim does, and forgets what it has become.

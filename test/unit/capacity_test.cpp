@@ -1,4 +1,4 @@
-// Sizing: the worked example of the README, rounding, and the edges.
+// Sizing: the worked example of docs/guide.md, rounding, and the edges.
 #include "core/capacity.hpp"
 
 #include <limits>

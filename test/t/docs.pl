@@ -1,0 +1,350 @@
+# The examples of the documentation, as a reader would run them: page by page, each page in a fresh
+# database and one session, with the results that the page shows.
+#
+#   ```sql        Statements. Lines "--> ..." after a statement are its result, a line per row, columns
+#                 separated by " | "; or "--> ERROR ID002: message". "..." stands for anything that varies.
+#                 A statement without such lines must succeed, whatever its result.
+#   ```plpgsql    A fragment of a procedure that has the arguments key and request and the variable c. It
+#                 is run once, and rolled back.
+#   ```python     A script. Lines "#> ..." are what it prints.
+#
+# HTML comments, which a reader does not see, add what an example needs:
+#
+#   <!-- setup ... -->       SQL that runs at this place of the page
+#   <!-- fragment: ... -->   what comes between DECLARE and the fragment, "BEGIN" included
+#   <!-- not run: ... -->    why the next block is not run; %not_run counts them
+#
+# IDEM_DOCS names the pages, if not all are to be run.
+#
+# Then the reference: it describes the functions, types, views and settings that there are, no more and no
+# less, with their arguments, defaults and columns.
+use strict;
+use warnings;
+
+use IdemTest;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+# Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
+my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 4);
+my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl');
+my %other_language = map { $_ => 1 } qw(sh text json ini console);
+
+my $node = idem_node('docs', bare => 1, conf => <<'CONF');
+fsync = off
+shared_preload_libraries = 'idem'
+autovacuum = on
+CONF
+my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
+
+# ---------------------------------------------------------------------------------------------
+# Reading a page
+# ---------------------------------------------------------------------------------------------
+
+# The blocks and comments of a page that are of concern here: { kind, line, text, why or around }.
+sub blocks_of
+{
+	my ($page) = @_;
+	my (@blocks, $block, %next);
+	my $line = 0;
+	for (split /\n/, slurp_file($page))
+	{
+		$line++;
+		if ($block)
+		{
+			my $ends = $block->{kind} eq 'setup' ? /-->/ : /^\s*```\s*$/;
+			if ($ends) { push @blocks, $block; undef $block; }
+			else { $block->{text} .= s/^ {0,$block->{indent}}//r . "\n"; }
+		}
+		elsif (/^\s*<!-- setup$/) { $block = { kind => 'setup', line => $line, text => '', indent => 0 }; }
+		elsif (/^\s*<!-- (fragment|not run): (.+) -->$/) { $next{$1} = $2; }
+		elsif (/^(\s*)```(\S*)/)
+		{
+			$block = { kind => $2, line => $line, text => '', indent => length $1, %next };
+			%next = ();
+		}
+		elsif (/\S/ && %next)
+		{
+			fail("$page, line $line: the comment before is followed by its block");
+			%next = ();
+		}
+	}
+	ok(!$block, "$page: its last block is closed");
+	return @blocks;
+}
+
+# The statements of a block, with the results that it shows: { line, sql, shows }.
+sub statements
+{
+	my ($block) = @_;
+	my (@statements, $sql, $quote);
+	my $line = $block->{line};
+	for (split /\n/, $block->{text})
+	{
+		$line++;
+		my $shown = $_ =~ /^(.*?)\s*--> (.*)$/ && !defined $quote ? $2 : undef;
+		my $code = defined $shown ? $1 : $_;
+		if ($code =~ /\S/)
+		{
+			push @statements, { line => $line, sql => '' } unless defined $sql;
+			# psql tells the outcome of the last statement only.
+			$statements[-1]{crowded} = 1 if !defined $quote && $code =~ /;\s*[A-Z]/ && $code !~ /ATOMIC/;
+			$sql .= "$code\n";
+			for my $tag ($code =~ /(\$\w*\$)/g)
+			{
+				if (!defined $quote) { $quote = $tag; }
+				elsif ($quote eq $tag) { undef $quote; }
+			}
+			$statements[-1]{sql} = $sql;
+			undef $sql if !defined $quote && $code =~ /(?:;\s*(?:--.*)?|\\gset\s*|^\\.*)$/;
+		}
+		push @{ $statements[-1]{shows} }, $shown if defined $shown;
+	}
+	$statements[-1]{incomplete} = 1 if defined $sql && $sql =~ /^\s*[^-\s]/m;
+	return grep { $_->{sql} =~ /^\s*(?!--)\S/m } @statements;
+}
+
+sub fragment
+{
+	my ($block) = @_;
+	my $around = $block->{fragment} // 'BEGIN';
+	my $name = "fragment_$block->{line}";
+	return map { { line => $block->{line}, sql => $_ } } ('BEGIN;', <<"SQL", "SELECT pg_temp.$name('$name', '{\"amount\": 10}');", 'ROLLBACK;');
+CREATE FUNCTION pg_temp.$name(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$fragment\$
+DECLARE c idem.claim_result; $around
+$block->{text}
+RETURN NULL;
+END \$fragment\$;
+SQL
+}
+
+# ---------------------------------------------------------------------------------------------
+# Running it
+# ---------------------------------------------------------------------------------------------
+
+# Runs statements in one session; gives each the result, as a page would show it.
+sub run_session
+{
+	my ($database, @statements) = @_;
+	my $script = '';
+	for my $n (0 .. $#statements)
+	{
+		$script .= "$statements[$n]{sql}\n\\echo\n\\echo \001$n :SQLSTATE :LAST_ERROR_MESSAGE\n";
+	}
+	my ($out, $err) = ('', '');
+	IPC::Run::run([ 'psql', '-XqAt', '-F', ' | ', '-P', 'null=NULL', '-d', $node->connstr($database) ],
+		'<', \$script, '>', \$out, '2>', \$err);
+	my $n = 0;
+	for my $piece (split /^(?=\001)/m, $out)
+	{
+		if ($piece =~ s/^\001(\d+) (\w{5}) ?(.*)\n//)
+		{
+			$statements[$1]{result} = "ERROR $2: $3" if $2 ne '00000';
+			$n = $1 + 1;
+		}
+		$statements[$n]{result} //= $piece if $n <= $#statements;
+	}
+	return $err;
+}
+
+sub squeeze { my ($text) = @_; return $text =~ s/\s+/ /gr =~ s/^ | $//gr; }
+
+sub check
+{
+	my ($page, $statement) = @_;
+	my $name = "$page, line $statement->{line}";
+	my $result = squeeze($statement->{result} // 'ERROR: the session has ended');
+	return fail("$name: a complete statement") if $statement->{incomplete};
+	return fail("$name: one statement per line") if $statement->{crowded};
+	return ok($result !~ /^ERROR /, "$name runs") || diag("$statement->{sql}$result") unless $statement->{shows};
+	my $shows = squeeze(join ' ', @{ $statement->{shows} });
+	my $pattern = join '.+?', map { quotemeta } split /\Q...\E/, $shows, -1;
+	return ok($shows ne '...' && $result =~ /^$pattern$/, "$name shows: $shows")
+	  || diag("$statement->{sql}shows in the page:\n  $shows\nand here:\n  $result");
+}
+
+sub run_python
+{
+	my ($page, $block, $database) = @_;
+	my $name = "$page, line $block->{line}: Python";
+  SKIP:
+	{
+		skip "$name: no psycopg here", 1 unless defined $python;
+		my ($out, $err) = ('', '');
+		local $ENV{PGHOST} = $node->host;
+		local $ENV{PGPORT} = $node->port;
+		local $ENV{PGDATABASE} = $database;
+		IPC::Run::run([ $python, '-' ], '<', \$block->{text}, '>', \$out, '2>', \$err);
+		my $shows = join "\n", $block->{text} =~ /#> (.*)$/mg;
+		is(squeeze($out), squeeze($shows), $name) || diag($err);
+	}
+	return;
+}
+
+sub run_page
+{
+	my ($page) = @_;
+	my ($skipped, @session) = (0);
+	my $database = lc $page =~ s/\W/_/gr;
+	$node->safe_psql('postgres', "CREATE DATABASE $database");
+	my @roles = split /\n/, $node->safe_psql('postgres', 'SELECT rolname FROM pg_roles');
+	my $flush = sub {
+		my $err = run_session($database, @session);
+		check($page, $_) for @session;
+		diag($err) if grep { !defined $_->{result} } @session;
+		@session = ();
+	};
+	my @python;
+	for my $block (blocks_of($page))
+	{
+		my $kind = $block->{kind};
+		if (defined $block->{'not run'})
+		{
+			note("$page, line $block->{line}: not run: $block->{'not run'}");
+			$skipped++;
+		}
+		elsif ($kind eq 'sql' || $kind eq 'setup') { push @session, statements($block); }
+		elsif ($kind eq 'plpgsql') { push @session, fragment($block); }
+		elsif ($kind eq 'python') { $flush->(); run_python($page, $block, $database); }
+		else { ok($other_language{$kind}, "$page, line $block->{line}: a block says what it is: '$kind'"); }
+	}
+	$flush->();
+	is($skipped, $not_run{$page} // 0, "$page: blocks that are not run");
+	$node->safe_psql('postgres', "DROP DATABASE $database WITH (FORCE)");
+	my %before = map { $_ => 1 } @roles;
+	$node->safe_psql('postgres', "DROP ROLE \"$_\"")
+	  for grep { !$before{$_} } split /\n/, $node->safe_psql('postgres', 'SELECT rolname FROM pg_roles');
+	return;
+}
+
+# A page whose SQL another test runs, all of it.
+sub check_kinds
+{
+	my ($page) = @_;
+	for my $block (blocks_of($page))
+	{
+		ok($block->{kind} =~ /^(?:sql|text)$/ && !$block->{'not run'} && !$block->{indent},
+			"$page, line $block->{line}: run by $tested_elsewhere{$page}, or text");
+	}
+	return;
+}
+
+for my $page (glob($ENV{IDEM_DOCS} // 'README.md SECURITY.md docs/*.md examples/*.md'))
+{
+	if ($tested_elsewhere{$page}) { check_kinds($page); }
+	else { run_page($page); }
+}
+
+# ---------------------------------------------------------------------------------------------
+# The reference is complete
+# ---------------------------------------------------------------------------------------------
+
+$node->safe_psql('postgres', 'CREATE EXTENSION idem');
+my $reference = slurp_file('docs/reference.md');
+
+# What the reference describes under its heading: "### idem.claim", with the text that follows.
+my %section = $reference =~ /^### `?([\w.]+)`?[^\n]*\n(.*?)(?=^##|\z)/msg;
+
+# A list with the columns or arguments that a section has: "- `name type`: ...", "- `name type = default`: ...".
+sub items
+{
+	my ($title, $of) = @_;
+	my ($list) = ($section{$title} // '') =~ /^$of:\n\n((?:- .*\n|  .*\n)+)/m;
+	return join ', ', ($list // '') =~ /^- `([^`]+)`/mg;
+}
+
+sub catalog
+{
+	my ($query) = @_;
+	my %row;
+	for (split /\n/, $node->safe_psql('postgres', $query))
+	{
+		my ($name, $value) = split /\|/, $_, 2;
+		$row{$name} = $value;
+	}
+	return %row;
+}
+
+# Of a type or default, the spelling of the page.
+sub as_written
+{
+	my ($list) = @_;
+	my %unit = ('24:00:00' => '24 hours', '00:05:00' => '5 minutes', '00:01:00' => '1 minute', '00:00:10' => '10 seconds');
+	return $list =~ s/ DEFAULT / = /gr =~ s/::[a-z ]+(?:\[\])?//gr =~ s/timestamp with time zone/timestamptz/gr
+	  =~ s/'(\d\d:\d\d:\d\d)'/'$unit{$1}'/gr;
+}
+
+sub is_described
+{
+	my ($what, $rows, $of) = @_;
+	is_deeply([ grep { !$section{$_} } sort keys %$rows ], [], "every $what has its section");
+	is(items($_, $of), $rows->{$_}, "$what $_: $of") for sort keys %$rows;
+	return;
+}
+
+my %function = catalog(<<'SQL');
+SELECT 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+SQL
+my %returned;
+for my $name (keys %function)
+{
+	my @arguments = split /, /, $function{$name};
+	my @out = map { s/^OUT //r } grep { /^OUT / } @arguments;
+	$returned{$name} = as_written(join ', ', @out) if @out;
+	$function{$name} = as_written(join ', ', grep { !/^OUT / } @arguments);
+}
+is_described('function', \%function, 'Arguments');
+is_described('function', \%returned, 'Columns');
+
+# Who may call a function, and what the planner may make of it.
+my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
+	CASE proparallel WHEN 's' THEN 'PARALLEL SAFE' END, CASE WHEN NOT has_function_privilege('public', oid, 'EXECUTE') THEN 'not PUBLIC' END)
+	FROM pg_proc WHERE pronamespace = 'idem'::regnamespace});
+for my $name (sort keys %traits)
+{
+	my ($about) = ($section{$name} // '') =~ /^(.*?)^Arguments:/ms;
+	my ($privileges) = ($section{$name} // '') =~ /^Privileges: (.*?)\n\n/ms;
+	my @described = ($about // '') =~ /`(IMMUTABLE|STABLE|PARALLEL\sSAFE)`/g;
+	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not/;
+	is(squeeze("@described"), $traits{$name}, "function $name: volatility and privileges");
+}
+
+my %relation = catalog(<<'SQL');
+SELECT 'idem.' || c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid, NULL), ', ' ORDER BY a.attnum)
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+ WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind IN ('v', 'c') AND a.attnum > 0
+ GROUP BY c.relname
+SQL
+$_ = as_written($_) for values %relation;
+is_described('view or type', \%relation, 'Columns');
+
+my %setting;
+my %context = (user => 'any user', superuser => 'superuser', sighup => 'reload', postmaster => 'server start');
+for (split /\n/, $node->safe_psql('postgres',
+	q{SELECT name || '|' || context || '|' || current_setting(name) FROM pg_settings WHERE name LIKE 'idem.%'}))
+{
+	my ($name, $context, $default) = split /\|/, $_, 3;
+	$default = q{''} if $default eq '';
+	$setting{$name} = 1;
+	like($section{$name} // '', qr/^Default: `\Q$default\E`$/m, "setting $name: its default");
+	like($section{$name} // '', qr/^Set by: \Q$context{$context}\E$/m, "setting $name: who may set it");
+}
+ok(%setting, 'there are settings');
+
+# idem's own errors, by name and status.
+for (split /\n/, $node->safe_psql('postgres', q{SELECT code || '|' || substr(idem.problem(code)->>'type', 18) || '|' || idem.http_status(code)
+	FROM (SELECT 'ID' || lpad(i::text, 3, '0') FROM generate_series(1, 999) i) AS c (code)
+	WHERE idem.problem(code)->>'type' LIKE 'urn:idem:problem:%'}))
+{
+	my ($code, $name, $status) = split /\|/;
+	like($reference, qr/^### $code $name$/m, "$code has its section");
+	like($section{$code} // '', qr/^HTTP status: $status$/m, "$code: HTTP status");
+}
+is_deeply([ grep { /^idem\./ && !exists $function{$_} && !exists $relation{$_} && !exists $setting{$_} } sort keys %section ],
+	[], 'nothing is described that is not there');
+
+log_is_clean($node);
+$node->stop;
+done_testing();
