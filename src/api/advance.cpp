@@ -10,9 +10,9 @@
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "core/decision.hpp"
-#include "pg/entropy.hpp"
+#include "pg/secret.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/watermark.hpp"
@@ -73,7 +73,7 @@ void remember(const Call& call) {
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
     remember(call);
     const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::Writing writing = pg::move_watermark(table, call.source, from, call.seq, bound);
+    const pg::WriteResult writing = pg::move_watermark(table, call.source, from, call.seq, bound);
     table.close();
     check_written(call.source.key, writing);
 }
@@ -89,7 +89,7 @@ bool advance(const Call& call) {
             if (locked) lock.release();
             return false;
         }
-        if (locked && !mark.working.valid()) {
+        if (locked && !mark.writer.valid()) {
             if (position == SequencePosition::gap)
                 report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
             move(call, mark, bound);
@@ -97,7 +97,7 @@ bool advance(const Call& call) {
         }
         // With the lock, wait for a writer that bypassed it; without, for the lock's holder.
         if (locked)
-            give_way(lock, call.source.key, mark.working, bound);
+            give_way(lock, call.source.key, mark.writer, bound);
         else
             acquire(lock, call.source.key, bound);
         locked = true;

@@ -2,8 +2,8 @@
 // must look like.
 #pragma once
 
+#include "pg/record.hpp"
 #include "pg/scope.hpp"
-#include "pg/store.hpp"
 
 namespace idem::api {
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "pg/boundary.hpp"
-#include "pg/duration.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

@@ -12,13 +12,12 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "core/duration.hpp"
-#include "pg/duration.hpp"
-#include "pg/entropy.hpp"
+#include "pg/boundary.hpp"
+#include "pg/secret.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
-#include "pg/request.hpp"
+#include "pg/lock.hpp"
+#include "pg/document.hpp"
 #include "pg/stats.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {
@@ -76,8 +75,8 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             // The writer bypassed the lock. Its transaction may claim the key as well, so the lock
             // is released before the wait.
             lock.release();
-            if (!bound.wait_for(seen.found.working))
-                return give_up(pg::holder_of(seen.found.working.xid));
+            if (!bound.wait_for(seen.found.writer))
+                return give_up(pg::holder_of(seen.found.writer.xid));
             locked = lock.try_acquire();
         } else {
             // The lease's holder needs the lock to complete.
@@ -145,7 +144,7 @@ namespace {
 bool is_same_request(const ClaimCall& call, const pg::Found& found) {
     const bool comparable =
         found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
-    return comparable && pg::same_request(call.request, found.record.fingerprint, *call.scope);
+    return comparable && pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
@@ -193,7 +192,7 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 // ---- 3. Granting --------------------------------------------------------------------------------
 
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
-pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
                         const pg::WaitBound& bound);
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
@@ -219,14 +218,14 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
                    static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
                    pg::random_bits()};
-    claim.over =
-        seen.found.presence == core::Presence::absent ? pg::Over::nothing : pg::Over::outlived;
+    claim.predecessor =
+        seen.found.presence == core::Presence::absent ? pg::Predecessor::none : pg::Predecessor::outlived;
     claim.scope_id = call.scope->id;
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
     claim.fingerprint =
-        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, *call.scope);
+        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     return claim;
@@ -238,18 +237,18 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const pg::Claim claim = new_claim(call, seen);
     if (call.lease) {
-        const pg::Writing writing = write_lease(call, claim, old, bound);
-        if (writing.written == pg::Written::no) return give_up(pg::holder_of(writing.in_the_way));
+        const pg::WriteResult writing = write_lease(call, claim, old, bound);
+        if (writing.outcome == pg::WriteOutcome::blocked) return give_up(pg::holder_of(writing.in_the_way));
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
-    if (!taken_over && claim.over == pg::Over::outlived)
+    if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
 }
 
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
-pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
                         const pg::WaitBound& bound) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
@@ -269,9 +268,9 @@ pg::Writing write_lease(const ClaimCall& call, const pg::Claim& claim, const pg:
         .error = nullptr,
     };
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing = pg::write_record(records, call.name, record, claim.over, bound);
+    const pg::WriteResult writing = pg::write_record(records, call.name, record, claim.predecessor, bound);
     records.close();
-    if (writing.written == pg::Written::yes) pg::commit_durably();
+    if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
     return writing;
 }
 

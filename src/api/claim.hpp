@@ -12,7 +12,7 @@
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 
 namespace idem::api {
 

@@ -8,8 +8,8 @@
 #include "api/claim.hpp"
 #include "api/finish.hpp"
 #include "core/classify.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/duration.hpp"
 #include "pg/error_object.hpp"
 #include "pg/subtransaction.hpp"
 

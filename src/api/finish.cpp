@@ -6,10 +6,10 @@
 #include "api/locked_key.hpp"
 #include "pg/error_object.hpp"
 #include "pg/guc.hpp"
-#include "pg/redact.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
-#include "pg/token_text.hpp"
+#include "pg/boundary.hpp"
 
 namespace idem::api {
 namespace {
@@ -75,7 +75,7 @@ pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, std:
 
 Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
     if (scope == nullptr || !scope->store_response) return nullptr;
-    return pg::redact(response, scope->response_exclude());
+    return pg::redact(response, scope->response_exclude);
 }
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
@@ -140,12 +140,12 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored = stored_part(answer, scope);
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing =
+    const pg::WriteResult writing =
         pg::write_record(records, name,
                          finished_record(stored, claim.created, claim.ttl,
                                          static_cast<std::int32_t>(claim.token.attempt),
                                          claim.fingerprint, std::nullopt),
-                         claim.over, bound);
+                         claim.predecessor, bound);
     records.close();
     check_written(name.key, writing);
     note_finished(claim, answer.state);

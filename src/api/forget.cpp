@@ -51,10 +51,10 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
         report::serialization_failure(
             "The key was completed by a transaction that this one's snapshot cannot see.");
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing = pg::delete_record(records, found, bound);
+    const pg::WriteResult writing = pg::delete_record(records, found, bound);
     records.close();
     check_written(name.key, writing);
-    return writing.written == pg::Written::yes && is_live(found);
+    return writing.outcome == pg::WriteOutcome::written && is_live(found);
 }
 
 bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {

@@ -6,11 +6,9 @@
 #include "core/duration.hpp"
 #include "core/new_key.hpp"
 #include "pg/boundary.hpp"
-#include "pg/entropy.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {

@@ -6,7 +6,7 @@
 #include "api/locked_key.hpp"
 #include "api/finish.hpp"
 #include "core/key.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

@@ -4,7 +4,7 @@
 #include "core/decision.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
-#include "pg/token_text.hpp"
+#include "pg/boundary.hpp"
 
 namespace idem::api {
 namespace {
@@ -19,7 +19,7 @@ using core::Presence;
 bool is_at_rest(const pg::Found& found) {
     const bool expired =
         found.presence == Presence::deleting && found.record.expires <= GetCurrentTimestamp();
-    return expired || !found.working.valid();
+    return expired || !found.writer.valid();
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wai
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_at_rest(found)) return found;
-        give_way(lock, name.key, found.working, bound);
+        give_way(lock, name.key, found.writer, bound);
     }
 }
 
@@ -39,15 +39,15 @@ void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound
     if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
 }
 
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::Work& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
               const pg::WaitBound& bound) {
     lock.release();
     if (!bound.wait_for(work)) refuse_in_flight(key, pg::holder_of(work.xid));
     acquire(lock, key, bound);
 }
 
-void check_written(std::string_view key, const pg::Writing& writing) {
-    if (writing.written == pg::Written::no)
+void check_written(std::string_view key, const pg::WriteResult& writing) {
+    if (writing.outcome == pg::WriteOutcome::blocked)
         refuse_in_flight(key, pg::holder_of(writing.in_the_way));
 }
 
@@ -171,8 +171,8 @@ void check_usable(const core::Token& token) {
 
 void update_record(const LeasedClaim& leased, const pg::Record& record) {
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing =
-        pg::write_record(records, leased.name, record, pg::Over::outlived, leased.bound);
+    const pg::WriteResult writing =
+        pg::write_record(records, leased.name, record, pg::Predecessor::outlived, leased.bound);
     records.close();
     check_written(leased.name.key, writing);
 }

@@ -10,10 +10,10 @@
 // ends, and the record table is locked after it.
 #pragma once
 
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 
 namespace idem::api {
 
@@ -28,11 +28,11 @@ pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wai
 void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound);
 // For the holder of the key lock, when another transaction works on the row: waits for that
 // transaction without the lock, then takes the lock again.
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::Work& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
               const pg::WaitBound& bound);
 
 // Raises ID001 if the row was not written within the bound.
-void check_written(std::string_view key, const pg::Writing& writing);
+void check_written(std::string_view key, const pg::WriteResult& writing);
 
 // Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
 [[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);

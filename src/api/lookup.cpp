@@ -4,7 +4,7 @@
 // holder. It takes no key lock and writes nothing. It also works on a standby, which does not see
 // the claims in flight on the primary.
 #include "api/arguments.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 
 namespace idem::api {

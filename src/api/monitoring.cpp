@@ -7,11 +7,9 @@
 // read them. Keys are shown only to roles that may use their scope.
 #include "api/arguments.hpp"
 #include "pg/census.hpp"
-#include "pg/duration.hpp"
-#include "pg/prepared.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
 #include "pg/survey.hpp"
 
@@ -21,18 +19,6 @@ namespace {
 namespace report = pg::report;
 namespace scope_row = pg::scope_row;
 using pg::Counter;
-
-// Calls visit with the row of every scope, under a snapshot of its own. The scan's match never
-// matches, so that the scan reads all rows.
-template <class Visit>
-void for_each_scope(Visit visit) {
-    (void)scope_row::scan_for(
-        [&](TupleTableSlot* slot) {
-            visit(slot);
-            return false;
-        },
-        [](TupleTableSlot*) {});
-}
 
 std::int32_t id_of(TupleTableSlot* slot) {
     return DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
@@ -170,22 +156,22 @@ enum SurveyColumn {
 
 void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
                 std::optional<std::string_view> name) {
-    const pg::Tally& tally = survey.tally(scope_id);
+    const pg::ScopeTotals& totals = survey.totals(scope_id);
     pg::Row<survey_columns> row;
     if (name) row.set_text(survey_scope, *name);
-    row.set(survey_in_progress, Int64GetDatum(tally.in_progress));
-    row.set(survey_completed, Int64GetDatum(tally.completed));
-    row.set(survey_failed, Int64GetDatum(tally.failed));
-    row.set(survey_lapsed, Int64GetDatum(tally.lapsed));
-    row.set(survey_exhausted, Int64GetDatum(tally.exhausted));
-    row.set(survey_weak, Int64GetDatum(tally.weak));
-    row.set(survey_answer_bytes, Int64GetDatum(tally.answer_bytes));
-    row.set_time(survey_oldest, tally.oldest);
-    row.set_time(survey_newest, tally.newest);
-    row.set_time(survey_next_expiry, tally.next_expiry);
-    row.set_time(survey_lapsed_since, tally.lapsed_since);
-    row.set(survey_expired, Int64GetDatum(tally.expired));
-    row.set_time(survey_expired_since, tally.expired_since);
+    row.set(survey_in_progress, Int64GetDatum(totals.in_progress));
+    row.set(survey_completed, Int64GetDatum(totals.completed));
+    row.set(survey_failed, Int64GetDatum(totals.failed));
+    row.set(survey_lapsed, Int64GetDatum(totals.lapsed));
+    row.set(survey_exhausted, Int64GetDatum(totals.exhausted));
+    row.set(survey_weak, Int64GetDatum(totals.weak));
+    row.set(survey_answer_bytes, Int64GetDatum(totals.answer_bytes));
+    row.set_time(survey_oldest, totals.oldest);
+    row.set_time(survey_newest, totals.newest);
+    row.set_time(survey_next_expiry, totals.next_expiry);
+    row.set_time(survey_lapsed_since, totals.lapsed_since);
+    row.set(survey_expired, Int64GetDatum(totals.expired));
+    row.set_time(survey_expired_since, totals.expired_since);
     row.set(survey_coverage, Float8GetDatum(survey.coverage()));
     row.add_to_result_of(fcinfo);
 }
@@ -207,9 +193,9 @@ void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_
 // Scopes that are created while the table is read are left out.
 void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
     pg::Survey survey;
-    for_each_scope([&](TupleTableSlot* slot) { add_scope(survey, slot); });
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) { add_scope(survey, slot); });
     survey.run(GetCurrentTimestamp(), max_blocks);
-    for_each_scope([&](TupleTableSlot* slot) {
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) {
         const std::int32_t id = id_of(slot);
         if (survey.knows(id) && pg::may_observe(owner_of(slot)))
             add_survey(fcinfo, survey, id, name_of(slot));
@@ -231,7 +217,7 @@ IDEM_FUNCTION(idem_scope_stats) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     if (pg::stats_available())
-        api::for_each_scope([fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
+        pg::scan_committed(pg::Table::scope, [fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
     return Datum{0};
 }
 

@@ -9,12 +9,12 @@
 #include "api/admission.hpp"
 #include "core/key.hpp"
 #include "core/sqlstate.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/duration.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_admin.hpp"
+#include "pg/scope.hpp"
 #include "pg/secret.hpp"
-#include "pg/text_list.hpp"
 
 namespace idem::api {
 namespace {

@@ -6,6 +6,7 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
+#include "pg/hash_table.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
 #include "worker/worker.hpp"
@@ -32,7 +33,7 @@ struct Database {
 };
 
 struct Launcher {
-    HTAB* databases;
+    pg::HashTable<Oid, Database> databases;
     std::uint64_t round;
     std::int64_t next_round;
     std::int64_t naptime;  // the setting from which the times below were computed
@@ -47,14 +48,6 @@ std::int64_t naptime() {
     return std::int64_t{pg::guc::purge_naptime} * 1000;
 }
 
-HTAB* new_databases() {
-    HASHCTL control{};
-    control.keysize = sizeof(Oid);
-    control.entrysize = sizeof(Database);
-    control.hcxt = TopMemoryContext;
-    return hash_create("idem databases", 64, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-}
-
 bool is_visited(const FormData_pg_database& database) {
     return database.datallowconn && !database.datistemplate &&
            database.datconnlimit != invalid_database;
@@ -62,7 +55,7 @@ bool is_visited(const FormData_pg_database& database) {
 
 void note_database(Launcher& self, Oid oid, std::int64_t now) {
     bool found;
-    auto* database = static_cast<Database*>(hash_search(self.databases, &oid, HASH_ENTER, &found));
+    Database* database = self.databases.enter(oid, found);
     if (!found) {
         database->nap = naptime();
         database->due = now;
@@ -72,11 +65,9 @@ void note_database(Launcher& self, Oid oid, std::int64_t now) {
 
 // Forgets the databases that are not in pg_database any more.
 void forget_databases(Launcher& self) {
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status)))
-        if (database->round != self.round)
-            (void)hash_search(self.databases, &database->oid, HASH_REMOVE, nullptr);
+    self.databases.for_each([&self](const Database& database) {
+        if (database.round != self.round) self.databases.remove(database.oid);
+    });
 }
 
 // The caller has read the scopes before pg_database, so a database that is missing there has been
@@ -117,21 +108,18 @@ void follow_naptime(Launcher& self, std::int64_t now) {
     self.naptime = naptime();
     self.next_round = now;
     self.quiet = std::min(self.quiet, now + self.naptime);
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status))) {
-        database->nap = self.naptime;
-        database->due = std::min(database->due, now + self.naptime);
-    }
+    self.databases.for_each([&self, now](Database& database) {
+        database.nap = self.naptime;
+        database.due = std::min(database.due, now + self.naptime);
+    });
 }
 
 // The database that has been due for the longest time. NULL if there is no database.
 Database* first_due(const Launcher& self) {
     Database* first = nullptr;
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status)))
-        if (first == nullptr || database->due < first->due) first = database;
+    self.databases.for_each([&first](Database& database) {
+        if (first == nullptr || database.due < first->due) first = &database;
+    });
     return first;
 }
 
@@ -188,14 +176,14 @@ void log_missing_worker(Launcher& self, std::int64_t now) {
 }
 
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
-    switch (visit.ending) {
-        case pg::Ending::swept:
+    switch (visit.outcome) {
+        case pg::VisitOutcome::swept:
             return core::next_nap(nap, naptime(), visit.counts);
-        case pg::Ending::busy:
-        case pg::Ending::clocks:
+        case pg::VisitOutcome::busy:
+        case pg::VisitOutcome::clocks:
             return naptime();
-        case pg::Ending::open:
-        case pg::Ending::absent:
+        case pg::VisitOutcome::open:
+        case pg::VisitOutcome::absent:
             break;
     }
     return core::absent_nap(nap, naptime());
@@ -235,15 +223,14 @@ std::int64_t run_once(Launcher& self) {
 
 void rest(const Launcher& self, std::int64_t usecs) {
     char text[64];
-    snprintf(text, sizeof text, "idem: %ld databases, none is due",
-             hash_get_num_entries(self.databases));
+    snprintf(text, sizeof text, "idem: %ld databases, none is due", self.databases.size());
     pgstat_report_activity(STATE_IDLE, text);
     sleep(usecs, self.wait_event);
 }
 
 [[noreturn]] void run() {
     Launcher self{};
-    self.databases = new_databases();
+    self.databases = self.databases.create("idem databases", 64, TopMemoryContext);
     self.trusted = pg::read_clocks();
     self.wait_event = pg::compat::wait_event("IdemLauncherMain");
     MemoryContext context =

@@ -6,8 +6,7 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/installation.hpp"
-#include "pg/scope_row.hpp"
+#include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
 #include "pg/visit.hpp"
@@ -54,17 +53,12 @@ void end() {
 // Includes the scopes that other transactions are creating or dropping, whether or not they commit.
 List* existing_scopes() {
     using namespace pg::scope_row;
-    Relation relation = pg::open_table(pg::Table::scope, AccessShareLock);
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
-    TableScanDesc scan = pg::compat::begin_table_scan(relation, &dirty);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
     List* ids = NIL;
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+    pg::scan_table(pg::Table::scope, &dirty, [&ids](TupleTableSlot* slot) {
         ids = lappend_int(ids, DatumGetInt32(*column(slot, column_id)));
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    table_close(relation, AccessShareLock);
+    });
     return ids;
 }
 
@@ -83,7 +77,7 @@ void forget_statistics(pg::Installation installation) {
 
 // Purges one batch and returns how it ended. The sweep has been around the whole table if
 // swept.blocks == swept.table.
-pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
+pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
     if (installation == pg::Installation::ready)
@@ -92,11 +86,11 @@ pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
     end();
     switch (installation) {
         case pg::Installation::absent:
-            return pg::Ending::absent;
+            return pg::VisitOutcome::absent;
         case pg::Installation::busy:
-            return pg::Ending::busy;
+            return pg::VisitOutcome::busy;
         case pg::Installation::ready:
-            return pg::Ending::swept;
+            return pg::VisitOutcome::swept;
     }
     pg_unreachable();
 }
@@ -108,7 +102,7 @@ void tidy_up() {
     end();
 }
 
-void show_progress(const pg::Swept& swept, const core::VisitCounts& counts) {
+void show_progress(const pg::SweepResult& swept, const core::VisitCounts& counts) {
     char text[128];
     snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records deleted", swept.hand,
              swept.table, static_cast<long long>(counts.deleted));
@@ -123,13 +117,13 @@ void work(pg::Visit& visit) {
     for (;;) {
         const core::Clocks before = pg::read_clocks();
         if (!core::agree(visit.clocks, before)) {
-            visit.ending = pg::Ending::clocks;
+            visit.outcome = pg::VisitOutcome::clocks;
             return;
         }
         const std::int32_t rate = pg::guc::purge_rate;
-        pg::Swept swept{};
-        visit.ending = sweep(rate, swept);
-        if (visit.ending != pg::Ending::swept) return;
+        pg::SweepResult swept{};
+        visit.outcome = sweep(rate, swept);
+        if (visit.outcome != pg::VisitOutcome::swept) return;
         visited += swept.blocks;
         visit.counts.seen += swept.seen;
         visit.counts.deleted += swept.deleted;
@@ -150,7 +144,7 @@ void run(std::int32_t number) {
     set_up();
     show_progress("idem: purging");
     work(visit);
-    if (visit.ending == pg::Ending::swept) tidy_up();
+    if (visit.outcome == pg::VisitOutcome::swept) tidy_up();
     pg::report_visit(visit);
     pgstat_report_activity(STATE_IDLE, nullptr);
 }
