@@ -144,7 +144,8 @@ namespace {
 bool is_same_request(const ClaimCall& call, const pg::Found& found) {
     const bool comparable =
         found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
-    return comparable && pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
+    return comparable &&
+           pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
@@ -193,7 +194,7 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
-                        const pg::WaitBound& bound);
+                            const pg::WaitBound& bound);
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
 // no record, so only the limit on the transaction's open claims applies to it.
@@ -218,14 +219,14 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
                    static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
                    pg::random_bits()};
-    claim.predecessor =
-        seen.found.presence == core::Presence::absent ? pg::Predecessor::none : pg::Predecessor::outlived;
+    claim.predecessor = seen.found.presence == core::Presence::absent ? pg::Predecessor::none
+                                                                      : pg::Predecessor::outlived;
     claim.scope_id = call.scope->id;
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
-    claim.fingerprint =
-        taken_over ? old.fingerprint : pg::new_fingerprint(call.request, call.scope->request_exclude);
+    claim.fingerprint = taken_over ? old.fingerprint
+                                   : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     return claim;
@@ -238,7 +239,8 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     const pg::Claim claim = new_claim(call, seen);
     if (call.lease) {
         const pg::WriteResult writing = write_lease(call, claim, old, bound);
-        if (writing.outcome == pg::WriteOutcome::blocked) return give_up(pg::holder_of(writing.in_the_way));
+        if (writing.outcome == pg::WriteOutcome::blocked)
+            return give_up(pg::holder_of(writing.in_the_way));
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
     if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
@@ -249,7 +251,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
-                        const pg::WaitBound& bound) {
+                            const pg::WaitBound& bound) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
         .created = claim.created,
@@ -268,7 +270,8 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .error = nullptr,
     };
     const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing = pg::write_record(records, call.name, record, claim.predecessor, bound);
+    const pg::WriteResult writing =
+        pg::write_record(records, call.name, record, claim.predecessor, bound);
     records.close();
     if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
     return writing;

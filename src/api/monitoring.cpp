@@ -217,7 +217,8 @@ IDEM_FUNCTION(idem_scope_stats) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     if (pg::stats_available())
-        pg::scan_committed(pg::Table::scope, [fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
+        pg::scan_committed(pg::Table::scope,
+                           [fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
     return Datum{0};
 }
 

@@ -4,9 +4,9 @@
 // once() takes the locks of claim() and complete().
 //
 // once_each() serves tens of thousands of keys in one call, so it takes no key locks: the unique
-// index alone keeps concurrent calls apart (see pg/record). It writes the keys in the order of their
-// digests, whatever their order in the array, so that calls do not deadlock with each other. It
-// waits for other transactions as a unique index does, not within the scope's bound. An atomic
+// index alone keeps concurrent calls apart (see pg/record). It writes the keys in the order of
+// their digests, whatever their order in the array, so that calls do not deadlock with each other.
+// It waits for other transactions as a unique index does, not within the scope's bound. An atomic
 // claim in flight has no row yet, so once_each() does not wait for it; that claim gets 40001 when
 // it completes. A key with a live record is not new, whatever the record holds: once_each() does
 // not compare requests and does not raise stored failures.
