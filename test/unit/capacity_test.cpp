@@ -51,7 +51,7 @@ TEST(RecordsNeeded, IsZeroWithoutClaimsOrTtl) {
 TEST(RecordsNeeded, IsNothingBeyondTheLargestNumber) {
     EXPECT_TRUE(records_needed(4.6e18, 2 * second, 0));
     EXPECT_FALSE(records_needed(0x1p63, second, 1));
-    EXPECT_FALSE(records_needed(1e300, max_duration, 1e300)) << "an infinity on the way";
+    EXPECT_FALSE(records_needed(1e300, max_duration, 1e300)) << "infinite intermediate result";
     EXPECT_FALSE(records_needed(std::numeric_limits<double>::max(), 2 * second, 0));
 }
 
@@ -68,7 +68,7 @@ TEST(CollisionProbability, IsFromZeroToOne) {
     EXPECT_EQ(collision_probability(1, 0), 0);
     EXPECT_EQ(collision_probability(2, 0), 1);
     EXPECT_EQ(collision_probability(2, 1), 0.5);
-    EXPECT_EQ(collision_probability(3, 1), 1) << "1.5 is no probability";
+    EXPECT_EQ(collision_probability(3, 1), 1) << "1.5 is not a probability";
     EXPECT_EQ(collision_probability(most_records, 64), 1);
     EXPECT_EQ(collision_probability(most_records, std::numeric_limits<std::int32_t>::max()), 0);
 }

@@ -141,7 +141,7 @@ TEST(CanonicalWriter, BytesAreEqualExactlyWhenValuesAre) {
         const Tree tree = random_tree(rng, 3);
         const auto bytes = form([&](Writer& w) { walk(tree, w, 0); });
         const auto otherwise = form([&](Writer& w) { walk(tree, w, 1 + i % 3); });
-        ASSERT_EQ(otherwise, bytes) << "one value, written in two ways";
+        ASSERT_EQ(otherwise, bytes) << "the same value, written in two ways";
         const auto [at, fresh] = seen.emplace(bytes, tree);
         met_again += !fresh;
         ASSERT_EQ(at->second, tree) << idem::test::hex(as_bytes(bytes));
