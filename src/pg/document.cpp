@@ -1,7 +1,5 @@
 #include "pg/document.hpp"
 
-#include "core/canonical.hpp"
-#include "core/path_notation.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
@@ -69,7 +67,7 @@ void check_notation(const char* name, std::string_view path, int position) {
         psprintf("%s %s", advice(path, fault), quoting(path)));
 }
 
-using CanonicalForm = core::Canonical<core::FingerprintSink>;
+using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
 
 std::string_view bytes_of(const JsonbValue& string) {
     return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};

@@ -1,12 +1,12 @@
 // What a scope leaves out of a jsonb request or response: the lists of paths, the walk without the
 // members that they name, the fingerprint of a request and the part of a response that is stored.
 //
-// core/path_notation.hpp defines how a path is written, core/path_filter.hpp what it matches. Names
-// and paths are both in the server's encoding. Backend-local; no locking.
+// core/path.hpp defines how a path is written and what it matches. Names and paths are both in the
+// server's encoding. Backend-local; no locking.
 #pragma once
 
 #include "core/fingerprint.hpp"
-#include "core/path_filter.hpp"
+#include "core/path.hpp"
 #include "pg/boundary.hpp"
 #include "pg/server.hpp"
 

@@ -1,6 +1,5 @@
 #include "pg/lock.hpp"
 
-#include "core/lock_id.hpp"
 #include "pg/census.hpp"
 #include "pg/compat.hpp"
 #include "pg/secret.hpp"

@@ -13,11 +13,8 @@
 // Backend-local, but for the lock on the table.
 #pragma once
 
-#include <cstdint>
-
+#include "core/digest.hpp"
 #include "core/fingerprint.hpp"
-#include "core/lock_id.hpp"
-#include "core/seal.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {

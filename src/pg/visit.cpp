@@ -50,7 +50,7 @@ Visit find_visit(std::int32_t number) {
 }
 
 void report_visit(const Visit& visit) {
-    Assert(shared != nullptr && visit.tally.seen >= visit.tally.deleted);
+    Assert(shared != nullptr && visit.counts.seen >= visit.counts.deleted);
     SpinLockAcquire(&shared->lock);
     if (shared->visit.number == visit.number) shared->visit = visit;
     SpinLockRelease(&shared->lock);

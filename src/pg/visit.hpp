@@ -13,7 +13,7 @@ namespace idem::pg {
 
 enum class VisitOutcome {
     open,    // no report: the worker failed, was killed or could not connect
-    swept,   // the tally says what was found
+    swept,   // the counts say what was found
     absent,  // the extension is not in this database
     busy,    // another transaction is rebuilding the tables
     clocks,  // the clocks disagree: nothing, or nothing more, was purged
@@ -24,7 +24,7 @@ struct Visit {
     Oid database;
     core::Clocks clocks;  // as the launcher trusts them
     VisitOutcome outcome;
-    core::Tally tally;
+    core::VisitCounts counts;
 };
 
 // Numbers the visit and opens it.

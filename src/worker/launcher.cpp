@@ -176,7 +176,7 @@ void complain(Launcher& self, std::int64_t now) {
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
     switch (visit.outcome) {
         case pg::VisitOutcome::swept:
-            return core::next_nap(nap, naptime(), visit.tally);
+            return core::next_nap(nap, naptime(), visit.counts);
         case pg::VisitOutcome::busy:
         case pg::VisitOutcome::clocks:
             return naptime();
