@@ -10,11 +10,11 @@
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "core/decision.hpp"
-#include "pg/secret.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::api {

@@ -13,10 +13,10 @@
 #include "api/arguments.hpp"
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
-#include "pg/secret.hpp"
+#include "pg/document.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
-#include "pg/document.hpp"
+#include "pg/secret.hpp"
 #include "pg/stats.hpp"
 
 namespace idem::api {

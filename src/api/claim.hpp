@@ -10,9 +10,9 @@
 #pragma once
 
 #include "pg/open_claims.hpp"
+#include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
-#include "pg/record.hpp"
 
 namespace idem::api {
 

@@ -4,12 +4,12 @@
 
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
+#include "pg/boundary.hpp"
+#include "pg/document.hpp"
 #include "pg/error_object.hpp"
 #include "pg/guc.hpp"
-#include "pg/document.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
-#include "pg/boundary.hpp"
 
 namespace idem::api {
 namespace {

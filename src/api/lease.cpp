@@ -3,8 +3,8 @@
 // Both commit durably, as the claim did: the caller relies on them when it goes on outside the
 // database.
 #include "api/arguments.hpp"
-#include "api/locked_key.hpp"
 #include "api/finish.hpp"
+#include "api/locked_key.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"

@@ -1,10 +1,10 @@
 #include "api/locked_key.hpp"
 
-#include "core/duration.hpp"
 #include "core/decision.hpp"
+#include "core/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
-#include "pg/boundary.hpp"
 
 namespace idem::api {
 namespace {

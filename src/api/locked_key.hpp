@@ -12,8 +12,8 @@
 
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/scope.hpp"
 #include "pg/record.hpp"
+#include "pg/scope.hpp"
 
 namespace idem::api {
 

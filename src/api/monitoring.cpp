@@ -6,8 +6,8 @@
 // Counters and survey show numbers, never a key or a tenant, so roles that monitor the server may
 // read them. Keys are shown only to roles that may use their scope.
 #include "api/arguments.hpp"
-#include "pg/census.hpp"
 #include "pg/boundary.hpp"
+#include "pg/census.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"

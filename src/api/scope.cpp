@@ -5,8 +5,8 @@
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
 // database creates the secrets.
-#include "api/arguments.hpp"
 #include "api/admission.hpp"
+#include "api/arguments.hpp"
 #include "core/key.hpp"
 #include "core/sqlstate.hpp"
 #include "pg/boundary.hpp"

@@ -1,6 +1,5 @@
 #include "pg/document.hpp"
 
-#include "core/path.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"

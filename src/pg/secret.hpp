@@ -13,8 +13,6 @@
 // Backend-local, but for the lock on the table.
 #pragma once
 
-#include <cstdint>
-
 #include "core/digest.hpp"
 #include "core/fingerprint.hpp"
 #include "pg/server.hpp"
