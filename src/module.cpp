@@ -1,4 +1,4 @@
-// The module: its magic block, and what is registered once when a backend loads the library.
+// The module: its magic block, and what each process registers when it loads the library.
 #include "pg/guc.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"

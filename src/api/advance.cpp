@@ -1,18 +1,20 @@
-// idem.advance(): is this message beyond what its source has sent already? Then it is from now on.
+// idem.advance(): tells whether a message is new by its number, and moves the source's watermark.
 //
-// For ordered streams one row a source is enough, however many messages it sends. Those who advance
-// one source queue at its key lock, within the scope's wait, until the one before them has
-// committed: a stream is handled in order. What is behind the committed watermark is answered
-// without queueing. Locking: the key lock of the source's digest, kept when the watermark moves,
-// freed in the same call otherwise; the watermark table after it.
+// An ordered stream needs one row per source, however many messages the source sends. Transactions
+// that advance the same source queue for its key lock, within the scope's wait, until the previous
+// one has committed, so that the stream is handled in order. A message behind the committed
+// watermark is answered without queueing.
+//
+// Locking: the key lock of the source's digest, then the watermark table. The key lock is kept when
+// the watermark moves and released in the same call otherwise.
 #include "api/arguments.hpp"
-#include "api/settled.hpp"
+#include "api/locked_key.hpp"
 #include "core/decision.hpp"
-#include "pg/entropy.hpp"
 #include "pg/guc.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::api {
@@ -51,9 +53,9 @@ pg::Watermark look(const Call& call, bool locked) {
     return found;
 }
 
-// The transaction's note of the source: its lock counts, and goes with its savepoint. It is like a
-// finished claim whose token nobody has.
-void note(const Call& call) {
+// Remembers the source as a finished claim whose token is never handed out: its lock counts as one
+// of the transaction's, and is given up with its savepoint.
+void remember(const Call& call) {
     if (pg::find_claim(call.source.digest) != nullptr) return;
     if (pg::claims_held() >= pg::guc::max_open_claims)
         report::too_many_open_claims(pg::guc::max_open_claims);
@@ -69,9 +71,9 @@ void note(const Call& call) {
 }
 
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
-    note(call);
+    remember(call);
     const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::Writing writing = pg::move_watermark(table, call.source, from, call.seq, bound);
+    const pg::WriteResult writing = pg::move_watermark(table, call.source, from, call.seq, bound);
     table.close();
     check_written(call.source.key, writing);
 }
@@ -87,15 +89,15 @@ bool advance(const Call& call) {
             if (locked) lock.release();
             return false;
         }
-        if (locked && !mark.working.valid()) {
+        if (locked && !mark.writer.valid()) {
             if (position == SequencePosition::gap)
                 report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
             move(call, mark, bound);
             return true;
         }
-        // Without the lock its holder is at the source; with it, a writer that went past the lock.
+        // With the lock, wait for a writer that bypassed it; without, for the lock's holder.
         if (locked)
-            give_way(lock, call.source.key, mark.working, bound);
+            give_way(lock, call.source.key, mark.writer, bound);
         else
             acquire(lock, call.source.key, bound);
         locked = true;

@@ -9,12 +9,12 @@ namespace {
 
 namespace report = pg::report;
 
-// How errors speak of a name of 1 to 255 bytes.
+// How an error refers to a name of 1 to 255 bytes.
 struct Naming {
     const char* what;
     const char* argument;
     const char* hint;
-    int element = 0;  // of the argument, if that is an array; from 1
+    int element = 0;  // its position, from 1, if the argument is an array
 
     const char* place() const {
         return element == 0 ? psprintf("The argument \"%s\"", argument)
@@ -44,7 +44,7 @@ std::string_view checked(std::optional<std::string_view> name, const Naming& nam
     return *name;
 }
 
-// Whether the statement that the client sent is an EXPLAIN that does not run its query.
+// Whether the client's statement is an EXPLAIN without ANALYZE.
 bool only_explains() {
     if (ActivePortal == nullptr || list_length(ActivePortal->stmts) != 1) return false;
     const Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
@@ -58,9 +58,9 @@ bool only_explains() {
     return !analyze;
 }
 
-// What runs in an EXPLAIN is called by the planner, to make a constant or an estimate of it. Where
-// the query is run afterwards there is no telling who calls.
-void refuse_to_be_planned(const char* call) {
+// In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
+// estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
+void refuse_in_explain(const char* call) {
     if (!only_explains()) return;
     ereport(ERROR,
             (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -77,7 +77,7 @@ void require_leader(const char* call) {
 }
 
 void require_writable(const char* call, const char* reading) {
-    refuse_to_be_planned(call);
+    refuse_in_explain(call);
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
     if (InSecurityRestrictedOperation())

@@ -1,12 +1,11 @@
-// idem.retention_window(), idem.records_needed() and idem.collision_probability(): sizing.
-//
-// They only compute: immutable, and safe in a parallel worker.
+// idem.retention_window(), idem.records_needed() and idem.collision_probability(): how long to keep
+// records, how many there are then, and how likely two random keys are equal. They only compute:
+// immutable and parallel safe.
 #include "core/capacity.hpp"
 
 #include <cmath>
 
 #include "pg/boundary.hpp"
-#include "pg/duration.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

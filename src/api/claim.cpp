@@ -1,11 +1,382 @@
-// idem.claim() and idem.try_claim(): own the operation, or get its stored answer.
+// idem.claim() and idem.try_claim(), and the protocol that execute and once share with them.
+//
+// This is the file to read first, from top to bottom, beside "The lock protocol" in src/README.md:
+//   1. The protocol         look at the key, then grant, answer or wait
+//   2. One look             probe the index and let the core decide
+//   3. Granting             what a free key must pass, and what makes it the caller's
+//   4. Answering            what a caller gets that does not become the owner
+//   5. Statistics
+//   6. The SQL functions    arguments in, one row out
+#include "api/claim.hpp"
+
+#include "api/admission.hpp"
 #include "api/arguments.hpp"
-#include "api/claiming.hpp"
-#include "pg/duration.hpp"
-#include "pg/token_text.hpp"
+#include "core/duration.hpp"
+#include "pg/boundary.hpp"
+#include "pg/document.hpp"
+#include "pg/guc.hpp"
+#include "pg/lock.hpp"
+#include "pg/secret.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
+
+namespace report = pg::report;
+using core::Verdict;
+using pg::Counter;
+
+// One look at the key: what the probe found, what the core decided about it, and when.
+struct Look {
+    Verdict verdict;
+    pg::Found found;
+    TimestampTz now;
+};
+
+// What a look leads to.
+enum class Next { grant, answer, wait_for_lock, wait_for_writer, wait_for_lease };
+
+// Sections 2 to 5, in the order in which they are defined.
+Look look(const ClaimCall& call, bool locked);
+Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory);
+Next next_after(const ClaimCall& call, const Look& seen, bool locked);
+ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
+ClaimResult answer(const Look& seen);
+ClaimResult give_up(const report::Holder& holder);
+void count_wait(const ClaimCall& call, TimestampTz since);
+void count_outcome(const ClaimCall& call, Outcome outcome);
+
+// ---- 1. The protocol ----------------------------------------------------------------------------
+
+// Looks until the key can be granted or answered, or until a wait reaches the bound. Sets
+// waiting_since when it begins to wait.
+ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since) {
+    const TimestampTz start = GetCurrentTimestamp();
+    const pg::WaitBound bound(call.wait);
+    pg::KeyLock lock(call.name.digest);
+    bool locked = lock.try_acquire();
+    MemoryContext memory = nullptr;
+    for (Look seen = look(call, locked);; seen = look_again(call, locked, memory)) {
+        const Next next = next_after(call, seen, locked);
+        if (next == Next::grant) {
+            const ClaimResult result = grant(call, seen, bound);
+            if (result.outcome != Outcome::claimed) lock.release();
+            return result;
+        }
+        if (next == Next::answer) {
+            if (locked) lock.release();
+            return answer(seen);
+        }
+        if (call.wait > 0) waiting_since = start;
+        if (next == Next::wait_for_lock) {
+            locked = lock.acquire(bound);
+            if (!locked) return give_up(lock.holder().value_or(report::Holder{}));
+        } else if (next == Next::wait_for_writer) {
+            // The writer bypassed the lock. Its transaction may claim the key as well, so the lock
+            // is released before the wait.
+            lock.release();
+            if (!bound.wait_for(seen.found.writer))
+                return give_up(pg::holder_of(seen.found.writer.xid));
+            locked = lock.try_acquire();
+        } else {
+            // The lease's holder needs the lock to complete.
+            const pg::Record& record = seen.found.record;
+            if (locked) lock.release();
+            locked = false;
+            if (!bound.nap(*record.lease_end))
+                return give_up({std::nullopt, record.created, record.lease_end});
+        }
+    }
+}
+
+}  // namespace
+
+ClaimResult claim_key(const ClaimCall& call) {
+    TimestampTz waiting_since = 0;
+    const ClaimResult result = is_open_here(call.name.digest)
+                                   ? ClaimResult{.outcome = Outcome::open_here}
+                                   : look_until_decided(call, waiting_since);
+    Assert((result.outcome == Outcome::claimed) == (result.claim != nullptr));
+    if (waiting_since != 0) count_wait(call, waiting_since);
+    count_outcome(call, result.outcome);
+    return result;
+}
+
+ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
+                          Jsonb* request, std::optional<std::int64_t> ttl,
+                          std::optional<std::int64_t> wait) {
+    const pg::KeyName name = key_name(scope, tenant, key);
+    if (scope.request_required && request == nullptr) report::missing_request(scope.name);
+    return {.scope = &scope,
+            .name = name,
+            .request = request,
+            .ttl = ttl.value_or(scope.ttl),
+            .wait = wait.value_or(scope.wait),
+            .lease = std::nullopt};
+}
+
+bool is_open_here(const core::Digest& digest) {
+    const pg::Claim* mine = pg::find_claim(digest);
+    return mine != nullptr && mine->phase == pg::Phase::open;
+}
+
+// ---- 2. One look --------------------------------------------------------------------------------
+
+core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& scope,
+                    TimestampTz now) {
+    return core::decide(
+        {
+            .presence = found.presence,
+            .in_snapshot = found.in_snapshot,
+            .same_request = same_request,
+            .state = found.record.state,
+            .expires = found.record.expires,
+            .lease_end = found.record.lease_end.value_or(0),
+            .attempt = found.record.attempt,
+            .max_attempts = scope.max_attempts,
+        },
+        now);
+}
+
+namespace {
+
+// A row that is absent or uncommitted has no fingerprint to compare, and none is needed.
+bool is_same_request(const ClaimCall& call, const pg::Found& found) {
+    const bool comparable =
+        found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
+    return comparable &&
+           pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
+}
+
+// The probe follows the lock, and the clock is read after the probe, so that no decision rests on
+// what was true before the lock was granted.
+Look look(const ClaimCall& call, bool locked) {
+    const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
+    const pg::Found found = pg::probe(records, call.name);
+    records.close();
+    const TimestampTz now = GetCurrentTimestamp();
+    return {judge(found, is_same_request(call, found), *call.scope, now), found, now};
+}
+
+// As look(), but frees what the previous repeated look has read: a claim may look many times.
+Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
+    if (memory == nullptr)
+        memory = AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_SMALL_SIZES);
+    MemoryContextReset(memory);
+    const MemoryContext before = MemoryContextSwitchTo(memory);
+    const Look seen = look(call, locked);
+    MemoryContextSwitchTo(before);
+    return seen;
+}
+
+bool is_free(Verdict verdict) {
+    return verdict == Verdict::claim || verdict == Verdict::take_over;
+}
+
+// Whether another transaction must end before the claim can go on. An expired row that is being
+// deleted does not bind the key, but a call that writes at once would have to wait for the
+// deletion while it holds the key lock.
+bool is_in_flight(const ClaimCall& call, const Look& seen) {
+    if (seen.verdict == Verdict::in_flight) return true;
+    return is_free(seen.verdict) && call.writes_at_once &&
+           seen.found.presence == core::Presence::deleting;
+}
+
+Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
+    const bool in_flight = is_in_flight(call, seen);
+    if (seen.verdict == Verdict::leased) return Next::wait_for_lease;
+    if (!in_flight && !is_free(seen.verdict)) return Next::answer;
+    if (!locked) return Next::wait_for_lock;
+    return in_flight ? Next::wait_for_writer : Next::grant;
+}
+
+// ---- 3. Granting --------------------------------------------------------------------------------
+
+ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+                            const pg::WaitBound& bound);
+
+// The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
+// no record, so only the limit on the transaction's open claims applies to it.
+ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
+    Assert(is_free(seen.verdict));
+    const bool is_new = seen.verdict == Verdict::claim;
+    if (is_new && is_stale_key(*call.scope, call.name.key, seen.now, call.ttl))
+        return {.outcome = Outcome::stale_key};
+    if (is_new) check_strength(*call.scope, call.name.key);
+    if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
+    const std::int64_t wait =
+        is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
+    if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
+    return make_claim(call, seen, bound);
+}
+
+// A takeover keeps the creation time and the fingerprint of the operation that it takes over.
+pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
+    const bool taken_over = seen.verdict == Verdict::take_over;
+    const pg::Record& old = seen.found.record;
+    pg::Claim claim{};
+    claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
+                   static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
+                   pg::random_bits()};
+    claim.predecessor = seen.found.presence == core::Presence::absent ? pg::Predecessor::none
+                                                                      : pg::Predecessor::outlived;
+    claim.scope_id = call.scope->id;
+    claim.scope_name = call.scope->name;
+    claim.tenant = call.name.tenant;
+    claim.key = call.name.key;
+    claim.fingerprint = taken_over ? old.fingerprint
+                                   : pg::new_fingerprint(call.request, call.scope->request_exclude);
+    claim.created = taken_over ? old.created : seen.now;
+    claim.ttl = call.ttl;
+    return claim;
+}
+
+// Makes the key this transaction's: in its memory, and for a leased claim also in a row.
+ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
+    const bool taken_over = seen.verdict == Verdict::take_over;
+    const pg::Record old = taken_over ? seen.found.record : pg::Record{};
+    const pg::Claim claim = new_claim(call, seen);
+    if (call.lease) {
+        const pg::WriteResult writing = write_lease(call, claim, old, bound);
+        if (writing.outcome == pg::WriteOutcome::blocked)
+            return give_up(pg::holder_of(writing.in_the_way));
+    }
+    pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
+    if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
+        pg::count(call.scope->id, Counter::expired_reused);
+    return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
+}
+
+// A leased operation may have effects outside the database, so its row must be durable before the
+// caller goes on.
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+                            const pg::WaitBound& bound) {
+    const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
+    const pg::Record record{
+        .created = claim.created,
+        .expires = lease_end + claim.ttl,
+        .lease_end = lease_end,
+        .nonce = static_cast<std::int64_t>(claim.token.random),
+        .attempt = static_cast<std::int32_t>(claim.token.attempt),
+        .state = core::State::in_progress,
+        .fingerprint = claim.fingerprint,
+        .recovery_point = old.recovery_point,
+        .recovery_state = old.recovery_state,
+        .status = std::nullopt,
+        .headers = nullptr,
+        .response = nullptr,
+        .body = nullptr,
+        .error = nullptr,
+    };
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing =
+        pg::write_record(records, call.name, record, claim.predecessor, bound);
+    records.close();
+    if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
+    return writing;
+}
+
+// ---- 4. Answering -------------------------------------------------------------------------------
+
+// The record decides the outcome; the lock is not needed.
+ClaimResult answer(const Look& seen) {
+    switch (seen.verdict) {
+        case Verdict::replay:
+            return {.outcome = Outcome::completed, .record = seen.found.record};
+        case Verdict::failed:
+            return {.outcome = Outcome::failed, .record = seen.found.record};
+        case Verdict::exhausted:
+            return {.outcome = Outcome::exhausted, .record = seen.found.record};
+        case Verdict::conflict:
+            return {.outcome = Outcome::conflict};
+        default:
+            Assert(seen.verdict == Verdict::serialization_failure);
+            report::serialization_failure(
+                "The key was completed by a transaction that this one's snapshot cannot see.");
+    }
+}
+
+// The holder has outlasted the wait.
+ClaimResult give_up(const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const std::int64_t age = now - holder.since.value_or(now);
+    return {.outcome = Outcome::in_progress,
+            .holder = holder,
+            .retry_after = holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
+                                            : core::retry_after(age)};
+}
+
+}  // namespace
+
+void refuse(const ClaimCall& call, const ClaimResult& result) {
+    const std::string_view key = call.name.key;
+    switch (result.outcome) {
+        case Outcome::failed:
+            report::stored_failure(key, result.record.error);
+        case Outcome::exhausted:
+            report::attempts_exhausted(key, result.record.attempt);
+        case Outcome::in_progress:
+            report::in_progress(key, result.holder, result.retry_after, call.wait_set_by);
+        case Outcome::open_here:
+            report::claimed_by_this_transaction(key);
+        case Outcome::conflict:
+            report::key_conflict(key);
+        case Outcome::stale_key:
+            refuse_stale_key(key);
+        case Outcome::too_many:
+            report::too_many_open_claims(pg::guc::max_open_claims);
+        case Outcome::limited:
+            report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
+                                               result.retry_after);
+        case Outcome::claimed:
+        case Outcome::completed:
+            break;
+    }
+    elog(ERROR, "outcome %d is no refusal", static_cast<int>(result.outcome));
+    pg_unreachable();
+}
+
+namespace {
+
+// ---- 5. Statistics ------------------------------------------------------------------------------
+
+void count_wait(const ClaimCall& call, TimestampTz since) {
+    pg::count(call.scope->id, Counter::waits);
+    const TimestampTz waited = GetCurrentTimestamp() - since;
+    pg::count(call.scope->id, Counter::wait_time, std::max<TimestampTz>(waited, 0));
+}
+
+// For the server's administrators: the caller learns of the conflict by the outcome.
+void note_conflict(const ClaimCall& call) {
+    pg::count(call.scope->id, Counter::conflicts);
+    if (pg::guc::log_conflicts != 0)
+        report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
+                             call.name.key);
+}
+
+void count_outcome(const ClaimCall& call, Outcome outcome) {
+    switch (outcome) {
+        case Outcome::claimed:
+            return;  // counted by make_claim()
+        case Outcome::completed:
+        case Outcome::failed:
+        case Outcome::exhausted:
+            return pg::count(call.scope->id, Counter::replays);
+        case Outcome::in_progress:
+        case Outcome::open_here:
+            return pg::count(call.scope->id, Counter::in_flight);
+        case Outcome::conflict:
+            return note_conflict(call);
+        case Outcome::stale_key:
+            return pg::count(call.scope->id, Counter::stale);
+        case Outcome::too_many:
+        case Outcome::limited:
+            return pg::count(call.scope->id, Counter::limited);
+    }
+}
+
+// ---- 6. The SQL functions -----------------------------------------------------------------------
 
 enum Argument { arg_scope, arg_key, arg_request, arg_tenant, arg_ttl, arg_lease, arg_wait };
 
@@ -29,11 +400,12 @@ enum Column {
 };
 using Result = pg::Row<columns>;
 
-// Whether an outcome that is not an answer raises, or comes back as data.
-enum class Style { raise, report };
+// An outcome that is neither claimed nor completed: claim() raises it, try_claim() returns it.
+enum class Refusals { raised, returned };
 
-// In the order that the reference promises: shape, scope, permission, the scope's rules.
-ClaimCall read_call(FunctionCallInfo fcinfo, Style style, const char* function) {
+// Checks the arguments in the order that the reference promises: their form, the scope, the
+// caller's permission, the scope's rules.
+ClaimCall read_call(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
     const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
@@ -41,106 +413,108 @@ ClaimCall read_call(FunctionCallInfo fcinfo, Style style, const char* function) 
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
 
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
-    const auto bound = style == Style::raise ? wait : std::optional(wait.value_or(0));
-    ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, bound);
+    const auto bound = refusals == Refusals::raised ? wait : std::optional(wait.value_or(0));
+    ClaimCall call =
+        make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, bound);
     call.lease = lease;
     call.writes_at_once = lease.has_value();
     return call;
 }
 
-Result outcome(std::string_view text) {
-    Result result;
-    result.set(column_claimed, BoolGetDatum(false));
-    result.set_text(column_outcome, text);
-    return result;
+Result refusal_row(std::string_view outcome) {
+    Result row;
+    row.set(column_claimed, BoolGetDatum(false));
+    row.set_text(column_outcome, outcome);
+    return row;
 }
 
-Result claimed(const Claiming& claiming) {
-    const pg::Claim& claim = *claiming.claim;
+Result retry_row(std::string_view outcome, std::int64_t retry_after) {
+    Result row = refusal_row(outcome);
+    row.set_pointer(column_retry_after, pg::interval_of(retry_after));
+    return row;
+}
+
+Result claimed_row(const ClaimResult& result) {
+    const pg::Claim& claim = *result.claim;
     const core::TokenText token = pg::token_text(claim.token);
-    Result result = outcome("claimed");
-    result.set(column_claimed, BoolGetDatum(true));
-    result.set_text(column_token, {token.data(), token.size()});
-    result.set_int(column_attempt, static_cast<std::int32_t>(claim.token.attempt));
-    result.set_pointer(column_recovery_point, claiming.record.recovery_point);
-    result.set_pointer(column_recovery_state, claiming.record.recovery_state);
-    result.set_time(column_created_at, claim.created);
-    return result;
+    Result row;
+    row.set(column_claimed, BoolGetDatum(true));
+    row.set_text(column_outcome, "claimed");
+    row.set_text(column_token, {token.data(), token.size()});
+    row.set_int(column_attempt, static_cast<std::int32_t>(claim.token.attempt));
+    row.set_pointer(column_recovery_point, result.record.recovery_point);
+    row.set_pointer(column_recovery_state, result.record.recovery_state);
+    row.set_time(column_created_at, claim.created);
+    return row;
 }
 
-Result answer(std::string_view text, const pg::Record& record) {
-    Result result = outcome(text);
-    result.set_int(column_attempt, record.attempt);
-    result.set_int(column_status, record.status);
-    result.set_pointer(column_headers, record.headers);
-    result.set_pointer(column_response, record.response);
-    result.set_pointer(column_body, record.body);
-    result.set_pointer(column_error, record.error);
-    result.set_time(column_created_at, record.created);
-    result.set_time(column_expires_at, record.expires);
-    result.set_bool(column_redacted, record.redacted);
-    return result;
+Result stored_row(std::string_view outcome, const pg::Record& record) {
+    Result row = refusal_row(outcome);
+    row.set_int(column_attempt, record.attempt);
+    row.set_int(column_status, record.status);
+    row.set_pointer(column_headers, record.headers);
+    row.set_pointer(column_response, record.response);
+    row.set_pointer(column_body, record.body);
+    row.set_pointer(column_error, record.error);
+    row.set_time(column_created_at, record.created);
+    row.set_time(column_expires_at, record.expires);
+    row.set_bool(column_redacted, record.redacted);
+    return row;
 }
 
-Result come_back(std::string_view text, std::int64_t retry_after) {
-    Result result = outcome(text);
-    result.set_pointer(column_retry_after, pg::interval_of(retry_after));
-    return result;
-}
-
-Result result_of(const Claiming& claiming) {
-    switch (claiming.outcome) {
+Result row_of(const ClaimResult& result) {
+    switch (result.outcome) {
         case Outcome::claimed:
-            return claimed(claiming);
+            return claimed_row(result);
         case Outcome::completed:
-            return answer("completed", claiming.record);
+            return stored_row("completed", result.record);
         case Outcome::failed:
         case Outcome::exhausted:
-            return answer("failed", claiming.record);
+            return stored_row("failed", result.record);
         case Outcome::in_progress:
-            return come_back("in_progress", claiming.retry_after);
+            return retry_row("in_progress", result.retry_after);
         case Outcome::open_here:
-            return outcome("in_progress");
+            return refusal_row("in_progress");
         case Outcome::conflict:
-            return outcome("conflict");
+            return refusal_row("conflict");
         case Outcome::stale_key:
-            return outcome("stale_key");
+            return refusal_row("stale_key");
         case Outcome::too_many:
-            return outcome("limited");
+            return refusal_row("limited");
         case Outcome::limited:
-            return come_back("limited", claiming.retry_after);
+            return retry_row("limited", result.retry_after);
     }
     pg_unreachable();
 }
 
-// Whether an expression of the client's own statement makes the call: it then lives in the memory
-// of the statement that the portal runs. Within a function the call is another statement's.
-bool called_by_statement(FunctionCallInfo fcinfo) {
+// Whether an expression of the client's own statement makes the call: its memory is then that of
+// the statement that the portal runs. A call within a function belongs to another statement.
+bool is_called_by_statement(FunctionCallInfo fcinfo) {
     const QueryDesc* query = ActivePortal != nullptr ? ActivePortal->queryDesc : nullptr;
     return query != nullptr && query->estate != nullptr &&
            query->estate->es_query_cxt == fcinfo->flinfo->fn_mcxt;
 }
 
-Datum claim(FunctionCallInfo fcinfo, Style style, const char* function, const char* call_name) {
+Datum claim(FunctionCallInfo fcinfo, Refusals refusals, const char* function,
+            const char* call_name) {
     require_writable(call_name, read_by_lookup);
-    const ClaimCall call = read_call(fcinfo, style, function);
-    const Claiming claiming = claim_key(call);
-    if (claiming.outcome == Outcome::claimed)
-        claiming.claim->by_statement = called_by_statement(fcinfo);
-    const bool answers =
-        claiming.outcome == Outcome::claimed || claiming.outcome == Outcome::completed;
-    if (!answers && style == Style::raise) refuse(call, claiming);
-    Result result = result_of(claiming);
-    return result.as_result_of(fcinfo);
+    const ClaimCall call = read_call(fcinfo, refusals, function);
+    const ClaimResult result = claim_key(call);
+    const bool claimed = result.outcome == Outcome::claimed;
+    if (claimed) result.claim->by_statement = is_called_by_statement(fcinfo);
+    const bool refused = !claimed && result.outcome != Outcome::completed;
+    if (refused && refusals == Refusals::raised) refuse(call, result);
+    Result row = row_of(result);
+    return row.as_result_of(fcinfo);
 }
 
 }  // namespace
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_claim) {
-    return idem::api::claim(fcinfo, idem::api::Style::raise, "claim", "idem.claim()");
+    return idem::api::claim(fcinfo, idem::api::Refusals::raised, "claim", "idem.claim()");
 }
 
 IDEM_FUNCTION(idem_try_claim) {
-    return idem::api::claim(fcinfo, idem::api::Style::report, "try_claim", "idem.try_claim()");
+    return idem::api::claim(fcinfo, idem::api::Refusals::returned, "try_claim", "idem.try_claim()");
 }

@@ -1,14 +1,15 @@
-// idem.execute(): claim, run an operation, and complete it or remember its failure, in one call.
+// idem.execute(): claims a key, runs an operation, and stores its result or failure, in one call.
 //
-// The operation runs in a subtransaction, with the caller's rights. When it fails for good its
-// effect is rolled back while the verdict commits with the surrounding transaction. A transient
-// error is raised again: nothing is stored, and the retry runs. Locking: as claim and complete.
+// The operation runs in a subtransaction, with the caller's privileges. A final failure rolls back
+// the operation's effect, and the stored failure commits with the surrounding transaction. A
+// transient error is raised again: nothing is stored, so that a retry runs the operation. The locks
+// are those of claim() and complete().
 #include "api/arguments.hpp"
-#include "api/claiming.hpp"
-#include "api/finishing.hpp"
+#include "api/claim.hpp"
+#include "api/finish.hpp"
 #include "core/classify.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/duration.hpp"
 #include "pg/error_object.hpp"
 #include "pg/subtransaction.hpp"
 
@@ -29,7 +30,7 @@ enum Column {
 };
 using Result = pg::Row<columns>;
 
-// What an operation is called by: its quoted name.
+// The operation's quoted name, by which it is called.
 const char* checked_operation(FunctionCallInfo fcinfo) {
     if (PG_ARGISNULL(arg_operation)) report::missing_argument("operation");
     const Oid operation = PG_GETARG_OID(arg_operation);
@@ -44,7 +45,7 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
         report::invalid_argument("operation",
                                  "It must be a function of one jsonb that returns jsonb.",
                                  "Name it with its argument, as in 'make_payment(jsonb)'.");
-    // Before the claim: a missing privilege is no verdict on the operation.
+    // Checked before the claim: a missing privilege says nothing about the operation's outcome.
     if (!pg::compat::may_execute(operation, GetUserId()))
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
     const Oid schema = get_func_namespace(operation);
@@ -60,10 +61,11 @@ ClaimCall read_call(FunctionCallInfo fcinfo) {
     const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "execute");
-    return claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
+    return make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
 }
 
-// Runs the operation; the result in the given memory context, NULL for a SQL NULL.
+// Runs the operation. The result is allocated in the given memory context; it is NULL for a SQL
+// NULL.
 Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext context) {
     Oid type = JSONBOID;
     Datum value = request == nullptr ? 0 : JsonbPGetDatum(request);
@@ -85,8 +87,8 @@ Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext contex
     return copy;
 }
 
-Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error,
-                 bool redacted = false) {
+Result result_row(core::State state, bool replayed, Jsonb* response, Jsonb* error,
+                  bool redacted = false) {
     Result result;
     result.set_text(column_outcome, state == core::State::completed ? "completed" : "failed");
     result.set(column_replayed, BoolGetDatum(replayed));
@@ -96,14 +98,14 @@ Result execution(core::State state, bool replayed, Jsonb* response, Jsonb* error
     return result;
 }
 
-// By idem's own list and the scope's, as it is now. A scope that is gone adds nothing.
+// By idem's own list and the scope's current list. A dropped scope adds nothing.
 bool is_transient(std::string_view sqlstate, std::int32_t scope_id) {
     if (core::is_transient(sqlstate)) return true;
     const pg::Scope* scope = pg::find_scope_by_id(scope_id);
     return scope != nullptr && core::lists(scope->transient_sqlstates, sqlstate);
 }
 
-// The first time: by the operation itself.
+// Runs the operation of a key that this call has claimed, and stores its result or failure.
 Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
     struct Work {
         const char* operation;
@@ -116,25 +118,25 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
         [at] { at->response = run_operation(at->operation, at->request, at->context); });
     if (error == nullptr) {
         finish_atomic(claim, {.state = core::State::completed, .response = work.response});
-        return execution(core::State::completed, false, work.response, nullptr);
+        return result_row(core::State::completed, false, work.response, nullptr);
     }
     if (is_transient(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
     Jsonb* stored = pg::error_object(*error);
     Assert(pg::error_member(stored, "sqlstate") != nullptr);
     finish_atomic(claim, {.state = core::State::failed, .error = stored});
-    return execution(core::State::failed, false, nullptr, stored);
+    return result_row(core::State::failed, false, nullptr, stored);
 }
 
-// A retry: what is stored. Outcomes that are neither are raised, as claim raises them.
-Result replay(const ClaimCall& call, const Claiming& claiming) {
-    switch (claiming.outcome) {
+// Returns what is stored. Any other outcome raises the error that claim() raises.
+Result replay(const ClaimCall& call, const ClaimResult& claim) {
+    switch (claim.outcome) {
         case Outcome::completed:
-            return execution(core::State::completed, true, claiming.record.response, nullptr,
-                             claiming.record.redacted);
+            return result_row(core::State::completed, true, claim.record.response, nullptr,
+                              claim.record.redacted);
         case Outcome::failed:
-            return execution(core::State::failed, true, nullptr, claiming.record.error);
+            return result_row(core::State::failed, true, nullptr, claim.record.error);
         default:
-            refuse(call, claiming);
+            refuse(call, claim);
     }
 }
 
@@ -146,10 +148,10 @@ IDEM_FUNCTION(idem_execute) {
     api::require_writable("idem.execute()", api::read_by_lookup);
     (void)api::checked_operation(fcinfo);
     const api::ClaimCall call = api::read_call(fcinfo);
-    const api::Claiming claiming = api::claim_key(call);
-    // Checked again: while we waited for the key, the operation may have been dropped.
-    auto result = claiming.outcome == api::Outcome::claimed
-                      ? api::run(*claiming.claim, api::checked_operation(fcinfo), call.request)
-                      : api::replay(call, claiming);
-    return result.as_result_of(fcinfo);
+    const api::ClaimResult claim = api::claim_key(call);
+    // The operation is checked again: it may have been dropped during the wait for the key.
+    auto row = claim.outcome == api::Outcome::claimed
+                   ? api::run(*claim.claim, api::checked_operation(fcinfo), call.request)
+                   : api::replay(call, claim);
+    return row.as_result_of(fcinfo);
 }

@@ -1,17 +1,172 @@
-// idem.complete(), idem.fail() and idem.release(): how a claim ends, by its token. idem.redacted():
-// what complete() would store.
+// idem.complete(), idem.fail() and idem.release(), which end a claim by its token, and what
+// execute and once share with them. idem.redacted() shows what complete() would store.
+#include "api/finish.hpp"
+
 #include "api/arguments.hpp"
-#include "api/finishing.hpp"
+#include "api/locked_key.hpp"
+#include "pg/boundary.hpp"
+#include "pg/document.hpp"
 #include "pg/error_object.hpp"
+#include "pg/guc.hpp"
 #include "pg/report.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
 
-// The SQL signatures of complete and fail differ only in what the answer means.
-enum Argument { arg_token, arg_answer, arg_status, arg_headers, arg_body };
+using core::TokenKind;
+using pg::Counter;
 
-Ending read_ending(FunctionCallInfo fcinfo, core::State state) {
+// ---- What is stored -----------------------------------------------------------------------------
+
+struct StoredAnswer {
+    Answer answer;
+    bool redacted;  // a part of what the caller passed is left out
+};
+
+// A failure is kept whole, because it is raised again.
+StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
+    if (answer.state != core::State::completed) return {answer, false};
+    Answer kept = answer;
+    kept.response = stored_response(answer.response, scope);
+    if (scope == nullptr || !scope->store_response) {
+        kept.headers = nullptr;
+        kept.body = nullptr;
+    }
+    return {kept, kept.headers != answer.headers || kept.response != answer.response ||
+                      kept.body != answer.body};
+}
+
+// The scope's rules are those of now, not those at the time of the claim.
+StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
+    const StoredAnswer stored = redact(answer, scope);
+    const Answer& kept = stored.answer;
+    check_stored_size("answer", {kept.headers, kept.response, kept.body, kept.error});
+    return stored;
+}
+
+// A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
+// a second complete() is told that the claim is finished.
+pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, std::int64_t ttl,
+                           std::int32_t attempt, bytea* fingerprint,
+                           std::optional<std::int64_t> nonce) {
+    const Answer& answer = stored.answer;
+    Assert(answer.state != core::State::in_progress);
+    return {
+        .created = created,
+        .expires = GetCurrentTimestamp() + ttl,
+        .lease_end = std::nullopt,
+        .nonce = nonce,
+        .attempt = attempt,
+        .state = answer.state,
+        .redacted = stored.redacted,
+        .fingerprint = fingerprint,
+        .recovery_point = nullptr,
+        .recovery_state = nullptr,
+        .status = answer.status,
+        .headers = answer.headers,
+        .response = answer.response,
+        .body = answer.body,
+        .error = answer.error,
+    };
+}
+
+}  // namespace
+
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
+    if (scope == nullptr || !scope->store_response) return nullptr;
+    return pg::redact(response, scope->response_exclude);
+}
+
+pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
+                            bytea* fingerprint) {
+    return finished_record({{.state = core::State::completed}, false}, created, ttl, attempt,
+                           fingerprint, std::nullopt);
+}
+
+void check_stored_size(const char* what, std::initializer_list<const void*> values) {
+    Size size = 0;
+    for (const void* value : values)
+        if (value != nullptr) size += VARSIZE_ANY_EXHDR(value);
+    if (size > Size{1024} * static_cast<Size>(pg::guc::max_answer_size))
+        pg::report::too_large(what, size);
+}
+
+// ---- How a claim ends ---------------------------------------------------------------------------
+
+namespace {
+
+void note_finished(pg::Claim& claim, core::State state) {
+    pg::close_claim(claim, pg::Phase::finished);
+    const bool failed = state == core::State::failed;
+    pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+}
+
+void note_released(pg::Claim& claim) {
+    pg::close_claim(claim, pg::Phase::released);
+    pg::count(claim.scope_id, Counter::releases);
+}
+
+void finish_leased(const LeasedClaim& leased, const Answer& answer) {
+    const pg::Record& old = leased.record;
+    update_record(leased, finished_record(stored_part(answer, leased.scope), old.created,
+                                          ttl_of(old), old.attempt, old.fingerprint, old.nonce));
+    note_finished(*leased.note, answer.state);
+}
+
+// The row stays, with its attempt and without a nonce: this fences the token off. The key can be
+// claimed as soon as this transaction commits.
+void release_leased(const LeasedClaim& leased) {
+    pg::Record record = leased.record;
+    record.lease_end = GetCurrentTimestamp();
+    record.expires = expires_after(leased.record, *record.lease_end);
+    record.nonce = std::nullopt;
+    update_record(leased, record);
+    note_released(*leased.note);
+}
+
+}  // namespace
+
+void finish(std::optional<std::string_view> text, const Answer& answer) {
+    const core::Token token = pg::read_token(text);
+    if (token.kind == TokenKind::atomic) return finish_atomic(pg::open_claim(token), answer);
+    finish_leased(lock_leased_claim(token), answer);
+}
+
+void finish_atomic(pg::Claim& claim, const Answer& answer) {
+    Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
+    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
+    const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
+    const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
+    const StoredAnswer stored = stored_part(answer, scope);
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing =
+        pg::write_record(records, name,
+                         finished_record(stored, claim.created, claim.ttl,
+                                         static_cast<std::int32_t>(claim.token.attempt),
+                                         claim.fingerprint, std::nullopt),
+                         claim.predecessor, bound);
+    records.close();
+    check_written(name.key, writing);
+    note_finished(claim, answer.state);
+}
+
+// The lock of a released atomic claim stays until the transaction ends, because the transaction may
+// still commit effects of the operation.
+void release(std::optional<std::string_view> text) {
+    const core::Token token = pg::read_token(text);
+    if (token.kind == TokenKind::atomic) return note_released(pg::open_claim(token));
+    release_leased(lock_leased_claim(token));
+}
+
+// ---- The SQL functions --------------------------------------------------------------------------
+
+namespace {
+
+// complete() and fail() take the same arguments, except that the second is a response or an error.
+enum Argument { arg_token, arg_response_or_error, arg_status, arg_headers, arg_body };
+
+Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
     return {.state = state,
             .status = pg::int_arg(fcinfo, arg_status),
             .headers = pg::jsonb_arg(fcinfo, arg_headers),
@@ -21,11 +176,11 @@ Ending read_ending(FunctionCallInfo fcinfo, core::State state) {
 }  // namespace
 
 void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error)) {
-    Ending ending = read_ending(fcinfo, core::State::failed);
-    ending.error = pg::jsonb_arg(fcinfo, arg_answer);
-    if (ending.error == nullptr) pg::report::missing_argument("error");
-    check(ending.error);
-    finish(pg::text_arg(fcinfo, arg_token), ending);
+    Answer answer = read_answer(fcinfo, core::State::failed);
+    answer.error = pg::jsonb_arg(fcinfo, arg_response_or_error);
+    if (answer.error == nullptr) pg::report::missing_argument("error");
+    check(answer.error);
+    finish(pg::text_arg(fcinfo, arg_token), answer);
 }
 
 }  // namespace idem::api
@@ -33,11 +188,11 @@ void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error)) {
 IDEM_FUNCTION(idem_complete) {
     using namespace idem;
     api::require_writable("idem.complete()", api::read_by_lookup);
-    api::Ending ending = api::read_ending(fcinfo, core::State::completed);
-    ending.response = pg::jsonb_arg(fcinfo, api::arg_answer);
-    api::finish(pg::text_arg(fcinfo, api::arg_token), ending);
-    if (ending.response == nullptr) PG_RETURN_NULL();
-    PG_RETURN_JSONB_P(ending.response);
+    api::Answer answer = api::read_answer(fcinfo, core::State::completed);
+    answer.response = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
+    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
+    if (answer.response == nullptr) PG_RETURN_NULL();
+    PG_RETURN_JSONB_P(answer.response);
 }
 
 IDEM_FUNCTION(idem_fail_0_3) {
@@ -54,7 +209,7 @@ IDEM_FUNCTION(idem_release) {
     PG_RETURN_VOID();
 }
 
-// Reads the scope only: writes nothing, and works on a standby.
+// Reads only the scope, so it also works on a standby.
 IDEM_FUNCTION(idem_redacted) {
     using namespace idem;
     PreventCommandIfParallelMode("idem.redacted()");

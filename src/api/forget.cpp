@@ -1,13 +1,15 @@
-// idem.forget(): deletes the record of one key, so that the operation may run again. A role that
-// merely uses a scope cannot erase its history: EXECUTE is not PUBLIC's.
+// idem.forget() deletes the record of one key; idem.purge() deletes expired records. PUBLIC may not
+// execute either: a role that only uses a scope cannot erase the scope's history.
 //
-// The record is deleted under the key lock, which is freed in the same call: until the transaction
-// ends, others find a row that is being deleted, and wait for it without the key lock. So a
-// transaction may forget any number of keys without filling the lock table, and claim them again.
-// A running lease is waited for as a claim waits for it, without a lock.
+// forget() deletes under the key lock and releases the lock in the same call. Until its transaction
+// ends, other callers find a row that is being deleted and wait for that transaction without the
+// key lock. So a transaction can forget any number of keys without filling the lock table, and can
+// claim them again. forget() waits for a running lease as a claim does, without a lock.
 #include "api/arguments.hpp"
-#include "api/settled.hpp"
-#include "pg/open_claims.hpp"
+#include "api/claim.hpp"
+#include "api/locked_key.hpp"
+#include "pg/report.hpp"
+#include "pg/sweep.hpp"
 
 namespace idem::api {
 namespace {
@@ -17,7 +19,7 @@ using core::Presence;
 
 enum Argument { arg_scope, arg_key, arg_tenant };
 
-// Whoever works under a lease is at it, though no transaction tells.
+// A running lease means that its holder is working, although no transaction shows it.
 bool has_running_lease(const pg::Found& found) {
     const pg::Record& record = found.record;
     return found.presence != Presence::absent && record.state == core::State::in_progress &&
@@ -28,10 +30,10 @@ bool is_live(const pg::Found& found) {
     return found.presence == Presence::own || found.record.expires > GetCurrentTimestamp();
 }
 
-// settled(), and no lease is running; the key lock is not held while one is waited for.
-pg::Found at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+// As find_at_rest(), and no lease is running. The wait for a lease holds no lock.
+pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
-        const pg::Found found = settled(name, lock, bound);
+        const pg::Found found = find_at_rest(name, lock, bound);
         if (!has_running_lease(found)) return found;
         lock.release();
         const pg::Record& record = found.record;
@@ -40,33 +42,34 @@ pg::Found at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBoun
     }
 }
 
-// False when there was nothing, or somebody came first, past the key lock.
+// False if there was no live record, or if a writer that bypassed the key lock deleted it first.
 bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
     if (found.presence == Presence::absent) return false;
-    // Expired, and somebody deletes it: there is nothing to forget, whatever becomes of that.
+    // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     if (!found.in_snapshot && found.presence != Presence::own)
         report::serialization_failure(
             "The key was completed by a transaction that this one's snapshot cannot see.");
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing = pg::delete_record(records, found, bound);
+    const pg::WriteResult writing = pg::delete_record(records, found, bound);
     records.close();
     check_written(name.key, writing);
-    return writing.written == pg::Written::yes && is_live(found);
+    return writing.outcome == pg::WriteOutcome::written && is_live(found);
 }
 
 bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {
-    const pg::Claim* mine = pg::find_claim(name.digest);
-    if (mine != nullptr && mine->phase == pg::Phase::open)
+    if (is_open_here(name.digest))
         report::claimed_by_this_transaction(name.key,
                                             "Release the claim with idem.release(), or call "
                                             "idem.forget() in a transaction of its own "
                                             "when this one has ended.");
     pg::KeyLock lock(name.digest);
-    const bool forgotten = delete_record(name, at_rest(name, lock, bound), bound);
+    const bool forgotten = delete_record(name, find_unleased(name, lock, bound), bound);
     lock.release();
     return forgotten;
 }
+
+constexpr std::int32_t default_max_records = 10'000;
 
 }  // namespace
 }  // namespace idem::api
@@ -78,4 +81,23 @@ IDEM_FUNCTION(idem_forget_0_2) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
     PG_RETURN_BOOL(api::forget(api::key_name(scope, tenant, key), pg::WaitBound(scope.wait)));
+}
+
+// For a scheduled job, where the worker does not run.
+IDEM_FUNCTION(idem_purge) {
+    using namespace idem;
+    api::require_writable("idem.purge()");
+    const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
+    if (max_records < 1) pg::report::invalid_argument("max_records", "It must be at least 1.");
+    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
+    if (swept.subscribed)
+        ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
+                         errdetail("The publisher purges, and its deletes are replicated."),
+                         errhint("If this server has become the primary, drop the subscription.")));
+    PG_RETURN_INT64(swept.deleted);
+}
+
+// The block at which the next sweep begins.
+IDEM_FUNCTION(idem_purge_block) {
+    PG_RETURN_INT64(idem::pg::next_block());
 }

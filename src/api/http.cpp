@@ -2,9 +2,9 @@
 //
 // They only compute: immutable, and safe in a parallel worker.
 #include "api/arguments.hpp"
-#include "pg/boundary.hpp"
 #include "core/problem.hpp"
 #include "core/sqlstate.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

@@ -1,18 +1,14 @@
-// idem.new_key(), idem.derive_key(), idem.child_key() and idem.current_key(): keys for callers that
-// have none of their own, for the services that an operation calls, and for the rows it writes.
-//
-// Nothing is written: they work on a standby. The last tick
-// given out is backend-local.
+// idem.new_key(), idem.derive_key(), idem.child_key() and idem.current_key(): keys for callers
+// without keys of their own, for the services that an operation calls, and for the rows that it
+// writes. They write nothing, so they work on a standby.
 #include "api/arguments.hpp"
-#include "api/holding.hpp"
+#include "api/locked_key.hpp"
 #include "core/duration.hpp"
 #include "core/new_key.hpp"
 #include "pg/boundary.hpp"
-#include "pg/entropy.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {
@@ -26,6 +22,7 @@ constexpr std::size_t max_step_bytes = 255;
 
 enum ChildKeyArgument { arg_token, arg_step };
 
+// The time of the newest UUIDv7 of this backend, so that its keys always ascend.
 constinit std::uint64_t last_tick = 0;
 
 [[noreturn]] void refuse_null_part(int number) {
@@ -36,7 +33,8 @@ constinit std::uint64_t last_tick = 0;
     pg_unreachable();
 }
 
-// Every part checked and in UTF-8. A matrix is refused: its rows would run into one another.
+// The parts, checked and in UTF-8. An array of several dimensions is refused, because a flat list
+// would not tell where its rows end.
 std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     ArrayType* array = pg::array_arg(fcinfo, 0);
     if (array == nullptr) report::missing_argument("parts");
@@ -88,14 +86,14 @@ IDEM_FUNCTION(idem_child_key) {
     using namespace idem;
     const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
     const std::string_view step = api::checked_step(pg::text_arg(fcinfo, api::arg_step));
-    // Anybody can compute the digest of a key that he has heard of, and so make up a token.
+    // Every caller that knows a key can compute its digest, and so make up a token for it.
     api::check_usable(token);
     core::KeyText key;
     if (!core::child_key(pg::secrets().seed, token.digest, step, key)) pg::report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }
 
-// A parallel worker has no claims of its own: it must not answer for its leader.
+// A parallel worker does not know the claims of its leader, so it must not answer.
 IDEM_FUNCTION(idem_current_key) {
     using namespace idem;
     (void)fcinfo;

@@ -1,11 +1,12 @@
-// idem.renew() and idem.checkpoint(): keeping a leased claim, and marking how far it has come.
+// idem.renew() and idem.checkpoint(): extend a leased claim, and store how far its operation got.
 //
-// Both commit durably, as the claim did: the caller goes on outside the database relying on them.
+// Both commit durably, as the claim did: the caller relies on them when it goes on outside the
+// database.
 #include "api/arguments.hpp"
-#include "api/holding.hpp"
-#include "api/stored_size.hpp"
+#include "api/finish.hpp"
+#include "api/locked_key.hpp"
 #include "core/key.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -16,20 +17,20 @@ void check_name(std::string_view name) {
         pg::report::invalid_argument("name", "It must have 1 to 255 bytes.");
 }
 
-TimestampTz renew(const Holding& holding, std::int64_t lease) {
-    pg::Record record = holding.record;
+TimestampTz renew(const LeasedClaim& leased, std::int64_t lease) {
+    pg::Record record = leased.record;
     record.lease_end = GetCurrentTimestamp() + lease;
-    record.expires = expires_after(holding.record, *record.lease_end);
-    update(holding, record);
+    record.expires = expires_after(leased.record, *record.lease_end);
+    update_record(leased, record);
     pg::commit_durably();
     return *record.lease_end;
 }
 
-void checkpoint(const Holding& holding, std::string_view name, Jsonb* state) {
-    pg::Record record = holding.record;
+void checkpoint(const LeasedClaim& leased, std::string_view name, Jsonb* state) {
+    pg::Record record = leased.record;
     record.recovery_point = pg::text_of(name);
     record.recovery_state = state;
-    update(holding, record);
+    update_record(leased, record);
     pg::commit_durably();
 }
 
@@ -40,8 +41,8 @@ IDEM_FUNCTION(idem_renew) {
     using namespace idem;
     api::require_writable("idem.renew()", api::read_by_lookup);
     const auto lease = pg::positive_duration_arg(fcinfo, 1, "lease");
-    const api::Holding holding = api::hold_leased(pg::text_arg(fcinfo, 0), "renew");
-    PG_RETURN_TIMESTAMPTZ(api::renew(holding, lease.value_or(holding.scope->lease)));
+    const api::LeasedClaim leased = api::lock_leased_claim(pg::text_arg(fcinfo, 0), "renew");
+    PG_RETURN_TIMESTAMPTZ(api::renew(leased, lease.value_or(leased.scope->lease)));
 }
 
 IDEM_FUNCTION(idem_checkpoint) {
@@ -52,7 +53,7 @@ IDEM_FUNCTION(idem_checkpoint) {
     api::check_name(*name);
     Jsonb* state = pg::jsonb_arg(fcinfo, 2);
     api::check_stored_size("recovery state", {state});
-    const api::Holding holding = api::hold_leased(pg::text_arg(fcinfo, 0), "checkpoint");
-    api::checkpoint(holding, *name, state);
+    const api::LeasedClaim leased = api::lock_leased_claim(pg::text_arg(fcinfo, 0), "checkpoint");
+    api::checkpoint(leased, *name, state);
     PG_RETURN_VOID();
 }

@@ -1,10 +1,10 @@
-// idem.lookup(): what is known of a key, without claiming it.
+// idem.lookup(): the state of a key, without claiming it.
 //
-// Reads the newest committed truth, not the transaction's snapshot, and the key lock's holder; it
-// takes no key lock, writes nothing and works on a standby, where claims in flight on the primary
-// cannot be seen.
+// It reads the newest committed row, not the transaction's snapshot, and asks for the key lock's
+// holder. It takes no key lock and writes nothing. It also works on a standby, which does not see
+// the claims in flight on the primary.
 #include "api/arguments.hpp"
-#include "pg/key_lock.hpp"
+#include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 
 namespace idem::api {
@@ -33,9 +33,9 @@ enum Column {
 };
 using Result = pg::Row<columns>;
 
-using core::first_attempt;
+// ---- The rows -----------------------------------------------------------------------------------
 
-Result absent() {
+Result absent_row() {
     if (RecoveryInProgress())
         ereport(NOTICE, (errmsg("key is not known on this standby"),
                          errdetail("A standby may lag, and does not see claims in flight."),
@@ -45,7 +45,7 @@ Result absent() {
     return result;
 }
 
-Result in_progress(std::int32_t attempt, std::optional<int> pid, std::optional<TimestampTz> since) {
+Result held_row(std::int32_t attempt, std::optional<int> pid, std::optional<TimestampTz> since) {
     Result result;
     result.set_text(column_state, "in_progress");
     result.set_int(column_attempt, attempt);
@@ -54,16 +54,16 @@ Result in_progress(std::int32_t attempt, std::optional<int> pid, std::optional<T
     return result;
 }
 
-// A leased claim; its holder is whoever is at its row right now, if anybody.
-Result leased(const pg::Record& record, std::optional<int> pid) {
-    Result result = in_progress(record.attempt, pid, record.created);
+// pid is that of the process that holds the key at this moment, if there is one.
+Result leased_row(const pg::Record& record, std::optional<int> pid) {
+    Result result = held_row(record.attempt, pid, record.created);
     result.set_time(column_created_at, record.created);
     result.set_time(column_expires_at, record.expires);
     result.set_time(column_lease_end, record.lease_end);
     return result;
 }
 
-Result finished(const pg::Record& record) {
+Result finished_row(const pg::Record& record) {
     Result result;
     result.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
     result.set_int(column_attempt, record.attempt);
@@ -79,7 +79,10 @@ Result finished(const pg::Record& record) {
     return result;
 }
 
-// A record that binds the key now: committed or this transaction's, and not expired.
+// ---- What the row says --------------------------------------------------------------------------
+
+// Whether the record binds the key now: it is committed and has not expired, or is this
+// transaction's.
 bool binds(const pg::Found& found) {
     switch (found.presence) {
         case Presence::own:
@@ -92,8 +95,8 @@ bool binds(const pg::Found& found) {
     }
 }
 
-// Completed or failed; or in progress, when no attempt may follow the one whose lease is over.
-bool is_over(const pg::Found& found, const pg::Scope& scope) {
+// Whether the operation completed or failed, or its last attempt's lease has ended.
+bool has_ended(const pg::Found& found, const pg::Scope& scope) {
     const pg::Record& record = found.record;
     return binds(found) && (record.state != core::State::in_progress ||
                             core::exhausted(record.attempt, scope.max_attempts,
@@ -112,29 +115,28 @@ pg::Found look(const pg::KeyName& name) {
     return found;
 }
 
-Result run(const pg::KeyName& name, const pg::Scope& scope) {
+Result look_up(const pg::KeyName& name, const pg::Scope& scope) {
     const pg::Claim* mine = pg::find_claim(name.digest);
     const bool open_here = mine != nullptr && mine->phase == pg::Phase::open;
     if (open_here && mine->token.kind == core::TokenKind::atomic)
-        return in_progress(static_cast<std::int32_t>(mine->token.attempt), MyProcPid,
-                           mine->created);
+        return held_row(static_cast<std::int32_t>(mine->token.attempt), MyProcPid, mine->created);
 
     pg::Found found = look(name);
-    if (is_over(found, scope)) return finished(found.record);
+    if (has_ended(found, scope)) return finished_row(found.record);
     const auto holder = holder_of(name);
-    // Who was at it when we looked may have committed before we asked who is.
+    // A holder may have committed between the first look and the look for a holder.
     if (!holder && !binds(found)) found = look(name);
-    if (is_over(found, scope)) return finished(found.record);
+    if (has_ended(found, scope)) return finished_row(found.record);
     std::optional<int> pid;
     if (open_here)
         pid = MyProcPid;
     else if (holder)
         pid = holder->pid;
-    if (binds(found)) return leased(found.record, pid);
-    if (holder) return in_progress(first_attempt, pid, holder->since);
+    if (binds(found)) return leased_row(found.record, pid);
+    if (holder) return held_row(core::first_attempt, pid, holder->since);
     if (found.presence == Presence::inserting && !RecoveryInProgress())
-        return in_progress(first_attempt, std::nullopt, std::nullopt);
-    return absent();
+        return held_row(core::first_attempt, std::nullopt, std::nullopt);
+    return absent_row();
 }
 
 }  // namespace
@@ -146,6 +148,6 @@ IDEM_FUNCTION(idem_lookup) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");
-    auto result = api::run(api::key_name(scope, tenant, key), scope);
+    auto result = api::look_up(api::key_name(scope, tenant, key), scope);
     return result.as_result_of(fcinfo);
 }

@@ -1,44 +1,261 @@
-// idem.once(): claim and complete in one, for consumers who see a message at least once.
+// idem.once() and idem.once_each(), for consumers that may see a message more than once: each
+// claims and completes in one call, and tells whether a key is new. No answer is stored.
 //
-// There is no answer to store: that the key is finished is all. Locking: as claim and complete.
+// once() takes the locks of claim() and complete().
+//
+// once_each() serves tens of thousands of keys in one call, so it takes no key locks: the unique
+// index alone keeps concurrent calls apart (see pg/record). It writes the keys in the order of
+// their digests, whatever their order in the array, so that calls do not deadlock with each other.
+// It waits for other transactions as a unique index does, not within the scope's bound. An atomic
+// claim in flight has no row yet, so once_each() does not wait for it; that claim gets 40001 when
+// it completes. A key with a live record is not new, whatever the record holds: once_each() does
+// not compare requests and does not raise stored failures.
+#include "api/admission.hpp"
 #include "api/arguments.hpp"
-#include "api/claiming.hpp"
-#include "api/finishing.hpp"
+#include "api/claim.hpp"
+#include "api/finish.hpp"
+#include "pg/record.hpp"
+#include "pg/report.hpp"
+#include "pg/stats.hpp"
 
 namespace idem::api {
 namespace {
 
-enum Argument { arg_scope, arg_key, arg_request, arg_tenant };
+namespace report = pg::report;
+using core::Verdict;
+using pg::Counter;
 
-ClaimCall read_call(FunctionCallInfo fcinfo) {
-    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once");
-    ClaimCall call = claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request),
-                                std::nullopt, std::nullopt);
+// ---- once() -------------------------------------------------------------------------------------
+
+enum OnceArgument { once_scope, once_key, once_request, once_tenant };
+
+ClaimCall read_once(FunctionCallInfo fcinfo) {
+    const std::string_view key = checked_key(pg::text_arg(fcinfo, once_key));
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, once_tenant));
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, once_scope), "once");
+    ClaimCall call = make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, once_request),
+                                     std::nullopt, std::nullopt);
     call.writes_at_once = true;
-    call.wait_set_by = pg::report::WaitSetBy::scope;
+    call.wait_set_by = report::WaitSetBy::scope;
     return call;
 }
 
-bool first_time(const ClaimCall& call) {
-    const Claiming claiming = claim_key(call);
-    switch (claiming.outcome) {
+bool once(const ClaimCall& call) {
+    const ClaimResult result = claim_key(call);
+    switch (result.outcome) {
         case Outcome::claimed:
-            finish_atomic(*claiming.claim, {.state = core::State::completed});
+            finish_atomic(*result.claim, {.state = core::State::completed});
             return true;
         case Outcome::completed:
             return false;
         default:
-            refuse(call, claiming);
+            refuse(call, result);
     }
 }
 
+// ---- once_each() --------------------------------------------------------------------------------
+
+enum OnceEachArgument { each_scope, each_keys, each_tenant };
+
+struct Element {
+    core::Digest digest;
+    int position;  // in the array, from 0
+};
+
+// Lives as long as the call. It needs a few bytes per key beside the array itself.
+struct Batch {
+    std::span<Datum> keys;     // as in the array
+    std::span<Element> order;  // by digest
+    std::span<bool> is_new;    // as in the array
+    pg::Scope scope;           // a copy: the cache may be dropped while rows are written
+    std::string_view tenant;
+
+    std::string_view key(const Element& element) const {
+        return pg::view_of(DatumGetTextPP(keys[static_cast<std::size_t>(element.position)]));
+    }
+    pg::KeyName name(const Element& element) const {
+        return {scope.id, tenant, key(element), element.digest};
+    }
+};
+
+// The elements may exceed the size limit of ordinary allocations.
+template <class T>
+std::span<T> array_of(std::size_t size) {
+    void* memory =
+        MemoryContextAllocExtended(CurrentMemoryContext, std::max<std::size_t>(size, 1) * sizeof(T),
+                                   MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
+    return {static_cast<T*>(memory), size};
+}
+
+std::span<Datum> checked_keys(ArrayType* array) {
+    if (array == nullptr) report::missing_argument("keys");
+    if (ARR_NDIM(array) > 1) report::invalid_argument("keys", "It must have one dimension.");
+    Datum* keys = nullptr;
+    bool* nulls = nullptr;
+    int count = 0;
+    deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &count);
+    for (int i = 0; i < count; ++i) {
+        const auto key =
+            nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(keys[i])));
+        (void)checked_element(key, i + 1);
+    }
+    return {keys, static_cast<std::size_t>(count)};
+}
+
+// Of equal keys, the first in the array stays first.
+void sort_by_digest(Batch& batch) {
+    batch.order = array_of<Element>(batch.keys.size());
+    const MemoryContext scratch =
+        AllocSetContextCreate(CurrentMemoryContext, "idem digests", ALLOCSET_DEFAULT_SIZES);
+    const MemoryContext before = MemoryContextSwitchTo(scratch);
+    for (std::size_t i = 0; i < batch.keys.size(); ++i) {
+        Element& element = batch.order[i];
+        element.position = static_cast<int>(i);
+        element.digest = key_name(batch.scope, batch.tenant, batch.key(element)).digest;
+        MemoryContextReset(scratch);
+    }
+    MemoryContextSwitchTo(before);
+    MemoryContextDelete(scratch);
+    std::sort(batch.order.begin(), batch.order.end(), [](const Element& a, const Element& b) {
+        return a.digest != b.digest ? a.digest < b.digest : a.position < b.position;
+    });
+}
+
+Batch read_batch(FunctionCallInfo fcinfo) {
+    Batch batch{};
+    batch.keys = checked_keys(pg::array_arg(fcinfo, each_keys));
+    batch.tenant = checked_tenant(pg::text_arg(fcinfo, each_tenant));
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, each_scope), "once_each");
+    if (scope.request_required)
+        report::invalid_argument("scope",
+                                 "It requires requests, and idem.once_each() cannot pass any.",
+                                 "Call idem.once() with key and request for each message.");
+    batch.scope = scope;
+    batch.is_new = array_of<bool>(batch.keys.size());
+    sort_by_digest(batch);
+    return batch;
+}
+
+// An attempt whose lease has ended is taken over, as an atomic claim does it: the token of the old
+// attempt is fenced off.
+pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch, TimestampTz now) {
+    if (verdict == Verdict::take_over)
+        return completed_record(old.created, batch.scope.ttl, old.attempt + 1, old.fingerprint);
+    return completed_record(now, batch.scope.ttl, core::first_attempt, nullptr);
+}
+
+// Raises the error of the rule that a new key breaks.
+void check_new_key(const Batch& batch, std::string_view key, TimestampTz now) {
+    const pg::Scope& scope = batch.scope;
+    if (is_stale_key(scope, key, now, scope.ttl)) {
+        pg::count(scope.id, Counter::stale);
+        refuse_stale_key(key);
+    }
+    check_strength(scope, key);
+    const std::int64_t wait = charge_claim(scope, batch.tenant, now);
+    if (wait <= 0) return;
+    pg::count(scope.id, Counter::limited);
+    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
+}
+
+void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
+    const bool is_new = verdict == Verdict::claim;
+    pg::count(scope.id, is_new ? Counter::claims : Counter::takeovers);
+    pg::count(scope.id, Counter::completions);
+    if (is_new && over != core::Presence::absent) pg::count(scope.id, Counter::expired_reused);
+}
+
+// Whether the key is new; if so, its record is written. Looks at the key until that is decided.
+bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
+    bool admitted = false;
+    for (;;) {
+        CHECK_FOR_INTERRUPTS();
+        const pg::Found found = writer.look(name);
+        const TimestampTz now = GetCurrentTimestamp();
+        const Verdict verdict = judge(found, true, batch.scope, now);
+        switch (verdict) {
+            case Verdict::claim:
+                if (!admitted) check_new_key(batch, name.key, now);
+                admitted = true;
+                [[fallthrough]];
+            case Verdict::take_over:
+                if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
+                    break;
+                count_new(batch.scope, verdict, found.presence);
+                return true;
+            case Verdict::in_flight:
+                writer.wait();
+                break;
+            case Verdict::serialization_failure:
+                report::serialization_failure(
+                    "A key was finished by a transaction that this one's snapshot cannot see.");
+            case Verdict::leased:
+            case Verdict::conflict:
+            case Verdict::replay:
+            case Verdict::failed:
+            case Verdict::exhausted:
+                pg::count(batch.scope.id, Counter::replays);
+                return false;
+        }
+    }
+}
+
+void refuse_open(const pg::KeyName& name) {
+    if (is_open_here(name.digest))
+        report::claimed_by_this_transaction(
+            name.key, "Complete the claim first, or leave the key out of \"keys\".");
+}
+
+// Returns how many keys are new.
+std::size_t finish_new_keys(Batch& batch) {
+    const pg::Records records = pg::Records::to_write();
+    pg::BulkWriter writer(records);
+    const Element* last = nullptr;
+    std::size_t count = 0;
+    for (const Element& element : batch.order) {
+        const pg::KeyName name = batch.name(element);
+        // Equal digests do not prove that the keys are equal, and a key that is new in this call
+        // cannot be compared with the table.
+        const bool repeated = last != nullptr && last->digest == element.digest;
+        if (repeated && batch.key(*last) != name.key) report::digest_collision();
+        if (repeated) continue;
+        last = &element;
+        refuse_open(name);
+        if (!finish_if_new(writer, name, batch)) continue;
+        batch.is_new[static_cast<std::size_t>(element.position)] = true;
+        ++count;
+    }
+    writer.end();
+    records.close();
+    CommandCounterIncrement();
+    return count;
+}
+
+// In the order of the array.
+void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
+    InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+    const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
+    bool null = false;
+    for (std::size_t i = 0; i < batch.keys.size(); ++i)
+        if (batch.is_new[i])
+            tuplestore_putvalues(result->setResult, result->setDesc, &batch.keys[i], &null);
+}
+
 }  // namespace
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_once) {
     using namespace idem;
     api::require_writable("idem.once()", api::read_by_lookup);
-    PG_RETURN_BOOL(api::first_time(api::read_call(fcinfo)));
+    PG_RETURN_BOOL(api::once(api::read_once(fcinfo)));
+}
+
+IDEM_FUNCTION(idem_once_each) {
+    using namespace idem;
+    api::require_writable("idem.once_each()", api::read_by_lookup);
+    api::Batch batch = api::read_batch(fcinfo);
+    if (api::finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
+    api::return_new(fcinfo, batch);
+    return Datum{0};
 }

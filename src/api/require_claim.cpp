@@ -1,7 +1,7 @@
-// idem.require_claim(): the trigger that lets nobody write to a table outside an operation.
+// idem.require_claim(): a trigger that rejects writes to a table outside a claimed operation.
 //
-// It asks only what this transaction has claimed; no lock, no table. Just before it raises it looks
-// whether the scopes that the trigger names exist at all.
+// It looks only at what this transaction has claimed, and needs no lock and no table for it. Before
+// it raises an error, it checks that the scopes that the trigger names exist.
 #include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
@@ -45,8 +45,8 @@ Names scopes_of(const TriggerData& data) {
     report::claim_required(relation, scopes);
 }
 
-// What a row trigger returns is the row to be written; of a statement trigger nothing is expected.
-Datum go_on(const TriggerData& data) {
+// A row trigger returns the row to be written; the result of a statement trigger is ignored.
+Datum let_pass(const TriggerData& data) {
     if (!TRIGGER_FIRED_FOR_ROW(data.tg_event)) return Datum{0};
     const bool update = TRIGGER_FIRED_BY_UPDATE(data.tg_event);
     return PointerGetDatum(update ? data.tg_newtuple : data.tg_trigtuple);
@@ -60,5 +60,5 @@ IDEM_FUNCTION(idem_require_claim) {
     const TriggerData& data = api::called_as_trigger(fcinfo);
     const api::Names scopes = api::scopes_of(data);
     if (!std::ranges::any_of(scopes, pg::has_claimed_in)) api::refuse(data, scopes);
-    return api::go_on(data);
+    return api::let_pass(data);
 }

@@ -1,19 +1,20 @@
-// idem.create_scope(), alter_scope() and drop_scope(): families of operations, and who may use
-// them. Who may call these is for EXECUTE to say, which is not PUBLIC's.
+// The administration of scopes and secrets: idem.create_scope(), idem.alter_scope(),
+// idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute, and the trigger
+// idem.announce_change().
 //
-// The scope table is locked until the transaction ends, so that changes of scopes come one after
-// the other. Claims don't wait for that: they go by the rules that are committed. The first scope
-// of a database brings the secrets with it.
+// Each function locks its table until the transaction ends, so that changes are made one after the
+// other. Claims do not wait for them: they follow the committed rules. The first scope of a
+// database creates the secrets.
+#include "api/admission.hpp"
 #include "api/arguments.hpp"
-#include "api/limits.hpp"
 #include "core/key.hpp"
 #include "core/sqlstate.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/duration.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_admin.hpp"
+#include "pg/scope.hpp"
 #include "pg/secret.hpp"
-#include "pg/text_list.hpp"
 
 namespace idem::api {
 namespace {
@@ -59,7 +60,7 @@ const char* name_of(int argument) {
     return argument_names[static_cast<std::size_t>(argument)];
 }
 
-// The functions of earlier releases have fewer arguments, and keep to those releases' rules.
+// The functions of earlier releases have fewer arguments, and keep the rules of those releases.
 bool has_argument(FunctionCallInfo fcinfo, int argument) {
     return argument < PG_NARGS();
 }
@@ -69,7 +70,7 @@ bool of_this_release(FunctionCallInfo fcinfo) {
     return has_argument(fcinfo, arg_transient_sqlstates);
 }
 
-// NULL has a meaning for these only: no limit, and the current user.
+// NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
            argument == arg_owner;
@@ -124,7 +125,7 @@ ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
     return states;
 }
 
-// A new scope has no limits unless they are given, so only a change needs a word for "none".
+// A new scope has no limit unless one is given, so only alter_scope() needs a value for "none".
 enum class Purpose { create, alter };
 
 std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
@@ -168,13 +169,15 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
     };
 }
 
-// Whoever gives a scope to a role hands it the keys, so he must be able to become the role.
+// The owner's role gets access to all keys of the scope. The caller must be able to become that
+// role, as for ALTER ... OWNER TO.
 void check_owner(Oid owner) {
     (void)GetUserNameFromId(owner, false);  // raises when there is no such role
     pg::compat::check_may_become(GetUserId(), owner);
 }
 
-// Looked up again under the lock: the scope may be gone, or have changed hands, while we waited.
+// Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
+// or given to another owner.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
@@ -209,10 +212,32 @@ IDEM_FUNCTION(idem_alter_scope_0_3) {
     PG_RETURN_VOID();
 }
 
-// What the scope held counts as expired at once: its id, which every record is found by, is gone.
+// The scope's records expire at once, because no scope has their id any more.
 IDEM_FUNCTION(idem_drop_scope_0_2) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
     pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
     PG_RETURN_VOID();
+}
+
+// Makes a new secret for the fingerprints of new claims.
+IDEM_FUNCTION(idem_rotate_secret) {
+    using namespace idem;
+    api::require_writable("idem.rotate_secret()");
+    PG_RETURN_INT32(pg::rotate_fingerprint_secret());
+}
+
+// The trigger of idem.scope and idem.secret, which every backend caches. The functions above write
+// without the executor and announce their changes themselves; the trigger announces those of a
+// superuser's statement, a restored dump or a subscription. It is a row trigger that is always
+// enabled, because an apply worker fires no other. TRUNCATE needs no trigger: the server announces
+// every change of a table's files.
+IDEM_FUNCTION(idem_announce_change) {
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                        errmsg("idem.announce_change() was not called as a trigger"),
+                        errdetail("It is the trigger of tables idem.scope and idem.secret."),
+                        errhint("Change scopes with idem.alter_scope(), which announces that.")));
+    CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
+    return Datum{0};  // the result of an AFTER trigger is ignored
 }

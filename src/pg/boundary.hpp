@@ -1,13 +1,16 @@
-// Where SQL meets C++: arguments come in as views, results go out as one row.
+// Where SQL meets C++: arguments come in as views and numbers, results go out as rows.
 //
-// What crosses a PostgreSQL call must have no destructor to miss, because an error jumps over it;
-// trivial<T>() says so at compile time. Views point into the arguments and live as long as the
-// call.
+// An error jumps over destructors, so nothing that is alive across a PostgreSQL call may have one;
+// trivial<T>() checks that at compile time. Views point into the arguments and live as long as the
+// call. Intervals become microseconds. Tokens become text in which the digest of a leased claim is
+// sealed; an atomic token is only ever compared with this transaction's own claims, so its digest
+// needs no seal.
 #pragma once
 
+#include "core/token.hpp"
 #include "pg/server.hpp"
 
-// Declares a SQL-callable function; a body follows.
+// Declares a function that SQL can call; its body follows.
 #define IDEM_FUNCTION(name)                   \
     extern "C" {                              \
     PG_FUNCTION_INFO_V1(name);                \
@@ -66,7 +69,7 @@ inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
     return PG_ARGISNULL(n) ? nullptr : PG_GETARG_ARRAYTYPE_P(n);
 }
 
-// Raises when the installed SQL objects are older or newer than the library.
+// Raises 55000 when the installed SQL objects are older or newer than the library.
 inline void check_columns(int found, int expected) {
     if (found == expected) return;
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -75,13 +78,14 @@ inline void check_columns(int found, int expected) {
                     errhint("Run ALTER EXTENSION idem UPDATE.")));
 }
 
-// A row under construction: every column NULL until it is set. Columns are numbered from 0.
+// A row under construction. Every column is NULL until it is set. Columns are numbered from 0.
 template <int Columns>
 class Row {
   public:
     Row() { nulls_.fill(true); }
 
     void set(int column, Datum value) {
+        Assert(column >= 0 && column < Columns);
         values_[static_cast<std::size_t>(column)] = value;
         nulls_[static_cast<std::size_t>(column)] = false;
     }
@@ -99,13 +103,16 @@ class Row {
         if (value) set(column, TimestampTzGetDatum(*value));
     }
 
-    void clear(int column) { nulls_[static_cast<std::size_t>(column)] = true; }
+    void clear(int column) {
+        Assert(column >= 0 && column < Columns);
+        nulls_[static_cast<std::size_t>(column)] = true;
+    }
 
     std::span<const Datum> values() const { return values_; }
     std::span<const bool> nulls() const { return nulls_; }
 
-    // As the composite value that the called function returns: an expanded record, which PL/pgSQL
-    // takes over as its variable without forming and taking apart a tuple.
+    // The composite value that the called function returns, as an expanded record: PL/pgSQL takes
+    // that over as its variable without forming a tuple.
     Datum as_result_of(FunctionCallInfo fcinfo) {
         ExpandedRecordHeader* record = make_expanded_record_from_typeid(
             get_func_rettype(fcinfo->flinfo->fn_oid), -1, CurrentMemoryContext);
@@ -114,7 +121,7 @@ class Row {
         return EOHPGetRWDatum(&record->hdr);
     }
 
-    // As one more row of a function that returns a set, after InitMaterializedSRF().
+    // Adds the row to the result of a function that returns a set, after InitMaterializedSRF().
     void add_to_result_of(FunctionCallInfo fcinfo) {
         auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
         check_columns(result->setDesc->natts, Columns);
@@ -125,5 +132,26 @@ class Row {
     std::array<Datum, Columns> values_{};
     std::array<bool, Columns> nulls_{};
 };
+
+// The interval in microseconds. Raises 22023 unless it is finite and at most 365000 days; name is
+// the argument's name for the message. The second also refuses zero and less, the third anything
+// less than zero.
+std::int64_t duration(const char* name, const Interval& interval);
+std::int64_t positive_duration(const char* name, const Interval& interval);
+std::int64_t nonnegative_duration(const char* name, const Interval& interval);
+
+// The same for an argument of the called function; nothing when it is NULL.
+std::optional<std::int64_t> positive_duration_arg(FunctionCallInfo fcinfo, int n, const char* name);
+std::optional<std::int64_t> nonnegative_duration_arg(FunctionCallInfo fcinfo, int n,
+                                                     const char* name);
+
+// Microseconds as an interval that has neither months nor days.
+Interval* interval_of(std::int64_t usecs);
+
+// The token as its holder sees it.
+core::TokenText token_text(const core::Token& token);
+
+// The reverse. Raises ID005 when the text is NULL or not a token.
+core::Token read_token(std::optional<std::string_view> text);
 
 }  // namespace idem::pg

@@ -1,6 +1,8 @@
 #include "pg/census.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/record.hpp"
+#include "pg/table.hpp"
 
 namespace idem::pg {
 namespace {
@@ -13,15 +15,19 @@ struct alignas(PG_CACHE_LINE_SIZE) Slot {
 constinit Slot* slots = nullptr;
 
 Slot& my_slot() {
-    return slots[MyProc - ProcGlobal->allProcs];
+    const auto number = MyProc - ProcGlobal->allProcs;
+    Assert(number >= 0 && number < MaxBackends);
+    return slots[number];
 }
 
 void begin_change(Slot& slot) {
+    Assert(pg_atomic_read_u32(&slot.changes) % 2 == 0);
     pg_atomic_write_u32(&slot.changes, pg_atomic_read_u32(&slot.changes) + 1);
     pg_write_barrier();
 }
 
 void end_change(Slot& slot) {
+    Assert(pg_atomic_read_u32(&slot.changes) % 2 == 1);
     pg_write_barrier();
     pg_atomic_write_u32(&slot.changes, pg_atomic_read_u32(&slot.changes) + 1);
 }
@@ -31,13 +37,34 @@ std::uint8_t copy(std::string_view from, char* to) {
     return static_cast<std::uint8_t>(from.size());
 }
 
-// False when the owner was at it.
+// Returns false when the owner was writing.
 bool try_read(Slot& slot, HeldClaim& claim) {
     const std::uint32_t before = pg_atomic_read_u32(&slot.changes);
     pg_read_barrier();
     claim = slot.claim;
     pg_read_barrier();
     return before % 2 == 0 && before == pg_atomic_read_u32(&slot.changes);
+}
+
+bool is_prepared(TransactionId xid) {
+    return !TransactionIdIsCurrentTransactionId(xid) && TransactionIdIsInProgress(xid) &&
+           !TransactionIdIsActive(xid);
+}
+
+// An update shows in the new version; a deletion shows in the row itself.
+bool was_replaced(TupleTableSlot* slot) {
+    const HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, nullptr);
+    return !ItemPointerEquals(&tuple->t_data->t_ctid, &tuple->t_self);
+}
+
+// The transaction that is changing the row, if it is a prepared one.
+TransactionId prepared_writer(const SnapshotData& dirty, TupleTableSlot* slot) {
+    TransactionId writer = dirty.xmin;
+    if (!TransactionIdIsValid(writer) && TransactionIdIsValid(dirty.xmax) && !was_replaced(slot))
+        writer = dirty.xmax;
+    if (!TransactionIdIsValid(writer)) return InvalidTransactionId;
+    const TransactionId top = SubTransGetTopmostTransaction(writer);
+    return is_prepared(top) ? top : InvalidTransactionId;
 }
 
 }  // namespace
@@ -51,6 +78,7 @@ void note_claim(std::int32_t scope_id, std::string_view tenant, std::string_view
     if (slots == nullptr) return;
     Slot& slot = my_slot();
     Assert(tenant.size() <= core::max_tenant_bytes && key.size() <= core::max_key_bytes);
+    Assert(keys > 0);
     begin_change(slot);
     GET_VXID_FROM_PGPROC(slot.claim.transaction, *MyProc);
     slot.claim.database = MyDatabaseId;
@@ -87,6 +115,7 @@ int backends_in_census() {
 }
 
 int read_held_claim(int backend, HeldClaim& claim) {
+    Assert(backend >= 0 && backend < backends_in_census());
     while (!try_read(slots[backend], claim)) CHECK_FOR_INTERRUPTS();
     if (!VirtualTransactionIdIsValid(claim.transaction) || claim.database != MyDatabaseId) return 0;
     const PGPROC* process = compat::process_running(claim.transaction);
@@ -104,6 +133,24 @@ void attach_census(void* memory, LWLockPadded*, bool found) {
         pg_atomic_init_u32(&slots[i].changes, 0);
         slots[i].claim.transaction.localTransactionId = InvalidLocalTransactionId;
     }
+}
+
+void visit_prepared_claims(void (*visit)(const PreparedClaim& claim, void* data), void* data) {
+    if (max_prepared_xacts == 0 || RecoveryInProgress()) return;
+    SnapshotData dirty;
+    InitDirtySnapshot(dirty);
+    scan_table(Table::record, &dirty, [&](TupleTableSlot* slot) {
+        const TransactionId xid = prepared_writer(dirty, slot);
+        if (!TransactionIdIsValid(xid)) return;
+        const RecordHead row = record_head(slot);
+        visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key}, data);
+    });
+}
+
+TransactionId prepared_transaction(const VirtualTransactionId& vxid) {
+    bool ambiguous = false;
+    const TransactionId xid = TwoPhaseGetXidByVirtualXID(vxid, &ambiguous);
+    return ambiguous ? InvalidTransactionId : xid;
 }
 
 }  // namespace idem::pg

@@ -1,5 +1,5 @@
-// What differs between PostgreSQL versions, each difference one small function, so that no call
-// site has an #if of its own.
+// The differences between PostgreSQL versions: one small function for each, so that call sites have
+// no #if of their own.
 #pragma once
 
 #include "pg/server.hpp"
@@ -32,8 +32,7 @@ inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot sn
 #endif
 }
 
-// What pg_stat_activity shows of a process that waits for nothing but time; PostgreSQL 17 and later
-// know it by name.
+// The wait event that pg_stat_activity shows. PostgreSQL 17 and later show its name.
 inline std::uint32_t wait_event([[maybe_unused]] const char* name) {
 #if PG_VERSION_NUM >= 170000
     return WaitEventExtensionNew(name);
@@ -52,8 +51,9 @@ inline TableScanDesc begin_table_scan(Relation relation, Snapshot snapshot) {
 
 enum class Waiting : bool { no, yes };
 
-// Which indexes need an entry for a new row version. From 16 on, a heap-only update may change what
-// a summarizing index (BRIN) covers: an entry in any other index would be a second one for its row.
+// Which indexes need an entry for a new row version. Since PostgreSQL 16, a heap-only update may
+// change columns of a summarizing index (BRIN). Any other index then has an entry for the row
+// already, and must not get a second one.
 enum class IndexEntries { none, summarizing, all };
 
 #if PG_VERSION_NUM >= 160000
@@ -67,8 +67,9 @@ inline IndexEntries entries_after(bool update) {
 }
 #endif
 
-// Replaces the row at tid in the heap alone: see update_row() in pg/table. The entries count after
-// TM_Ok only.
+// Replaces the row at tid in the heap alone; update_row() in pg/table adds the index entries.
+// Refuses an update that cannot be published, as the executor does: it would stop every
+// subscription. entries is meaningful after TM_Ok only.
 inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot* slot,
                               Waiting waiting, IndexEntries& entries) {
     CheckCmdReplicaIdentity(relation, CMD_UPDATE);
@@ -90,7 +91,8 @@ inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot
     return result;
 }
 
-// Deletes the row. Anything but TM_Ok says that somebody else has changed it, or is about to.
+// Deletes the row, with the same check. Any result but TM_Ok means that another transaction has
+// changed the row, or is about to.
 inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting) {
     CheckCmdReplicaIdentity(relation, CMD_DELETE);
     const bool wait = waiting == Waiting::yes;
@@ -105,8 +107,8 @@ inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting)
 #endif
 }
 
-// The entries in all indexes that are ready for inserts, or in summarizing ones only. Returns the
-// indexes of deferrable constraints that the row may violate.
+// Adds the entries in all indexes that are ready for inserts, or in the summarizing ones only.
+// Returns the indexes of deferrable constraints that the row may violate.
 inline List* insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, EState* estate,
                                   [[maybe_unused]] bool only_summarizing) {
 #if PG_VERSION_NUM >= 190000
@@ -120,7 +122,16 @@ inline List* insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, E
 #endif
 }
 
-// The process that runs this very transaction; NULL when it is over or prepared.
+// Whether this backend holds the lock in exactly this mode.
+inline bool holds_lock(const LOCKTAG& tag, LOCKMODE mode) {
+#if PG_VERSION_NUM >= 170000
+    return LockHeldByMe(&tag, mode, false);
+#else
+    return LockHeldByMe(&tag, mode);
+#endif
+}
+
+// The process that runs this transaction; NULL when the transaction has ended or is prepared.
 inline PGPROC* process_running(const VirtualTransactionId& vxid) {
 #if PG_VERSION_NUM >= 170000
     PGPROC* process = ProcNumberGetProc(vxid.procNumber);
@@ -134,7 +145,7 @@ inline PGPROC* process_running(const VirtualTransactionId& vxid) {
     return same ? process : nullptr;
 }
 
-// The i-th entry, from 1, of the status snapshot.
+// The i-th entry of the status snapshot, counted from 1.
 inline const LocalPgBackendStatus* backend_status(int i) {
 #if PG_VERSION_NUM >= 160000
     return pgstat_get_local_beentry_by_index(i);
@@ -143,7 +154,7 @@ inline const LocalPgBackendStatus* backend_status(int i) {
 #endif
 }
 
-// A jsonb value under construction, by the tokens that a walk over it would meet.
+// Builds a jsonb value from the tokens that a walk over it would return.
 class JsonbBuilder {
   public:
 #if PG_VERSION_NUM >= 190000

@@ -15,13 +15,13 @@ constinit int log_conflicts = 0;
 
 namespace {
 
-// The size of shared memory is fixed when the server starts. Without preload there is none, and the
-// setting, which may stand in postgresql.conf all the same, has no effect.
+// The size of shared memory is fixed when the server starts. A library that is not preloaded has
+// none; postgresql.conf may contain the setting all the same, but it has no effect.
 GucContext at_server_start() {
     return process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP;
 }
 
-// Those of client_min_messages that are no errors.
+// The levels of client_min_messages below ERROR.
 constexpr std::array<config_enum_entry, 11> log_levels = {{{"off", 0, false},
                                                            {"debug5", DEBUG5, false},
                                                            {"debug4", DEBUG4, false},
@@ -37,51 +37,52 @@ constexpr std::array<config_enum_entry, 11> log_levels = {{{"off", 0, false},
 }  // namespace
 
 void define() {
-    DefineCustomStringVariable("idem.tenant", "Tenant of the calls that do not name one.",
-                               "An argument \"tenant\" that is not null comes first.", &tenant, "",
-                               PGC_USERSET, 0, nullptr, nullptr, nullptr);
-    // The lock table is shared by the whole server, so a session cannot raise this on its own.
-    DefineCustomIntVariable("idem.max_open_claims",
-                            "Sets the maximum number of key locks that a transaction holds.",
-                            "A claim keeps its lock until the transaction ends.", &max_open_claims,
-                            max_open_claims, 1, INT_MAX, PGC_SUSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomStringVariable("idem.tenant", "Sets the tenant of calls that do not pass one.",
+                               "A \"tenant\" argument that is not null takes precedence.", &tenant,
+                               "", PGC_USERSET, 0, nullptr, nullptr, nullptr);
+    // All sessions share the server's lock table, so an ordinary role may not raise this.
+    DefineCustomIntVariable(
+        "idem.max_open_claims", "Sets the maximum number of key locks that a transaction may hold.",
+        "A claim keeps its key lock until the transaction ends.", &max_open_claims, max_open_claims,
+        1, INT_MAX, PGC_SUSET, 0, nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.counted_scopes",
-                            "Sets the maximum number of scopes, of all databases, that have "
+                            "Sets the maximum number of scopes, in all databases, that have "
                             "statistics.",
                             "Each takes 256 bytes of shared memory. Has no effect unless the "
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
-    // What is stored lies in tables of the extension's owner, so a session cannot raise this
-    // either. What is larger than the maximum could be stored, but not be read as text.
+    // Answers are stored in tables of the extension's owner, so an ordinary role may not raise this
+    // either. An answer above the maximum could be stored, but not be read as text.
     DefineCustomIntVariable(
         "idem.max_answer_size", "Sets the maximum size of what one call stores.",
-        "Of an answer: response, headers, body and error together, before compression.",
+        "For an answer: response, headers, body and error together, before compression.",
         &max_answer_size, max_answer_size, 1, 512 * 1024, PGC_SUSET, GUC_UNIT_KB, nullptr, nullptr,
         nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
-                            "Sets the maximum number of tenants that \"claims_per_minute\" counts "
-                            "at a time.",
+                            "Sets the maximum number of tenants whose claims are counted for "
+                            "\"claims_per_minute\" at the same time.",
                             "Each takes about 300 bytes of shared memory. Has no effect unless "
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
-    // Where the messages go is the administrator's business, as with auto_explain.
+    // As with auto_explain, an administrator decides what goes to the server's log.
     DefineCustomEnumVariable(
         "idem.log_conflicts",
-        "Sets the level at which a key that comes with another request is reported.",
-        "Also where the caller gets the conflict as an outcome, or catches the error.",
+        "Sets the level of the message about a key that is used with a different request.",
+        "The message is also sent when the conflict is returned as an outcome, or its error "
+        "caught.",
         &log_conflicts, log_conflicts, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.purge_naptime",
                             "Sets the time between two visits of the purge worker to a database.",
-                            "It comes sooner while it finds much to delete, and later while it "
-                            "finds little. 0 means that it does not come.",
+                            "The worker comes sooner while it finds many records to delete, and "
+                            "later while it finds few. 0 disables these visits.",
                             &purge_naptime, purge_naptime, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MS,
                             nullptr, nullptr, nullptr);
     DefineCustomIntVariable("idem.purge_rate",
-                            "Sets the maximum number of records that the purge worker deletes in "
-                            "a second.",
-                            "0 means no bound.", &purge_rate, purge_rate, 0, INT_MAX, PGC_SIGHUP, 0,
+                            "Sets the maximum number of records that the purge worker deletes "
+                            "per second.",
+                            "0 means no limit.", &purge_rate, purge_rate, 0, INT_MAX, PGC_SIGHUP, 0,
                             nullptr, nullptr, nullptr);
     MarkGUCPrefixReserved("idem");
 }

@@ -12,7 +12,7 @@ constexpr std::uint32_t partitions = limiter_locks - 1;
 static_assert((partitions & (partitions - 1)) == 0, "a chain must belong to one partition");
 constexpr std::uint32_t none = UINT32_MAX;
 
-// The full identity is kept, so that no two tenants ever share a bucket.
+// Database, scope and tenant are kept in full, so that no two tenants ever share a bucket.
 struct Entry {
     core::Bucket bucket;
     std::uint32_t next;  // in its chain, or in the free list
@@ -26,15 +26,15 @@ static_assert(core::max_tenant_bytes <= UINT8_MAX);
 
 // In shared memory: this, then the heads of the chains, then the entries.
 struct Shared {
-    std::uint64_t seed;  // nobody can choose tenants that meet in one chain
+    std::uint64_t seed;  // random: clients cannot choose tenants that fall into one chain
     std::uint32_t heads;
     slock_t free_lock;
     std::uint32_t free;
-    pg_atomic_uint64 none_idle_before;  // what the last vain search for an idle bucket found
+    pg_atomic_uint64 none_idle_before;  // the result of the last vain search for an idle bucket
     std::uint32_t hand;                 // the partition to evict from next; under the evicting lock
 };
 
-struct Identity {
+struct BucketKey {
     std::int32_t scope_id;
     std::string_view tenant;
     std::uint32_t hash;
@@ -43,7 +43,7 @@ struct Identity {
 constinit Shared* table = nullptr;
 constinit LWLockPadded* locks = nullptr;
 
-// A power of two, at least one chain a partition and about one an entry.
+// A power of two: at least one chain per partition and about one per entry.
 std::uint32_t head_count() {
     std::uint32_t count = partitions;
     while (count < static_cast<std::uint32_t>(guc::limited_tenants)) count *= 2;
@@ -68,16 +68,16 @@ LWLock* evicting_lock() {
     return &locks[partitions].lock;
 }
 
-std::uint32_t& head_of(const Identity& who) {
-    return heads()[who.hash & (table->heads - 1)];
+std::uint32_t& head_of(const BucketKey& key) {
+    return heads()[key.hash & (table->heads - 1)];
 }
 
-// Chains are dealt to partitions in turn, so the low bits name the partition.
-LWLock* lock_of(const Identity& who) {
-    return partition_lock(who.hash % partitions);
+// Chains are assigned to the partitions in turn, so the low bits of the hash name the partition.
+LWLock* lock_of(const BucketKey& key) {
+    return partition_lock(key.hash % partitions);
 }
 
-Identity identity(std::int32_t scope_id, std::string_view tenant) {
+BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
     const std::uint64_t of_scope =
         (std::uint64_t{MyDatabaseId} << 32) | static_cast<std::uint32_t>(scope_id);
     const std::uint64_t hash =
@@ -86,19 +86,21 @@ Identity identity(std::int32_t scope_id, std::string_view tenant) {
     return {scope_id, tenant, static_cast<std::uint32_t>(hash)};
 }
 
-bool is_of(const Entry& entry, const Identity& who) {
-    return entry.hash == who.hash && entry.scope_id == who.scope_id &&
+bool is_of(const Entry& entry, const BucketKey& key) {
+    return entry.hash == key.hash && entry.scope_id == key.scope_id &&
            entry.database == MyDatabaseId &&
-           std::string_view(entry.tenant, entry.tenant_size) == who.tenant;
+           std::string_view(entry.tenant, entry.tenant_size) == key.tenant;
 }
 
-Entry* find(const Identity& who) {
-    for (std::uint32_t i = head_of(who); i != none; i = entries()[i].next)
-        if (is_of(entries()[i], who)) return &entries()[i];
+Entry* find(const BucketKey& key) {
+    Assert(LWLockHeldByMeInMode(lock_of(key), LW_EXCLUSIVE));
+    for (std::uint32_t i = head_of(key); i != none; i = entries()[i].next)
+        if (is_of(entries()[i], key)) return &entries()[i];
     return nullptr;
 }
 
 void give_back(std::uint32_t index) {
+    Assert(index < static_cast<std::uint32_t>(guc::limited_tenants));
     SpinLockAcquire(&table->free_lock);
     entries()[index].next = table->free;
     table->free = index;
@@ -114,17 +116,19 @@ std::uint32_t take_free() {
 }
 
 // A new bucket at the head of its chain; NULL when the table is full.
-Entry* add(const Identity& who) {
+Entry* add(const BucketKey& key) {
     const std::uint32_t index = take_free();
     if (index == none) return nullptr;
+    Assert(index < static_cast<std::uint32_t>(guc::limited_tenants));
+    Assert(key.tenant.size() <= core::max_tenant_bytes);
     Entry& entry = entries()[index];
     entry.bucket = core::Bucket{};
-    entry.hash = who.hash;
+    entry.hash = key.hash;
     entry.database = MyDatabaseId;
-    entry.scope_id = who.scope_id;
-    entry.tenant_size = static_cast<std::uint8_t>(who.tenant.size());
-    std::copy(who.tenant.begin(), who.tenant.end(), entry.tenant);
-    std::uint32_t& head = head_of(who);
+    entry.scope_id = key.scope_id;
+    entry.tenant_size = static_cast<std::uint8_t>(key.tenant.size());
+    std::copy(key.tenant.begin(), key.tenant.end(), entry.tenant);
+    std::uint32_t& head = head_of(key);
     entry.next = head;
     head = index;
     return &entry;
@@ -132,7 +136,7 @@ Entry* add(const Identity& who) {
 
 struct Eviction {
     bool freed = false;
-    TimestampTz first_idle = PG_INT64_MAX;  // when the first of those that stay will be
+    TimestampTz first_idle = PG_INT64_MAX;  // when the first of the remaining buckets will be idle
 };
 
 void evict_from(std::uint32_t partition, TimestampTz now, Eviction& eviction) {
@@ -156,8 +160,8 @@ void evict_from(std::uint32_t partition, TimestampTz now, Eviction& eviction) {
     LWLockRelease(partition_lock(partition));
 }
 
-// Partition by partition until one gave something. One backend at a time: the others find what it
-// freed, or learn from it how long there is nothing to free.
+// Searches one partition after another until one had an idle bucket. One backend at a time: the
+// others find what it freed, or learn from it how long there is nothing to free.
 void search_idle(TimestampTz now) {
     LWLockAcquire(evicting_lock(), LW_EXCLUSIVE);
     Eviction eviction;
@@ -170,10 +174,11 @@ void search_idle(TimestampTz now) {
     LWLockRelease(evicting_lock());
 }
 
-// How long nothing in the full table can give way; 0 when it is worth a search.
+// How long nothing in the full table can be evicted; 0 when a search may succeed.
 std::int64_t full_for(TimestampTz now) {
     const auto until = static_cast<TimestampTz>(pg_atomic_read_u64(&table->none_idle_before));
-    if (until <= now || until > now + 2 * core::usecs_per_minute) return 0;  // or a clock set back
+    if (until <= now || until > now + 2 * core::usecs_per_minute)
+        return 0;  // passed, or the clock was set back
     return until - now;
 }
 
@@ -185,14 +190,15 @@ bool limits_available() {
 
 Admission admit(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
                 TimestampTz now) {
-    const Identity who = identity(scope_id, tenant);
+    Assert(per_minute >= 1);
+    const BucketKey key = bucket_key(scope_id, tenant);
     for (;;) {
-        LWLockAcquire(lock_of(who), LW_EXCLUSIVE);
-        Entry* entry = find(who);
-        if (entry == nullptr) entry = add(who);
+        LWLockAcquire(lock_of(key), LW_EXCLUSIVE);
+        Entry* entry = find(key);
+        if (entry == nullptr) entry = add(key);
         const std::int64_t wait =
             entry == nullptr ? 0 : core::charge(entry->bucket, per_minute, now);
-        LWLockRelease(lock_of(who));
+        LWLockRelease(lock_of(key));
         if (entry != nullptr) return {wait == 0, wait};
 
         if (full_for(now) == 0) search_idle(now);

@@ -1,14 +1,15 @@
-// claims_per_minute: one token bucket for each tenant of a limited scope, in shared memory.
+// claims_per_minute: one token bucket per tenant of a limited scope, in shared memory.
 //
-// Buckets lie in a hash table of a fixed size, idem.limited_tenants. Its chains are spread over
-// partitions, each under an LWLock that is held for one look at one chain: a tenant at its limit is
-// refused under the lock that a grant takes, and holds nobody else up. Order of locks: the evicting
-// lock, then one partition; the free list's spinlock last; never two partitions.
+// The buckets are entries of a hash table of a fixed size, idem.limited_tenants. Its chains are
+// distributed over partitions, each under an LWLock that is held while one chain is read: a claim
+// that exceeds the limit is refused under the same lock as one that is admitted, and delays no
+// other tenant. Order of locks: the evicting lock, then one partition, then the spinlock of the
+// free list; never two partitions.
 //
-// A bucket whose time has come says nothing any more and gives way when the table is full. When no
-// bucket can, a tenant without one is refused until the first can: the limit bounds what is stored,
-// and so must not be passed by those who come with many tenants. Nothing is kept over a restart:
-// every bucket is full again.
+// A bucket that has filled up again carries no information and can be evicted when the table is
+// full. When none can, a tenant without a bucket is refused until the first can: the limit bounds
+// what is stored, so a client must not pass it by inventing tenants. Nothing is kept over a
+// restart: every bucket is full again.
 #pragma once
 
 #include "pg/server.hpp"
@@ -17,14 +18,14 @@ namespace idem::pg {
 
 struct Admission {
     bool admitted;
-    std::int64_t retry_after;  // microseconds; how long to wait when not admitted
+    std::int64_t retry_after;  // microseconds until a retry makes sense, when not admitted
 };
 
-// False on a server that has not preloaded the library: there is nothing to count with.
+// False on a server that has not preloaded the library: no claims are counted.
 bool limits_available();
 
-// Charges one new claim, which is not given back when the transaction rolls back. Only with
-// limits_available(). per_minute is at least 1.
+// Charges one new claim. A rollback does not refund it. Only if limits_available(). per_minute is
+// at least 1.
 Admission admit(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
                 TimestampTz now);
 

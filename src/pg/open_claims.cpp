@@ -7,12 +7,13 @@
 namespace idem::pg {
 namespace {
 
-// Digests are uniform, so a part of the last byte is the hash. 2,000 claims make chains of 32.
+// Digests are uniformly distributed, so six bits of the last byte serve as the hash. 2,000 claims
+// make chains of 32 on average.
 struct Claims {
     Claim* newest;
-    int count;
-    int open;            // atomic ones
-    const Claim* shown;  // in the census; NULL: none, or to be shown anew
+    int count;           // with a key lock
+    int open;            // atomic and open
+    const Claim* shown;  // in the census; NULL: none, or to be shown again
     bool durable;
     std::array<Claim*, 64> buckets;
 };
@@ -26,20 +27,24 @@ Claim*& bucket_of(const core::Digest& digest) {
 void unlink(Claim* claim) {
     if (claim->unlocked) return;
     Claim** link = &bucket_of(claim->token.digest);
-    while (*link != claim) link = &(*link)->in_bucket;
+    while (*link != claim) {
+        Assert(*link != nullptr);  // every claim with a lock is in its bucket
+        link = &(*link)->in_bucket;
+    }
     *link = claim->in_bucket;
     --claims->count;
+    Assert(claims->count >= 0);
 }
 
-void let_go(std::string_view kept) {
+void free_copy(std::string_view kept) {
     pfree(const_cast<char*>(kept.data()));
 }
 
-// A transaction may roll back any number of savepoints.
+// Frees the claim at once, because a transaction may roll back any number of savepoints.
 void free_claim(Claim* claim) {
-    let_go(claim->scope_name);
-    let_go(claim->tenant);
-    let_go(claim->key);
+    free_copy(claim->scope_name);
+    free_copy(claim->tenant);
+    free_copy(claim->key);
     if (claim->fingerprint != nullptr) pfree(claim->fingerprint);
     pfree(claim);
 }
@@ -49,7 +54,8 @@ bool is_open_atomic(const Claim& claim) {
            !claim.of_source;
 }
 
-// What others are to see: the newest open atomic claim, or else the newest that has a key lock.
+// The claim that other backends are to see: the newest open atomic claim, or else the newest claim
+// that has a key lock.
 const Claim* claim_to_show() {
     const Claim* claim = claims->newest;
     while (claim != nullptr &&
@@ -58,7 +64,8 @@ const Claim* claim_to_show() {
     return claim;
 }
 
-// A claim that is shown already costs no more than its progress.
+// Updates this backend's entry in the census. Where the same claim stays, only its progress is
+// written.
 void show() {
     if (!census_available()) return;
     Assert(claims->open >= 0 && claims->count >= claims->open);
@@ -74,8 +81,8 @@ void show() {
                static_cast<std::int32_t>(claim->token.attempt), claim->created, as, claims->count);
 }
 
-// As show(), when claims have been dropped: a new one may have the address of the one that is
-// shown.
+// Does as show() does after claims were dropped: a new claim may have the address of the one that
+// is shown.
 void show_anew() {
     if (!census_available()) return;
     note_no_claim();
@@ -83,14 +90,19 @@ void show_anew() {
     show();
 }
 
+// Counts the open atomic claims anew.
 int count_open() {
     int open = 0;
-    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
+    [[maybe_unused]] int locked = 0;
+    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older) {
         if (is_open_atomic(*claim)) ++open;
+        if (!claim->unlocked) ++locked;
+    }
+    Assert(locked == claims->count);
     return open;
 }
 
-// A subtransaction came to nothing: what it claimed is gone, what it finished is open again.
+// The subtransaction has rolled back: what it claimed is gone, what it finished is open again.
 void undo(SubTransactionId sub) {
     for (Claim** link = &claims->newest; *link != nullptr;) {
         Claim* claim = *link;
@@ -112,7 +124,8 @@ void hand_over(SubTransactionId sub, SubTransactionId parent) {
     }
 }
 
-// Where a statement claims that is a transaction of its own, no later one could complete.
+// A statement that claims and is a transaction of its own leaves no later statement that could
+// complete the claim; the message then gives other advice.
 report::Unfinished unfinished(const Claim& claim, bool preparing) {
     if (preparing) return report::Unfinished::at_prepare;
     const bool single = claim.by_statement && !IsTransactionBlock();
@@ -125,7 +138,7 @@ void refuse_open_claims(bool preparing) {
             report::claim_incomplete(claim->scope_name, claim->key, unfinished(*claim, preparing));
 }
 
-// ForceSyncCommit() would do for this server's disk, but would not wait for a standby.
+// ForceSyncCommit() would wait for this server's disk, but not for a standby.
 void raise_durability() {
     if (!claims->durable || synchronous_commit >= SYNCHRONOUS_COMMIT_REMOTE_FLUSH) return;
     (void)set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
@@ -160,7 +173,9 @@ static void at_transaction_end(XactEvent event, void*) {
         case XACT_EVENT_COMMIT:
         case XACT_EVENT_ABORT:
         case XACT_EVENT_PREPARE:
-            claims = nullptr;  // the memory goes with TopTransactionContext, the note of itself
+            // TopTransactionContext frees the memory. The entry in the census is not valid any
+            // more: it names this transaction.
+            claims = nullptr;
             return;
         default:
             return;
@@ -221,6 +236,10 @@ const Claim* newest_open_claim() {
 
 Claim& remember_claim(const Claim& from) {
     make_map();
+    Assert(from.unlocked || (from.token.attempt >= 1 && from.scope_id > 0));
+    Assert(from.unlocked || KeyLock(from.token.digest).is_held());
+    Assert(from.unlocked || find_claim(from.token.digest) == nullptr ||
+           find_claim(from.token.digest)->phase != Phase::open);
     void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim));
     auto* claim = new (memory) Claim(from);
     claim->scope_name = keep(from.scope_name);
@@ -244,14 +263,16 @@ Claim& remember_claim(const Claim& from) {
 }
 
 void close_claim(Claim& claim, Phase phase) {
-    Assert(claim.phase == Phase::open && phase != Phase::open);
+    Assert(claims != nullptr && claim.phase == Phase::open && phase != Phase::open);
     if (is_open_atomic(claim)) --claims->open;
+    Assert(claims->open >= 0);
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
     show();
 }
 
-// A note that is there was made here or in a transaction around: it lasts as long as ours would.
+// A note that exists was made in this subtransaction or in one around it, so it lasts as long as a
+// new one would.
 void remember_unlocked(std::string_view scope_name) {
     const Claim* known = claims == nullptr ? nullptr : claims->newest;
     while (known != nullptr && !(known->unlocked && known->scope_name == scope_name))

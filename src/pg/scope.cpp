@@ -1,51 +1,45 @@
 #include "pg/scope.hpp"
 
 #include "core/key.hpp"
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
+#include "pg/hash_table.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_row.hpp"
+#include "pg/scope_ids.hpp"
 
 namespace idem::pg {
 namespace {
 
 using namespace scope_row;
 
-// Entries never move, so the second table may point into the first.
+// Entries never move, so the table by id may point into the table by name.
 struct ById {
     std::int32_t id;  // the hash key
     const Scope* scope;
 };
 
 constinit MemoryContext cache_context = nullptr;
-constinit HTAB* by_name = nullptr;
-constinit HTAB* by_id = nullptr;
-constinit bool valid = false;  // set before anything is read: what changes meanwhile resets it
+constinit HashTable<char[NAMEDATALEN], Scope, HASH_STRINGS> by_name;
+constinit HashTable<std::int32_t, ById> by_id;
+constinit bool valid = false;  // set before anything is read: a change meanwhile resets it
 
 void forget_scopes() {
     valid = false;
 }
 
-HTAB* make_table(const char* name, Size key_size, Size entry_size, int kind) {
-    HASHCTL control{};
-    control.keysize = key_size;
-    control.entrysize = entry_size;
-    control.hcxt = cache_context;
-    return hash_create(name, 16, &control, HASH_ELEM | HASH_CONTEXT | kind);
-}
-
-// Only here, at the start of a lookup, is an outdated cache freed: an invalidation may arrive while
-// a scope is still in use. Asking for news makes a change count at once, even in the middle of a
-// transaction.
+// An outdated cache is freed only here, at the start of a lookup: an invalidation may arrive while
+// a scope is in use. Accepting invalidations makes a change effective at once, even in the middle
+// of a transaction.
 void prepare_cache() {
     AcceptInvalidationMessages();
     if (valid) return;
-    // Forgotten first: should memory run out below, it must not be deleted twice.
-    by_name = by_id = nullptr;
+    // Forget the tables first: if memory runs out below, the context must not be deleted twice.
+    by_name = {};
+    by_id = {};
     if (MemoryContext old = std::exchange(cache_context, nullptr); old != nullptr)
         MemoryContextDelete(old);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
-    by_name = make_table("idem scopes", NAMEDATALEN, sizeof(Scope), HASH_STRINGS);
-    by_id = make_table("idem scopes by id", sizeof(std::int32_t), sizeof(ById), HASH_BLOBS);
+    by_name = by_name.create("idem scopes", 16, cache_context);
+    by_id = by_id.create("idem scopes by id", 16, cache_context);
     valid = true;
 }
 
@@ -83,6 +77,7 @@ WeakKeys read_weak_keys(TupleTableSlot* slot) {
 
 void read_scope(TupleTableSlot* slot, Scope& scope) {
     const std::string_view name = view_of(DatumGetTextPP(*column(slot, column_name)));
+    static_assert(core::max_scope_bytes < NAMEDATALEN);
     std::copy_n(name.begin(), std::min(name.size(), core::max_scope_bytes), scope.name);
     scope.id = DatumGetInt32(*column(slot, column_id));
     scope.owner = DatumGetObjectId(*column(slot, column_owner));
@@ -96,28 +91,87 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_required = read_bool(slot, column_tenant_required);
     scope.reject_stale_keys = read_bool(slot, column_reject_stale_keys);
     scope.store_response = read_bool(slot, column_store_response);
-    scope.request_paths = read_path_list(slot, column_request_exclude);
-    scope.response_paths = read_path_list(slot, column_response_exclude);
+    scope.request_exclude = read_path_list(slot, column_request_exclude);
+    scope.response_exclude = read_path_list(slot, column_response_exclude);
     scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
 }
 
-// Reads first, enters after: an error in between must not leave half an entry.
+// The row is read before it is entered: an error in between must not leave half an entry.
 template <class Match>
 const Scope* read_into_cache(Match match) {
     Scope scope{};
     if (!scan_for(match, [&](TupleTableSlot* slot) { read_scope(slot, scope); })) return nullptr;
-    auto* entry = static_cast<Scope*>(hash_search(by_name, scope.name, HASH_ENTER, nullptr));
+    bool found;
+    Scope* entry = by_name.enter(scope.name, found);
     *entry = scope;
-    auto* reference = static_cast<ById*>(hash_search(by_id, &scope.id, HASH_ENTER, nullptr));
-    reference->scope = entry;
+    by_id.enter(scope.id, found)->scope = entry;
     return entry;
 }
 
-// Calls that would have begun something in the scope, had it been there.
+// Functions that would have started an operation in the scope if it existed.
 bool begins_something(std::string_view function) {
     constexpr std::array<std::string_view, 6> functions = {"claim", "try_claim", "execute",
                                                            "once",  "once_each", "advance"};
     return std::ranges::find(functions, function) != functions.end();
+}
+
+using namespace scope_row;
+using ScopeRow = Row<columns>;
+
+void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
+    if (limit == no_limit) return row.clear(which);
+    row.set_int(which, limit);
+}
+
+void set_rules(ScopeRow& row, const ScopeRules& rules) {
+    row.set_pointer(column_ttl, rules.ttl);
+    row.set_pointer(column_lease, rules.lease);
+    row.set_pointer(column_wait, rules.wait);
+    row.set_bool(column_request_required, rules.request_required);
+    row.set_pointer(column_request_exclude, rules.request_exclude);
+    row.set_bool(column_tenant_required, rules.tenant_required);
+    row.set_bool(column_reject_stale_keys, rules.reject_stale_keys);
+    set_limit(row, column_max_attempts, rules.max_attempts);
+    set_limit(row, column_claims_per_minute, rules.claims_per_minute);
+    if (rules.weak_keys) row.set_text(column_weak_keys, *rules.weak_keys);
+    row.set_bool(column_store_response, rules.store_response);
+    row.set_pointer(column_response_exclude, rules.response_exclude);
+    row.set_pointer(column_transient_sqlstates, rules.transient_sqlstates);
+    if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
+}
+
+Relation open_scopes() {
+    return open_table(Table::scope, ShareRowExclusiveLock);
+}
+
+void announce_change(Relation relation) {
+    CacheInvalidateRelcache(relation);
+    table_close(relation, NoLock);
+    CommandCounterIncrement();
+}
+
+// The row of a scope as it is stored.
+struct StoredScope {
+    ItemPointerData tid;
+    ScopeRow row;
+};
+
+StoredScope read_stored(Relation relation, std::int32_t id) {
+    HeapTuple tuple = nullptr;
+    if (!scan_for(WithId{id}, [&](TupleTableSlot* slot) { tuple = ExecCopySlotHeapTuple(slot); }))
+        elog(ERROR, "scope %d is gone in spite of its table's lock", id);
+    StoredScope stored{tuple->t_self, {}};
+    const TupleDesc table = RelationGetDescr(relation);
+    for (int i = 0; i < columns && has_column(table, i); ++i) {
+        bool null;
+        const Datum value = heap_getattr(tuple, i + 1, table, &null);
+        if (!null) stored.row.set(i, value);
+    }
+    return stored;
+}
+
+void check_changed(TM_Result result) {
+    if (result != TM_Ok) elog(ERROR, "unexpected result %d of a change of a scope", result);
 }
 
 }  // namespace
@@ -135,18 +189,19 @@ std::optional<WeakKeys> weak_keys_of(std::string_view text) {
 
 const Scope* find_scope(std::string_view name) {
     if (name.empty() || name.size() > core::max_scope_bytes) return nullptr;
-    std::array<char, NAMEDATALEN> key{};
-    std::copy(name.begin(), name.end(), key.begin());
+    char key[NAMEDATALEN] = {};
+    std::copy(name.begin(), name.end(), key);
     prepare_cache();
-    if (const void* hit = hash_search(by_name, key.data(), HASH_FIND, nullptr); hit != nullptr)
-        return static_cast<const Scope*>(hit);
+    if (const Scope* hit = by_name.find(key); hit != nullptr) return hit;
     return read_into_cache(WithName{name});
 }
 
 const Scope* find_scope_by_id(std::int32_t id) {
     prepare_cache();
-    if (const void* hit = hash_search(by_id, &id, HASH_FIND, nullptr); hit != nullptr)
-        return static_cast<const ById*>(hit)->scope;
+    if (const ById* hit = by_id.find(id); hit != nullptr) {
+        Assert(hit->scope->id == id);
+        return hit->scope;
+    }
     return read_into_cache(WithId{id});
 }
 
@@ -157,7 +212,8 @@ bool may_observe(Oid owner) {
 const char* nearest_scope(std::string_view name) {
     constexpr int max_distance = 3;
     if (name.size() > core::max_scope_bytes) return nullptr;
-    // Text that an extension or a cast let slip through: its characters may not end where it does.
+    // A cast or an extension may produce text that is not valid in the encoding, whose last
+    // character reaches beyond its end.
     if (!pg_verify_mbstr(GetDatabaseEncoding(), name.data(), static_cast<int>(name.size()), true))
         return nullptr;
     int best = std::min(max_distance, static_cast<int>(name.size()) / 2) + 1;
@@ -173,9 +229,8 @@ const char* nearest_scope(std::string_view name) {
             best = distance;
             nearest = pnstrdup(other.data(), other.size());
         }
-        return false;
     };
-    (void)scan_for(consider, [](TupleTableSlot*) {});
+    scan_committed(Table::scope, consider);
     return nearest;
 }
 
@@ -187,6 +242,52 @@ const Scope& usable_scope(std::optional<std::string_view> name, const char* func
     if (!has_privs_of_role(GetUserId(), scope->owner))
         report::not_scope_member(*name, scope->owner, function);
     return *scope;
+}
+
+void lock_scopes() {
+    table_close(open_scopes(), NoLock);
+}
+
+void insert_scope(std::string_view name, const ScopeRules& rules) {
+    Relation relation = open_scopes();
+    if (scan_for(WithName{name}, [](TupleTableSlot*) {}))
+        ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
+                        errmsg("scope \"%.*s\" already exists", static_cast<int>(name.size()),
+                               name.data()),
+                        errdetail("Scope names are unique in a database."),
+                        errhint("Change the scope that exists with idem.alter_scope(), or choose "
+                                "another name.")));
+    ScopeRow row;
+    row.set_int(column_id, next_scope_id());
+    row.set_text(column_name, name);
+    set_rules(row, rules);
+    // The row goes past the table's NOT NULL constraints, so check them here.
+    Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
+    Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
+    Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
+           rules.transient_sqlstates != nullptr);
+    TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
+    insert_row(relation, slot);
+    ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+void update_scope(std::int32_t id, const ScopeRules& rules) {
+    Relation relation = open_scopes();
+    StoredScope scope = read_stored(relation, id);
+    set_rules(scope.row, rules);
+    TupleTableSlot* slot = new_row(relation, scope.row.values(), scope.row.nulls());
+    check_changed(update_row(relation, scope.tid, slot, compat::Waiting::yes));
+    ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+void delete_scope(std::int32_t id) {
+    Relation relation = open_scopes();
+    StoredScope scope = read_stored(relation, id);
+    check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
+    note_dropped_scope(id);
+    announce_change(relation);
 }
 
 }  // namespace idem::pg

@@ -1,8 +1,8 @@
 #include "pg/scope_ids.hpp"
 
+#include "pg/record.hpp"
 #include "pg/report.hpp"
-#include "pg/scope_row.hpp"
-#include "pg/store.hpp"
+#include "pg/scope.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::pg {
@@ -10,27 +10,12 @@ namespace {
 
 enum DroppedColumn { column_id, column_dropped, dropped_columns };
 
-// A table of its name may be there before it is the extension's: until 0.2.0 scopes could be
-// administered by roles that may create tables in the schema.
+// A table of this name may exist without belonging to the extension: until 0.2.0, roles that
+// administered scopes could create tables in the schema.
 bool notes_dropped_scopes() {
     const Oid table = find_table_oid(Table::dropped_scope);
     return OidIsValid(table) &&
            getExtensionOfObject(RelationRelationId, table) == get_extension_oid("idem", true);
-}
-
-// Calls visit(slot) for every row, in any state that the snapshot admits.
-template <class Visit>
-void scan_table(Table which, Snapshot snapshot, Visit visit) {
-    Relation relation = open_table(which, AccessShareLock);
-    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        CHECK_FOR_INTERRUPTS();
-        visit(slot);
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    table_close(relation, AccessShareLock);
 }
 
 std::int32_t id_of_dropped(TupleTableSlot* slot) {
@@ -42,7 +27,7 @@ std::int32_t id_of_scope(TupleTableSlot* slot) {
     return DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
 }
 
-// Rows in any state count: what is deleted, or not committed yet, has had its id all the same.
+// Rows in any state count: a row that was deleted, or is not committed yet, has used its id too.
 std::int64_t highest_id(Table which, std::int32_t (*id_of)(TupleTableSlot*)) {
     std::int64_t highest = 0;
     scan_table(which, SnapshotAny, [&](TupleTableSlot* slot) {
@@ -51,26 +36,27 @@ std::int64_t highest_id(Table which, std::int32_t (*id_of)(TupleTableSlot*)) {
     return highest;
 }
 
-struct Given {
+struct SequenceState {
     std::int64_t last;  // the highest id that the sequence has given, 0 before the first
-    bool here;          // it has given one since this database was made, restored or updated
+    bool called;        // it has given one since this database was created, restored or updated
 };
 
-// Read as the table that a sequence is: its SQL functions would ask for the caller's rights.
-Given given_ids() {
-    Given given{0, false};
+// The sequence is read as a table, because its SQL functions check the caller's privileges.
+SequenceState read_sequence() {
+    SequenceState sequence{0, false};
     scan_table(Table::scope_id, SnapshotAny, [&](TupleTableSlot* slot) {
         bool null;
-        given.here = DatumGetBool(slot_getattr(slot, SEQ_COL_CALLED, &null));
-        given.last = DatumGetInt64(slot_getattr(slot, SEQ_COL_LASTVAL, &null));
-        if (!given.here) --given.last;
+        sequence.called = DatumGetBool(slot_getattr(slot, SEQ_COL_CALLED, &null));
+        sequence.last = DatumGetInt64(slot_getattr(slot, SEQ_COL_LASTVAL, &null));
+        if (!sequence.called) --sequence.last;
     });
-    return given;
+    return sequence;
 }
 
-// setval() asks for rights on the sequence, which the caller, who may create scopes, has not. An
-// error restores the user as it restores everything.
+// setval() checks privileges on the sequence, which a role that may create scopes does not have, so
+// it runs as the sequence's owner. An error restores the user, as abort does for every error.
 void set_last_id(std::int64_t id) {
+    Assert(id >= 1 && id <= PG_INT32_MAX);
     Relation sequence = open_table(Table::scope_id, AccessShareLock);
     Oid user;
     int context;
@@ -92,22 +78,22 @@ bool is_noted(std::int32_t id) {
 }  // namespace
 
 std::int32_t next_scope_id() {
-    const Given given = given_ids();
+    const SequenceState sequence = read_sequence();
     const bool noted = notes_dropped_scopes();
     std::int64_t highest = highest_id(Table::scope, id_of_scope);
     if (noted) highest = std::max(highest, highest_id(Table::dropped_scope, id_of_dropped));
-    const bool sequence_is_right = noted && given.here && given.last >= highest;
+    const bool sequence_is_right = noted && sequence.called && sequence.last >= highest;
     if (!sequence_is_right)
         highest = std::max({highest, highest_id(Table::record, record_scope),
                             highest_id(Table::watermark, watermark_scope)});
-    const std::int64_t id = std::max(given.last, highest) + 1;
+    const std::int64_t id = std::max(sequence.last, highest) + 1;
     if (id > PG_INT32_MAX) report::scope_ids_used_up();
-    Assert(id > highest && id > given.last);
+    Assert(id > highest && id > sequence.last);
     set_last_id(id);
     return static_cast<std::int32_t>(id);
 }
 
-// It may be noted already, if the superuser has brought a scope back.
+// The id may be noted already, if a superuser has restored a dropped scope.
 void note_dropped_scope(std::int32_t id) {
     if (!notes_dropped_scopes() || is_noted(id)) return;
     Relation relation = open_table(Table::dropped_scope, RowExclusiveLock);
@@ -129,7 +115,7 @@ std::optional<List*> dropped_scopes() {
 }
 
 bool seems_dropped(std::int32_t id) {
-    if (id > given_ids().last) return false;
+    if (id > read_sequence().last) return false;
     bool any = false;
     const auto match = [&](TupleTableSlot* slot) {
         any = true;

@@ -15,15 +15,15 @@ constexpr std::int32_t first_fingerprint_id = 1;
 constinit Secrets cache{};
 constinit bool cached = false;
 
-// The older secret that was asked for last: after a rotation most retries ask for the same one.
+// The older fingerprint secret that was used last: after a rotation, most retries need the same.
 struct OlderSecret {
     std::uint32_t id;  // 0: none
     core::Secret secret;
 };
 constinit OlderSecret older{};
 
-// Counts the invalidations. One that arrives while the table is being read may be about what was
-// read already, so what is kept is only what was read without one.
+// Counts the invalidations. One that arrives while the table is being read may concern rows that
+// were read already, so only what was read without one is cached.
 constinit std::uint64_t invalidations = 0;
 
 void forget_secrets() {
@@ -32,15 +32,10 @@ void forget_secrets() {
     older.id = 0;
 }
 
-// Calls visit(id, bytes) for every secret. A snapshot of its own, because the transaction's may be
-// older than the secrets.
+// Calls visit(id, secret) for every secret.
 template <class Visit>
 void scan_secrets(Visit visit) {
-    Relation relation = open_table(Table::secret, AccessShareLock);
-    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-    TableScanDesc scan = compat::begin_table_scan(relation, snapshot);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+    scan_committed(Table::secret, [&](TupleTableSlot* slot) {
         bool null;
         const std::int32_t id = DatumGetInt32(slot_getattr(slot, column_id + 1, &null));
         const bytea* bytes = DatumGetByteaPP(slot_getattr(slot, column_secret + 1, &null));
@@ -49,14 +44,10 @@ void scan_secrets(Visit visit) {
         std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
                     secret.begin());
         visit(id, secret);
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    UnregisterSnapshot(snapshot);
-    table_close(relation, AccessShareLock);
+    });
 }
 
-// Nothing when the seed or the fingerprint secret is missing.
+// Nothing when the seed or every fingerprint secret is missing.
 std::optional<Secrets> read_secrets() {
     bool have_seed = false;
     Secrets found{};
@@ -95,6 +86,9 @@ void announce_change(Relation relation) {
     CacheInvalidateRelcache(relation);
     CommandCounterIncrement();
 }
+
+constinit std::array<std::uint64_t, 64> stock{};
+constinit std::size_t left = 0;
 
 }  // namespace
 
@@ -152,10 +146,23 @@ std::int32_t rotate_fingerprint_secret() {
     std::int32_t newest = 0;
     scan_secrets([&](std::int32_t id, const core::Secret&) { newest = std::max(newest, id); });
     if (newest == INT_MAX) elog(ERROR, "fingerprint secrets have run out of ids");
+    Assert(newest >= first_fingerprint_id);
     insert_secret(relation, newest + 1, "fingerprint");
     announce_change(relation);
     table_close(relation, NoLock);
     return newest + 1;
+}
+
+std::uint64_t random_bits() {
+    if (left == 0) {
+        if (!pg_strong_random(stock.data(), sizeof stock)) report::crypto_failure();
+        left = stock.size();
+    }
+    Assert(left <= stock.size());
+    --left;
+    const std::uint64_t drawn = stock[left];
+    stock[left] = 0;
+    return drawn;
 }
 
 }  // namespace idem::pg

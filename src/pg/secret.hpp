@@ -1,10 +1,16 @@
-// The per-database secrets: a permanent seed and the fingerprint secrets, cached per backend.
+// The database's secrets, cached per backend, and random bits.
 //
-// They are made together with the first scope, by create_secrets() under a lock on their table, and
-// dumped with the data. The cache is dropped through relation cache invalidation, which also covers
-// the rollback of the transaction that made them; changes past these functions are announced by a
-// trigger (api/announce_change). The fingerprint secret may be rotated; old ones
-// are kept, because the fingerprints that were made with them are still compared under them.
+// The secrets are a permanent seed and the fingerprint secrets. create_secrets() makes them
+// together with the first scope, under a lock on their table, and a dump includes them. The cache
+// is dropped by relation cache invalidation, which also covers the rollback of the transaction that
+// made them; a trigger announces changes that do not go through these functions
+// (idem.announce_change()). The fingerprint secret can be rotated. Old ones are kept, because
+// fingerprints that were made with them are still compared under them.
+//
+// Random bits for tokens and keys come from OpenSSL, whose every call costs system calls whatever
+// the size. So they are drawn in stock, 64 words at a time. A word is used once and wiped.
+//
+// Backend-local, but for the lock on the table.
 #pragma once
 
 #include "core/digest.hpp"
@@ -15,24 +21,26 @@ namespace idem::pg {
 
 struct Secrets {
     core::Secret seed;             // permanent; child keys are made with all of it
-    core::LockSeed lock_seed;      // one half of it
-    core::SealKey seal_key;        // the other
+    core::LockSeed lock_seed;      // its first half
+    core::SealKey seal_key;        // its second half
     std::uint32_t fingerprint_id;  // of the secret that new fingerprints are made with
     core::Secret fingerprint;
 };
 
-// Valid until the next call. Raises 55000 when the database has none (somebody deleted them).
+// Valid until the next call. Raises 55000 when the database has no secrets (they were deleted).
 const Secrets& secrets();
 
-// The fingerprint secret of this id; raises XX001 when there is none.
+// The fingerprint secret with this id. Raises XX001 when there is none.
 core::Secret fingerprint_secret(std::uint32_t id);
 
 // Makes the secrets if there are none. Locks their table until the transaction ends.
 void create_secrets();
 
-// Adds a secret for the fingerprints to come, and returns its id. Locks as create_secrets().
+// Adds a secret for new fingerprints and returns its id. Locks the table as create_secrets() does.
 std::int32_t rotate_fingerprint_secret();
 
 void init_secrets();
+
+std::uint64_t random_bits();
 
 }  // namespace idem::pg

@@ -1,5 +1,5 @@
-// The server's headers, in the one order that works: the standard library first, then PostgreSQL in
-// one extern "C" block that opens with postgres.h. Only src/pg and src/api include this.
+// The server's headers in the only order that works: the standard library first, then PostgreSQL's
+// in one extern "C" block that begins with postgres.h. core/ never includes this file.
 #pragma once
 
 #include <algorithm>

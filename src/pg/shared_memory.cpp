@@ -8,7 +8,7 @@
 namespace idem::pg {
 namespace {
 
-// attach() gets the piece and its locks; found: somebody has set it up before.
+// attach() is given the piece and its locks; found says that the piece has been set up before.
 struct Piece {
     const char* name;
     int locks;

@@ -1,17 +1,17 @@
-// idem's part of the server's shared memory: there only with shared_preload_libraries = 'idem'.
+// idem's shared memory, which exists only with shared_preload_libraries = 'idem'.
 //
-// One piece for each user of it, asked for when the postmaster starts and set up once, before any
-// backend runs; again after a crash. Each piece brings its LWLocks.
+// There is one piece per user. It is requested when the postmaster starts and set up once, before
+// any backend runs, and again after a crash. Each piece brings its LWLocks.
 #pragma once
 
 #include "pg/server.hpp"
 
 namespace idem::pg {
 
-// Whether the library is being loaded by the postmaster, the only time to ask for shared memory.
+// Whether the postmaster is loading the library: the only time to request shared memory.
 bool preloading();
 
-// Chains itself into the server's hooks, when preloading.
+// Installs the server's hooks for shared memory, when preloading.
 void init_shared_memory();
 
 }  // namespace idem::pg

@@ -1,13 +1,104 @@
 #include "pg/stats.hpp"
 
 #include "pg/guc.hpp"
-#include "pg/stats_file.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
 namespace {
 
-// In shared memory. Who owns a slot is read and written under the lock; database InvalidOid: free.
+constexpr const char* file_path = "pg_stat/idem.stat";
+constexpr const char* unfinished_path = "pg_stat/idem.stat.tmp";
+
+struct SavedStats {
+    ScopeIdentity scope;
+    ScopeStats stats;
+};
+
+struct Header {
+    std::uint32_t magic = 0x1DE35701;  // the last byte is the version of the layout
+    std::uint32_t counters = counter_count;
+};
+
+// Each row has a checksum of its own, so that the rows of a truncated file can be used.
+struct FileRow {
+    SavedStats saved;
+    pg_crc32c crc;
+};
+static_assert(std::is_trivially_copyable_v<FileRow>);
+
+pg_crc32c crc_of(const SavedStats& saved) {
+    pg_crc32c crc;
+    INIT_CRC32C(crc);
+    COMP_CRC32C(crc, &saved, sizeof saved);
+    FIN_CRC32C(crc);
+    return crc;
+}
+
+void log_failure(const char* what) {
+    ereport(LOG,
+            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", what, file_path)));
+}
+
+class StatsWriter {
+  public:
+    StatsWriter();
+    void write(const SavedStats& saved);
+    void finish();
+
+  private:
+    FILE* file_;
+    bool failed_ = false;
+};
+static_assert(std::is_trivially_destructible_v<StatsWriter>);
+
+StatsWriter::StatsWriter() : file_(AllocateFile(unfinished_path, PG_BINARY_W)) {
+    const Header header;
+    failed_ = file_ == nullptr || fwrite(&header, sizeof header, 1, file_) != 1;
+}
+
+void StatsWriter::write(const SavedStats& saved) {
+    if (failed_) return;
+    FileRow row;
+    memset(static_cast<void*>(&row), 0, sizeof row);  // the checksum covers the padding
+    row.saved.scope = saved.scope;
+    row.saved.stats = saved.stats;
+    row.crc = crc_of(row.saved);
+    failed_ = fwrite(&row, sizeof row, 1, file_) != 1;
+}
+
+void StatsWriter::finish() {
+    if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
+    if (failed_) {
+        log_failure("write");
+        (void)unlink(unfinished_path);
+        return;
+    }
+    (void)durable_rename(unfinished_path, file_path, LOG);
+}
+
+void read_stats_file(void (*use)(const SavedStats&)) {
+    FILE* file = AllocateFile(file_path, PG_BINARY_R);
+    if (file == nullptr) {
+        if (errno != ENOENT) log_failure("read");
+        return;
+    }
+    const Header expected;
+    Header header{0, 0};
+    bool good = fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+                header.counters == expected.counters;
+    for (FileRow row; good && fread(&row, sizeof row, 1, file) == 1;) {
+        good = row.crc == crc_of(row.saved);
+        if (good) use(row.saved);
+    }
+    if (!good)
+        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
+                      errmsg("ignoring invalid data in file \"%s\"", file_path)));
+    FreeFile(file);
+    (void)unlink(file_path);
+}
+
+// In shared memory. A slot's scope is read and written under the lock; in a free slot its database
+// is InvalidOid.
 struct alignas(PG_CACHE_LINE_SIZE) Slot {
     ScopeIdentity scope;
     TimestampTz since;
@@ -16,20 +107,20 @@ struct alignas(PG_CACHE_LINE_SIZE) Slot {
 
 // In shared memory: this, then the slots.
 struct alignas(PG_CACHE_LINE_SIZE) Shared {
-    pg_atomic_uint64 given_up;  // how many slots ever were; tells backends to look again
+    pg_atomic_uint64 given_up;  // slots given up so far; when it changes, backends look again
     std::int32_t slots;
-    std::int32_t used;  // no slot from here on was ever allotted
+    std::int32_t used;  // the slots from here on were never allotted
 };
 
-// What a backend remembers: the slot of a scope, or that there is none for it.
-struct Known {
+// What a backend remembers: the slot of a scope, or NULL when it found none free.
+struct KnownSlot {
     ScopeIdentity scope;
     Slot* slot;
 };
 
 constinit Shared* shared = nullptr;
 constinit LWLock* lock = nullptr;
-constinit std::array<Known, 64> known{};
+constinit std::array<KnownSlot, 64> known{};
 constinit std::uint64_t known_given_up = 0;
 
 std::span<Slot> all_slots() {
@@ -37,6 +128,7 @@ std::span<Slot> all_slots() {
 }
 
 std::span<Slot> used_slots() {
+    Assert(shared->used >= 0 && shared->used <= shared->slots);
     return all_slots().first(static_cast<std::size_t>(shared->used));
 }
 
@@ -55,7 +147,10 @@ Slot* find(const ScopeIdentity& scope) {
     return nullptr;
 }
 
+// The caller holds the lock, or is the postmaster that sets up shared memory.
 Slot* allot(const ScopeIdentity& scope) {
+    Assert(!IsUnderPostmaster || LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
+    Assert(OidIsValid(scope.database) && shared->used <= shared->slots);
     Slot* slot = find(ScopeIdentity{});
     if (slot == nullptr) {
         if (shared->used == shared->slots) return nullptr;
@@ -78,14 +173,14 @@ Slot* find_or_allot(const ScopeIdentity& scope) {
     return slot;
 }
 
-// NULL when every slot is another's.
+// NULL when every slot belongs to another scope.
 Slot* slot_of(const ScopeIdentity& scope) {
     const std::uint64_t given_up = pg_atomic_read_u64(&shared->given_up);
     if (given_up != known_given_up) {
         known = {};
         known_given_up = given_up;
     }
-    Known& mine = known[static_cast<std::uint32_t>(scope.scope_id) % known.size()];
+    KnownSlot& mine = known[static_cast<std::uint32_t>(scope.scope_id) % known.size()];
     if (mine.scope != scope) mine = {scope, find_or_allot(scope)};
     return mine.slot;
 }
@@ -107,7 +202,7 @@ void restore(const SavedStats& saved) {
 }
 
 extern "C" {
-// Runs in the postmaster, last of all; a code other than 0 means a crash.
+// Runs in the postmaster after all other processes have ended. A code other than 0 means a crash.
 static void at_shutdown(int code, Datum) {
     if (code != 0 || shared == nullptr) return;
     StatsWriter writer;
@@ -124,6 +219,7 @@ bool stats_available() {
 }
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
+    Assert(which < Counter::count);
     if (shared == nullptr) return;
     Slot* slot = slot_of(identity(scope_id));
     if (slot == nullptr) return;

@@ -1,13 +1,15 @@
-// What has happened in each scope since the last reset: counters in shared memory.
+// Statistics: what has happened in each scope since the last reset, as counters in shared memory.
 //
-// Counters are atomic and added to without a lock, outside any transaction: what was counted stays
-// counted when the transaction rolls back. A scope's slot is found or allotted under an LWLock once
-// for each backend, then remembered until any slot is given up. idem.counted_scopes slots exist; a
-// scope that finds none free is not counted.
+// Counters are atomic and are incremented without a lock and outside any transaction: a count stays
+// when the transaction rolls back. A backend finds or allots a scope's slot under an LWLock once
+// and remembers it until any slot is given up. There are idem.counted_scopes slots; a scope that
+// finds none free is not counted. The purge worker gives a slot up when its scope or database is
+// gone: not DROP itself, because a rollback would not bring the counters back.
 //
-// A clean shutdown writes the slots to a file, which the next start reads and removes: after a
-// crash all begins at zero. Slots are given up by the purge worker, when it finds their scope or
-// database gone (a rollback must not lose the counters of a scope whose drop it undoes).
+// A clean shutdown writes the slots to pg_stat/idem.stat. The next start reads that file and
+// removes it at once, so that after a crash all counters begin at zero. The postmaster does both
+// while no backend runs. A file that is damaged or of another version is dropped with a LOG
+// message.
 #pragma once
 
 #include "pg/server.hpp"
@@ -16,17 +18,17 @@ namespace idem::pg {
 
 enum class Counter {
     claims,          // new operations started
-    replays,         // stored answers and failures handed out
-    in_flight,       // claims told that another is at it
-    waits,           // claims that waited for another
-    wait_time,       // and how long, in microseconds
-    conflicts,       // another request under the same key
-    takeovers,       // new attempts at an operation whose lease was over
+    replays,         // stored answers and failures returned
+    in_flight,       // claims refused because another one was in progress
+    waits,           // claims that waited for another one
+    wait_time,       // for how long, in microseconds
+    conflicts,       // claims with another request under the same key
+    takeovers,       // new attempts at an operation whose lease had ended
     completions,     // answers stored
     failures,        // final failures stored
-    releases,        // claims given up
+    releases,        // claims released
     stale,           // keys refused because they are too old
-    weak,            // keys that are easily used twice
+    weak,            // keys that are likely to be used twice
     limited,         // claims refused by a limit
     expired_reused,  // claims of a key whose record had expired
     purged,          // expired records deleted
@@ -39,8 +41,8 @@ bool stats_available();
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
-// A scope, whatever its database. The table tells it from a scope of the same id in an extension
-// that has been dropped since.
+// A scope of any database. The table's OID tells it from a scope with the same id in an extension
+// that was dropped since.
 struct ScopeIdentity {
     Oid database = InvalidOid;
     Oid relation = InvalidOid;  // idem.scope
@@ -56,14 +58,13 @@ struct ScopeStats {
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
 
-// Back to zero: one scope of this database, or all.
+// Sets the counters of one scope of this database, or of all its scopes, to zero.
 void reset_stats(std::optional<std::int32_t> scope_id);
 
-// What is counted: every scope that has a slot, in any database. Copied, palloc'd; empty when
-// nothing is counted at all.
+// Every scope that has a slot, in any database. A copy, palloc'd; empty when nothing is counted.
 std::span<const ScopeIdentity> counted_scopes();
 
-// Gives the scope's slot up, for another to take.
+// Gives up the slot of the scope, so that another scope can take it.
 void give_up_stats(const ScopeIdentity& scope);
 
 inline constexpr int stats_locks = 1;

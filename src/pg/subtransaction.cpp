@@ -6,6 +6,7 @@ ErrorData* run_in_subtransaction(void (*work)(void*), void* argument) {
     MemoryContext context = CurrentMemoryContext;
     ResourceOwner owner = CurrentResourceOwner;
     ErrorData* volatile error = nullptr;
+    [[maybe_unused]] const int level = GetCurrentTransactionNestLevel();
 
     BeginInternalSubTransaction(nullptr);
     MemoryContextSwitchTo(context);
@@ -24,6 +25,7 @@ ErrorData* run_in_subtransaction(void (*work)(void*), void* argument) {
     PG_END_TRY();
     MemoryContextSwitchTo(context);
     CurrentResourceOwner = owner;
+    Assert(GetCurrentTransactionNestLevel() == level);
     return error;
 }
 

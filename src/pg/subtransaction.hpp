@@ -1,15 +1,15 @@
-// Work in an internal subtransaction: it commits, or is rolled back and its error handed over.
+// Work in an internal subtransaction, which commits, or rolls back and returns its error.
 //
-// The only place outside the worker that catches an error. What the work locks passes to the
-// surrounding transaction when it commits, and is freed when it does not.
+// The only place outside the worker that catches errors. Locks that the work takes pass to the
+// surrounding transaction when the subtransaction commits, and are released when it rolls back.
 #pragma once
 
 #include "pg/boundary.hpp"
 
 namespace idem::pg {
 
-// NULL when the work committed; else the error, in the caller's memory context. Re-raise it with
-// ReThrowError(), or drop it with FreeErrorData().
+// Returns NULL when the work has committed, else its error, in the caller's memory context. Raise
+// it again with ReThrowError() or drop it with FreeErrorData().
 ErrorData* run_in_subtransaction(void (*work)(void*), void* argument);
 
 template <class Work>

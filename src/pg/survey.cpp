@@ -2,7 +2,7 @@
 
 #include "core/decision.hpp"
 #include "core/weakness.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
@@ -18,108 +18,98 @@ void raise(std::optional<TimestampTz>& most, TimestampTz time) {
     most = std::max(most.value_or(time), time);
 }
 
-// An expired row of a leased claim keeps what is over; only a live one is in progress.
-void count_in_progress(Tally& tally, const Glance& seen, TimestampTz now) {
+// Counts an unexpired row of a leased claim, whose lease may have ended.
+void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     const TimestampTz lease_end = seen.lease_end.value_or(0);
-    if (core::exhausted(seen.attempt, tally.max_attempts, lease_end, now)) {
-        ++tally.failed;
-        ++tally.exhausted;
+    if (core::exhausted(seen.attempt, totals.max_attempts, lease_end, now)) {
+        ++totals.failed;
+        ++totals.exhausted;
         return;
     }
-    ++tally.in_progress;
+    ++totals.in_progress;
     if (seen.released || lease_end > now) return;
-    ++tally.lapsed;
-    lower(tally.lapsed_since, lease_end);
+    ++totals.lapsed;
+    lower(totals.lapsed_since, lease_end);
 }
 
-void count_live(Tally& tally, const Glance& seen, TimestampTz now) {
+void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     switch (seen.state) {
         case core::State::in_progress:
-            count_in_progress(tally, seen, now);
+            count_in_progress(totals, seen, now);
             break;
         case core::State::completed:
-            ++tally.completed;
+            ++totals.completed;
             break;
         case core::State::failed:
-            ++tally.failed;
+            ++totals.failed;
             break;
     }
-    if (core::weakness(seen.key) != core::Weakness::none) ++tally.weak;
-    tally.answer_bytes += seen.answer_bytes;
-    lower(tally.oldest, seen.created);
-    raise(tally.newest, seen.created);
-    lower(tally.next_expiry, seen.expires);
+    if (core::weakness(seen.key) != core::Weakness::none) ++totals.weak;
+    totals.answer_bytes += seen.answer_bytes;
+    lower(totals.oldest, seen.created);
+    raise(totals.newest, seen.created);
+    lower(totals.next_expiry, seen.expires);
 }
 
-// A record of a dropped scope may be purged at once; since when, nobody knows.
-void count_record(Tally& tally, const Glance& seen, TimestampTz now) {
-    if (tally.scope_id != no_scope && seen.expires > now) return count_live(tally, seen, now);
-    ++tally.expired;
-    if (seen.expires <= now) lower(tally.expired_since, seen.expires);
+// A record of a dropped scope can be purged at once; it is not known since when.
+void count_record(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
+    if (totals.scope_id != no_scope && seen.expires > now) return count_live(totals, seen, now);
+    ++totals.expired;
+    if (seen.expires <= now) lower(totals.expired_since, seen.expires);
 }
 
-HTAB* make_tallies() {
-    HASHCTL control{};
-    control.keysize = sizeof(std::int32_t);
-    control.entrysize = sizeof(Tally);
-    control.hcxt = CurrentMemoryContext;
-    return hash_create("idem tallies", 64, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-}
-
-// Somewhere between the two, the first included.
+// A random block from first to end, end excluded.
 BlockNumber random_block(BlockNumber first, BlockNumber end) {
+    Assert(first < end);
     return first + static_cast<BlockNumber>(pg_prng_double(&pg_global_prng_state) * (end - first));
 }
 
 }  // namespace
 
-Survey::Survey() : tallies_(make_tallies()) {
+Survey::Survey() : totals_(totals_.create("idem totals", 64, CurrentMemoryContext)) {
     add_scope(no_scope, std::nullopt);
 }
 
 void Survey::add_scope(std::int32_t id, std::optional<std::int32_t> max_attempts) {
-    auto* tally = static_cast<Tally*>(hash_search(tallies_, &id, HASH_ENTER, nullptr));
-    *tally = Tally{};
-    tally->scope_id = id;
-    tally->max_attempts = max_attempts;
+    bool found;
+    ScopeTotals* totals = totals_.enter(id, found);
+    *totals = ScopeTotals{};
+    totals->scope_id = id;
+    totals->max_attempts = max_attempts;
 }
 
-Tally& Survey::tally_of(std::int32_t scope_id) {
-    void* found = hash_search(tallies_, &scope_id, HASH_FIND, nullptr);
-    return found == nullptr ? tally_of(no_scope) : *static_cast<Tally*>(found);
+ScopeTotals& Survey::totals_for(std::int32_t scope_id) {
+    ScopeTotals* found = totals_.find(scope_id);
+    if (found == nullptr) found = totals_.find(no_scope);
+    Assert(found != nullptr);
+    return *found;
 }
 
 bool Survey::knows(std::int32_t scope_id) const {
-    return hash_search(tallies_, &scope_id, HASH_FIND, nullptr) != nullptr;
+    return totals_.find(scope_id) != nullptr;
 }
 
-const Tally& Survey::tally(std::int32_t scope_id) const {
-    return *static_cast<const Tally*>(hash_search(tallies_, &scope_id, HASH_FIND, nullptr));
+const ScopeTotals& Survey::totals(std::int32_t scope_id) const {
+    const ScopeTotals* found = totals_.find(scope_id);
+    Assert(found != nullptr);
+    return *found;
 }
 
 void Survey::read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size) {
-    TupleTableSlot* slot = table_slot_create(records, nullptr);
-    TableScanDesc scan = scan_blocks(records, first, size);
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        CHECK_FOR_INTERRUPTS();
-        const Glance seen = glance(slot);
-        count_record(tally_of(seen.scope_id), seen, now);
-    }
-    table_endscan(scan);
-    ExecDropSingleTupleTableSlot(slot);
+    scan_blocks(records, first, size, [&](TupleTableSlot* slot) {
+        const RecordHead seen = record_head(slot);
+        count_record(totals_for(seen.scope_id), seen, now);
+    });
 }
 
 void Survey::extrapolate() {
-    const auto scale = [this](std::int64_t& count) {
-        count = static_cast<std::int64_t>(static_cast<double>(count) / coverage_ + 0.5);
-    };
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, tallies_);
-    while (auto* tally = static_cast<Tally*>(hash_seq_search(&status)))
+    Assert(coverage_ > 0 && coverage_ <= 1);
+    totals_.for_each([this](ScopeTotals& totals) {
         for (std::int64_t* count :
-             {&tally->in_progress, &tally->completed, &tally->failed, &tally->lapsed,
-              &tally->exhausted, &tally->weak, &tally->answer_bytes, &tally->expired})
-            scale(*count);
+             {&totals.in_progress, &totals.completed, &totals.failed, &totals.lapsed,
+              &totals.exhausted, &totals.weak, &totals.answer_bytes, &totals.expired})
+            *count = static_cast<std::int64_t>(static_cast<double>(*count) / coverage_ + 0.5);
+    });
 }
 
 void Survey::run(TimestampTz now, BlockNumber max_blocks) {

@@ -1,127 +1,141 @@
 #include "pg/sweep.hpp"
 
 #include "pg/compat.hpp"
-#include "pg/replication.hpp"
+#include "pg/hash_table.hpp"
+#include "pg/lock.hpp"
+#include "pg/record.hpp"
+#include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
-#include "pg/scope_row.hpp"
 #include "pg/stats.hpp"
-#include "pg/store.hpp"
 #include "pg/table.hpp"
-#include "pg/waiting.hpp"
 
 namespace idem::pg {
 namespace {
 
-// How many blocks one scan covers: its ring of buffers is filled anew each time.
+// The number of blocks per scan: each scan fills its ring of buffers anew.
 constexpr BlockNumber stretch = 1024;
 
-struct Sweep {
-    Relation records;
-    TimestampTz now;
-    std::int64_t left;
-    Swept result;
-    HTAB* scopes;        // of KnownScope: those that there are, and those that were dropped
-    bool dropped_noted;  // every dropped one is known
-};
+// Whether an update of the table can be published or need not be: the question that
+// CheckCmdReplicaIdentity() answers with an error, for a table that can do without the update.
+bool may_publish_update(Relation relation) {
+    PublicationDesc published;
+    RelationBuildPublicationDesc(relation, &published);
+    if (!published.pubactions.pubupdate) return true;
+    return published.rf_valid_for_update && published.cols_valid_for_update &&
+           (relation->rd_rel->relreplident == REPLICA_IDENTITY_FULL ||
+            OidIsValid(RelationGetReplicaIndex(relation)));
+}
+
+// Whether a subscription of this database, enabled or not, writes the table. Its rows then belong
+// to the publisher, which may still change what has expired here, because the subscription may lag.
+bool is_subscribed(Relation relation) {
+    ScanKeyData key;
+    ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(RelationGetRelid(relation)));
+    Relation subscribed = table_open(SubscriptionRelRelationId, AccessShareLock);
+    SysScanDesc scan = systable_beginscan(subscribed, SubscriptionRelSrrelidSrsubidIndexId, true,
+                                          nullptr, 1, &key);
+    const bool found = HeapTupleIsValid(systable_getnext(scan));
+    systable_endscan(scan);
+    table_close(subscribed, AccessShareLock);
+    return found;
+}
 
 struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
 };
 
+struct Sweep {
+    Relation records;
+    TimestampTz now;
+    std::int64_t left;  // records that may still be deleted
+    SweepResult result;
+    HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
+    bool dropped_noted;                          // every dropped scope is known
+};
+
 void purge(Sweep& sweep, TupleTableSlot* slot) {
+    Assert(sweep.left > 0);
     if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
-        return;  // somebody is at it; the next round will see
+        return;  // another transaction is changing the row; the next round comes back to it
     count(record_scope(slot), Counter::purged);
     ++sweep.result.deleted;
     --sweep.left;
 }
 
-KnownScope* enter(HTAB* scopes, std::int32_t id, bool& known) {
-    return static_cast<KnownScope*>(hash_search(scopes, &id, HASH_ENTER, &known));
-}
-
-// All at once: to look for each on its own takes too long where there are thousands. The match
-// never matches, so that the scan sees every scope. One that is there was not dropped, whatever is
-// noted.
+// Reads all scopes at once: looking up each by itself takes too long where there are thousands. A
+// scope that exists was not dropped, whatever is noted.
 void learn_scopes(Sweep& sweep) {
-    HASHCTL control{};
-    control.keysize = sizeof(std::int32_t);
-    control.entrysize = sizeof(KnownScope);
-    control.hcxt = CurrentMemoryContext;
-    sweep.scopes =
-        hash_create("idem scopes of a sweep", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-    const auto note = [scopes = sweep.scopes](TupleTableSlot* slot) {
+    auto& scopes = sweep.scopes;
+    scopes = scopes.create("idem scopes of a sweep", 16, CurrentMemoryContext);
+    scan_committed(Table::scope, [&scopes](TupleTableSlot* slot) {
         bool known;
-        enter(scopes, DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)
+        scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)
             ->dropped = false;
-        return false;
-    };
-    (void)scope_row::scan_for(note, [](TupleTableSlot*) {});
+    });
     const std::optional<List*> dropped = dropped_scopes();
     sweep.dropped_noted = dropped.has_value();
     for (int i = 0; i < list_length(dropped.value_or(NIL)); ++i) {
         bool known;
-        KnownScope* scope = enter(sweep.scopes, list_nth_int(*dropped, i), known);
+        KnownScope* scope = scopes.enter(list_nth_int(*dropped, i), known);
         if (!known) scope->dropped = true;
     }
 }
 
-bool is_orphaned(const Sweep& sweep, TupleTableSlot* slot) {
+bool is_orphaned(Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
-    KnownScope* scope = enter(sweep.scopes, id, known);
+    KnownScope* scope = sweep.scopes.enter(id, known);
     if (!known) scope->dropped = !sweep.dropped_noted && seems_dropped(id);
     return scope->dropped;
 }
 
-// Returns the block at which to go on: the one after the stretch, or where the allowance ran out.
+// Returns the block at which to go on: the one after the stretch, or the one where the limit was
+// reached.
 BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
-    TupleTableSlot* slot = table_slot_create(sweep.records, nullptr);
-    TableScanDesc scan = scan_blocks(sweep.records, first, size);
     BlockNumber next = first + size;
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        CHECK_FOR_INTERRUPTS();
+    scan_blocks(sweep.records, first, size, [&](TupleTableSlot* slot) {
         if (sweep.left == 0) {
             next = ItemPointerGetBlockNumber(&slot->tts_tid);
-            break;
+            return false;
         }
         ++sweep.result.seen;
-        const bool over = record_expires(slot) <= sweep.now || is_orphaned(sweep, slot);
-        if (over && !written_here(slot)) purge(sweep, slot);  // ours does not expire within us
-    }
-    table_endscan(scan);
-    ExecDropSingleTupleTableSlot(slot);
+        const bool outlived = record_expires(slot) <= sweep.now || is_orphaned(sweep, slot);
+        // A record of our own transaction does not expire within it.
+        if (outlived && !written_here(slot)) purge(sweep, slot);
+        return true;
+    });
+    Assert(next >= first && next <= first + size);
     return next;
 }
 
-// The hand's row. Its table is unlogged: after a crash, or a standby's promotion, there is none,
-// and the sweep begins anew. Up to 0.2.0 it was logged, and had no key.
+// The row of the hand. Its table is unlogged: after a crash or the promotion of a standby there is
+// no row, and the sweep begins anew. Up to 0.2.0 the table was logged and had no key.
 struct Hand {
     Relation table;
     BlockNumber block;
     ItemPointerData tid;
-    bool moves;  // no: another step moves it, or that would stop a subscription
+    bool moves;  // false: another step moves it, or moving it would stop a subscription
 };
 
 Hand read_hand(LOCKMODE mode) {
     Hand hand{open_table(Table::sweep, mode), 0, {}, false};
-    TableScanDesc scan = compat::begin_table_scan(hand.table, SnapshotSelf);
-    TupleTableSlot* slot = table_slot_create(hand.table, nullptr);
-    if (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        bool null;
-        hand.block = static_cast<BlockNumber>(DatumGetInt64(slot_getattr(slot, 1, &null)));
-        hand.tid = slot->tts_tid;
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
+    visit_rows(hand.table, compat::begin_table_scan(hand.table, SnapshotSelf),
+               [&hand](TupleTableSlot* slot) {
+                   bool null;
+                   const Datum block = slot_getattr(slot, 1, &null);
+                   hand.block = static_cast<BlockNumber>(DatumGetInt64(block));
+                   hand.tid = slot->tts_tid;
+                   return false;
+               });
     return hand;
 }
 
-// The lock is kept to the end of the transaction: whoever comes second begins where the first
-// began, and leaves the hand to it, so that nobody waits and there is one row. A hand that can
-// never be moved is of no use: then any block is as good as another, so that no part of a large
-// table is left out for ever.
+// The lock is kept until the transaction ends. A concurrent step begins where the first began and
+// does not move the hand, so that no step waits and there is one row. A hand that can never be
+// moved is of no use: the step then begins at a random block, so that it reaches every part of a
+// large table sooner or later.
 Hand take_hand(BlockNumber table) {
     const bool first = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
     Hand hand = read_hand(AccessShareLock);
@@ -148,10 +162,9 @@ void put_hand(Hand& hand, BlockNumber block) {
 
 }  // namespace
 
-Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
-    Sweep sweep{
-        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, nullptr, false};
-    Swept& result = sweep.result;
+SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
+    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, false};
+    SweepResult& result = sweep.result;
     result.subscribed = is_subscribed(sweep.records);
     if (result.subscribed) {
         table_close(sweep.records, NoLock);
@@ -170,13 +183,13 @@ Swept sweep_step(TimestampTz now, const SweepLimits& limits) {
         result.hand = next == result.table ? 0 : next;
     }
     put_hand(hand, result.hand);
-    hash_destroy(sweep.scopes);
+    sweep.scopes.destroy();
     table_close(sweep.records, NoLock);
     CommandCounterIncrement();
     return result;
 }
 
-// What is unlogged cannot be read on a standby.
+// An unlogged table cannot be read on a standby.
 BlockNumber next_block() {
     if (RecoveryInProgress()) return 0;
     const Hand hand = read_hand(AccessShareLock);

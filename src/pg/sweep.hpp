@@ -1,18 +1,18 @@
-// The purger's step: a clock hand over the blocks of the record table.
+// One step of the purge worker: the hand of a clock over the blocks of the record table.
 //
-// There is no index on expiry, so that a claim pays nothing for it; the sweep reads the heap in
-// order, a bounded stretch at a time, and keeps its hand in a table. It takes no key lock: it
-// deletes without waiting, and passes over every row that anybody else is at. Reads with
-// SnapshotSelf: the newest committed rows, without predicate locks.
+// There is no index on the expiry, so that a claim pays nothing for it. The sweep reads the heap in
+// block order, a bounded stretch per step, and keeps its hand (the next block) in a table. It takes
+// no key locks: it deletes without waiting and skips every row that another transaction has locked
+// or is changing. It reads with SnapshotSelf: the newest committed rows, without predicate locks.
 //
-// Records of a dropped scope go too. Which scopes were dropped is noted in a table; a scope whose
+// Records of dropped scopes are purged too. A table notes which scopes were dropped; a scope whose
 // row has not arrived yet, from a dump or by replication, is not among them. In installations that
-// await ALTER EXTENSION UPDATE it is inferred, once a sweep for each id and after a row that bears
-// it was seen: a scope that was created since is not mistaken for a dropped one.
+// await ALTER EXTENSION UPDATE it is inferred instead, once per id in each sweep and after a row
+// with the id was read, so that a scope that was created since is not mistaken for a dropped one.
 //
-// Where the records arrive by subscription the step deletes nothing: the publisher purges, and its
-// deletes are replicated. The subscription may lag, and an update of a row that has gone is lost,
-// and the key with it.
+// Where the records arrive by subscription a step deletes nothing: the publisher purges, and its
+// deletes are replicated. The subscription may lag, and the update of a row that is missing here is
+// lost, and with it the key.
 #pragma once
 
 #include "pg/server.hpp"
@@ -24,21 +24,21 @@ struct SweepLimits {
     BlockNumber blocks;    // to read
 };
 
-struct Swept {
+struct SweepResult {
     std::int64_t seen;     // records read
-    std::int64_t deleted;  // of them
-    BlockNumber blocks;    // read to the end
-    BlockNumber table;     // blocks there are
+    std::int64_t deleted;  // records deleted
+    BlockNumber blocks;    // blocks read to the end
+    BlockNumber table;     // blocks in the table
     BlockNumber hand;      // where the next step begins
-    bool subscribed;       // nothing was done: the publisher purges
+    bool subscribed;       // nothing was deleted: the publisher purges
 };
 
-// Deletes records that expired by now or whose scope was dropped, within the limits, visiting each
-// block at most once. Part of the caller's transaction, which must have an active snapshot (for
-// what is stored out of line).
-Swept sweep_step(TimestampTz now, const SweepLimits& limits);
+// Deletes records that expired by now or whose scope was dropped, within the limits, reading each
+// block at most once. Part of the caller's transaction, which must have an active snapshot (to
+// delete values that are stored out of line).
+SweepResult sweep_step(TimestampTz now, const SweepLimits& limits);
 
-// The block at which the next step begins, as far as that is kept.
+// The block at which the next step begins, if that is known, else 0.
 BlockNumber next_block();
 
 }  // namespace idem::pg

@@ -1,5 +1,8 @@
 #include "pg/table.hpp"
 
+#include "pg/compat.hpp"
+#include "pg/report.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -10,9 +13,10 @@ constexpr std::array<const char*, table_count> table_names = {
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
 
-// Whether a message about the relation, InvalidOid for all, may be about the table. While its OID
-// is not known, each may be: a message that arrives as the table is opened makes the OID unknown,
-// and the next must reach the cache that was filled then.
+// Whether an invalidation of the relation (InvalidOid stands for all relations) may concern the
+// table. While the table's OID is unknown, every message may: a message that arrives while the
+// table is opened makes its OID unknown, and the next one must still reach the cache that was
+// filled from it.
 bool may_be(Oid relation, Oid table) {
     return !OidIsValid(relation) || !OidIsValid(table) || relation == table;
 }
@@ -25,20 +29,21 @@ void forget_table(Datum, Oid relation) {
     }
 }
 
-// No message is processed between the look at the catalog and the caller's note of what it found.
+// No invalidation is processed between this look at the catalog and the caller's note of the OID.
 Oid find_table(const char* name) {
     const Oid schema = get_namespace_oid(schema_name, true);
     return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
 }
 
-// The default operator class of uuid for btree; the server has no name for it.
+// The operator family of uuid for btree; the server's headers have no name for its OID.
 constexpr Oid uuid_family = 2968;
 constexpr AttrNumber digest_column = 1;
 
-// Takes the row's entry without waiting and without raising, whatever the index holds already.
-// False when that is, or may come to be, another row of the same digest.
+// Adds the row's entry without waiting and without raising an error, whatever the index holds.
+// Returns false when the index holds, or may come to hold, another row of the same digest.
 bool add_digest_entry(Relation table, Relation index, IndexInfo* info, TupleTableSlot* slot) {
     Assert(is_digest_index(index));
+    Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
     FormIndexDatum(info, slot, nullptr, values, nulls);
@@ -113,7 +118,7 @@ OpenIndexes::OpenIndexes(Relation table)
     for (int i = 0; i < target_->ri_NumIndices; ++i) {
         if (!is_digest_index(target_->ri_IndexRelationDescs[i])) continue;
         digest_indexes_ = lappend_int(digest_indexes_, i);
-        target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // not the executor's
+        target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // hidden from the executor
     }
 }
 
@@ -124,6 +129,7 @@ void OpenIndexes::close() {
 }
 
 bool OpenIndexes::claim_digest(TupleTableSlot* slot) {
+    Assert(digest_indexes_ != NIL);  // DigestScan has checked the primary key
     for (int i = 0; i < list_length(digest_indexes_); ++i) {
         const int at = list_nth_int(digest_indexes_, i);
         if (!add_digest_entry(target_->ri_RelationDesc, target_->ri_IndexRelationDescs[at],
@@ -143,8 +149,8 @@ void OpenIndexes::add_other_entries(TupleTableSlot* slot, IndexEntries which) {
     ResetPerTupleExprContext(estate_);
 }
 
-// What the trigger of a deferrable constraint does, without its transaction's end: nothing of ours
-// comes back then.
+// Does now what the trigger of a deferrable constraint does when the transaction ends: no trigger
+// fires for rows that are written without the executor.
 void OpenIndexes::check_now(Relation index, IndexInfo* info, TupleTableSlot* slot) {
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
@@ -159,19 +165,22 @@ void OpenIndexes::check_now(Relation index, IndexInfo* info, TupleTableSlot* slo
                            false, info);
 }
 
-TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size) {
+TableScanDesc begin_block_scan(Relation relation, BlockNumber first, BlockNumber size) {
     TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
     heap_setscanlimits(scan, first, size);
     return scan;
 }
 
 bool written_here(TupleTableSlot* slot) {
+    Assert(!TTS_EMPTY(slot));
     bool null;
     const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
+    Assert(!null);
     return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
 }
 
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls) {
+    Assert(values.size() == nulls.size());
     ExecClearTuple(slot);
     const auto columns = static_cast<std::size_t>(slot->tts_tupleDescriptor->natts);
     const std::size_t given = std::min(columns, values.size());
@@ -186,6 +195,122 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
     TupleTableSlot* slot = table_slot_create(relation, nullptr);
     fill_row(slot, values, nulls);
     return slot;
+}
+
+pg_uuid_t uuid_of(const core::Digest& digest) {
+    static_assert(sizeof(pg_uuid_t) == sizeof(core::Digest));
+    pg_uuid_t uuid;
+    memcpy(uuid.data, digest.data(), digest.size());
+    return uuid;
+}
+
+KeyedTable::KeyedTable(Table table, LOCKMODE mode, LOCKMODE release)
+    : table_(open_table(table, mode)), mode_(mode), release_(release) {}
+
+Relation KeyedTable::open_index() const {
+    const Oid primary_key = compat::primary_key_of(table_);
+    if (!OidIsValid(primary_key)) report::no_digest_index(RelationGetRelationName(table_));
+    Relation index = index_open(primary_key, mode_);
+    if (!is_digest_index(index)) report::no_digest_index(RelationGetRelationName(table_));
+    return index;
+}
+
+DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {
+    InitDirtySnapshot(dirty_);
+    scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
+}
+
+void DigestScan::end() {
+    index_endscan(scan_);
+    if (slot_ != nullptr) ExecDropSingleTupleTableSlot(slot_);
+    table_.close_index(index_);
+}
+
+void DigestScan::seek(const core::Digest& digest) {
+    digest_ = uuid_of(digest);
+    restart();
+}
+
+void DigestScan::restart() {
+    ScanKeyData key;
+    ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(&digest_));
+    index_rescan(scan_, &key, 1, nullptr, 0);
+    entries_ = 0;
+}
+
+// Does as index_getnext_slot() does, but makes the slot only for an entry that it has found: most
+// probes find none.
+bool DigestScan::next() {
+    for (;;) {
+        if (!scan_->xs_heap_continue) {
+            const ItemPointerData* entry = index_getnext_tid(scan_, ForwardScanDirection);
+            if (entry == nullptr) return false;
+            entries_ = hash_combine64(
+                entries_, hash_bytes_extended(reinterpret_cast<const unsigned char*>(entry),
+                                              sizeof *entry, 0));
+        }
+        if (slot_ == nullptr) slot_ = table_slot_create(table_.table(), nullptr);
+        if (index_fetch_heap(scan_, slot_)) return true;
+    }
+}
+
+// Without the key lock the row may move during the scan: its new version gets an index entry after
+// the index page was read, and the old version is dead when the scan comes to it. A second scan
+// then meets other entries than the first. When it meets the same, the first has missed nothing.
+bool DigestScan::find(const core::Digest& digest) {
+    bool nothing_missed = false;
+    for (std::uint64_t before = 0;; before = entries_) {
+        bool inserting = false;
+        CHECK_FOR_INTERRUPTS();
+        seek(digest);
+        while (next()) {
+            if (nothing_missed || presence() != core::Presence::inserting) return true;
+            inserting = true;
+        }
+        nothing_missed = entries_ == before;
+        if (nothing_missed && !inserting) return false;
+    }
+}
+
+core::Presence DigestScan::presence() const {
+    Assert(slot_ != nullptr && !TTS_EMPTY(slot_));
+    if (TransactionIdIsValid(dirty_.xmin)) return core::Presence::inserting;
+    if (written_here(slot_)) return core::Presence::own;
+    if (TransactionIdIsValid(dirty_.xmax)) return core::Presence::deleting;
+    return core::Presence::committed;
+}
+
+bool DigestScan::in_snapshot() const {
+    return !IsolationUsesXactSnapshot() ||
+           table_tuple_satisfies_snapshot(table_.table(), slot_, GetTransactionSnapshot());
+}
+
+RowWriter DigestScan::writer() const {
+    const bool inserting = TransactionIdIsValid(dirty_.xmin);
+    return {inserting ? dirty_.xmin : dirty_.xmax, inserting ? dirty_.speculativeToken : 0};
+}
+
+// No other backend, VACUUM above all, may have to wait for a pin while we wait.
+void DigestScan::release_pins() {
+    ExecClearTuple(slot_);
+    restart();
+}
+
+bool DigestScan::wait(const WaitBound& bound) {
+    const RowWriter other = writer();
+    release_pins();
+    return bound.wait_for(other);
+}
+
+void DigestScan::wait() {
+    const RowWriter other = writer();
+    Assert(other.valid() && !TransactionIdIsCurrentTransactionId(other.xid));
+    ItemPointerData tid = slot_->tts_tid;
+    release_pins();
+    if (other.speculative_token != 0)
+        SpeculativeInsertionWait(other.xid, other.speculative_token);
+    else
+        XactLockTableWait(other.xid, table_.table(), &tid, XLTW_InsertIndex);
 }
 
 }  // namespace idem::pg

@@ -1,82 +1,132 @@
-// idem's own tables: finding them, and writing rows without SPI.
+// idem's own tables: finding and scanning them, and writing rows without SPI.
 //
-// Without SPI there is no plan to go stale, no row security to pass and no role to switch to; who
-// may do what is checked before. Found OIDs are kept per backend until the relation cache says that
-// the table is gone. Every index that the relation has at that moment is maintained, whoever made
-// it and of whatever kind; OIDs of indexes are never kept. A deferrable constraint is checked at
-// once.
+// Without SPI there is no plan that can become stale, no row-level security to pass and no role to
+// switch to. Privileges are checked before, in api. The OIDs of the tables are kept per backend
+// until the relation cache reports a change. Every index that the relation has at that moment is
+// maintained, whatever created it and whatever its access method; the OIDs of indexes are never
+// kept. A deferrable constraint is checked at once.
+//
+// A keyed table has a 128-bit digest as its primary key. DigestScan reads that index with a dirty
+// snapshot, as the check of INSERT ... ON CONFLICT does: it sees the newest committed row whatever
+// the transaction's snapshot, tells which transaction is changing the row, and leaves no predicate
+// locks behind.
+//
+// A caller that is about to write locks table and index RowExclusive until the transaction ends, so
+// that index builds wait for it. A caller that only reads, or has yet to wait for a key lock, takes
+// AccessShare and keeps nothing: otherwise a waiting claim, the holder of the key and an ALTER
+// TABLE could wait for each other.
 #pragma once
 
+#include "core/decision.hpp"
+#include "core/digest.hpp"
 #include "pg/compat.hpp"
+#include "pg/lock.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
 
 using compat::IndexEntries;
 
-// The last is a sequence. dropped_scope is there from 0.3.0 on.
+// scope_id is a sequence. dropped_scope exists since 0.3.0.
 enum class Table { record, watermark, scope, dropped_scope, secret, sweep, scope_id };
 inline constexpr std::size_t table_count = 7;
 
-// Opens the table, or raises 55000 when the extension is not installed in this database.
+// Opens the table. Raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);
 
 // The table's OID; raises as open_table() does.
 Oid table_oid(Table table);
 
-// The same, but InvalidOid when there is none.
+// The table's OID, or InvalidOid when there is none.
 Oid find_table_oid(Table table);
 
-// Has the function called whenever the table is invalidated: changed by whoever announces it with
-// CacheInvalidateRelcache(), altered, dropped, or any of that rolled back. One function a table; it
-// must not raise or read tables.
+// Registers a function that is called whenever the relation cache entry of the table is
+// invalidated: by CacheInvalidateRelcache(), by ALTER or DROP, or by the rollback of any of these.
+// One function per table. It must not raise errors or read tables.
 void on_invalidation(Table table, void (*forget)());
 
 // Registers with the relation cache.
 void init_tables();
 
+// --- Scans -------------------------------------------------------------------------------------
+
+// Calls visit(slot) for each row of the scan and ends the scan. A visit that returns a bool ends it
+// early with false.
+template <class Visit>
+void visit_rows(Relation relation, TableScanDesc scan, Visit visit);
+
+// Scans a whole table. Opens and closes it under AccessShareLock.
+template <class Visit>
+void scan_table(Table table, Snapshot snapshot, Visit visit);
+
+// Scans the rows that are committed now, under a snapshot of its own, because the transaction's may
+// be older than the rows that are looked for.
+template <class Visit>
+void scan_committed(Table table, Visit visit);
+
+// Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
+// read through a small ring of buffers, so that the scan does not evict others' pages.
+template <class Visit>
+void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit);
+
+// --- Rows --------------------------------------------------------------------------------------
+
+// Whether this transaction wrote the row version in the slot.
+bool written_here(TupleTableSlot* slot);
+
+// Puts the values into the slot, in place of what it holds. The table's columns beyond the values
+// are NULL; values beyond its columns are left out (a table may have fewer before ALTER EXTENSION
+// UPDATE).
+void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
+
+// Fills a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
+TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
+                        std::span<const bool> nulls);
+
 // Whether the index proves that no two rows have the same digest, the first column of a keyed
-// table: the primary key, and beside it an index that REINDEX CONCURRENTLY is building or has yet
-// to drop. One that becomes ready after we have looked is completed by its builder, which waits for
-// our transaction first.
+// table. True for the primary key, and for an index beside it that REINDEX CONCURRENTLY is building
+// or has yet to drop. An index that becomes ready after we have looked is completed by its builder,
+// which waits for our transaction first.
 bool is_digest_index(Relation index);
 
-// What an insertion or an update calls when another row has, or may come to have, the row's digest:
-// it returns true once ours is the only one, raises if the other row stays, and may give up an
-// insertion by returning false. This one is for tables without digests.
-struct NothingToSettle {
+// insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
+// row's digest. It returns true once ours is the only row, raises an error if the other row stays,
+// and may return false to give up an insertion. NoDuplicates is for tables without digests.
+struct NoDuplicates {
     bool operator()() const {
         Assert(false);
         return true;
     }
 };
 
-// Inserts the virtual tuple in the slot, with its index entries: first those that prove its digest
-// unique, without waiting; then the others, which may wait and raise as those of any INSERT. False
-// when settle() gave up: the row lacks the other entries, and is to be taken back.
-template <class Settle = NothingToSettle>
-bool insert_row(Relation table, TupleTableSlot* slot, Settle settle = {});
+// Inserts the virtual tuple in the slot and its index entries: first those that prove its digest
+// unique, without waiting; then the others, which may wait and raise errors as for any INSERT.
+// Returns false when on_duplicate() gave up: the row then lacks the other entries, and the caller
+// must delete it.
+template <class OnDuplicate = NoDuplicates>
+bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate = {});
 
-// Puts the virtual tuple in the slot in the place of the row at tid, with the index entries that
-// the new version needs: after a heap-only update none, or only those of summarizing indexes.
-// Anything but TM_Ok says that somebody else has changed the row, or is about to. settle() must not
-// give up.
-template <class Settle = NothingToSettle>
+// Replaces the row at tid with the virtual tuple in the slot, with the index entries that the new
+// version needs: after a heap-only update none, or only those of summarizing indexes. Any result
+// but TM_Ok means that another transaction has changed the row, or is about to. on_duplicate() must
+// not give up.
+template <class OnDuplicate = NoDuplicates>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
-                     compat::Waiting waiting, Settle settle = {});
+                     compat::Waiting waiting, OnDuplicate on_duplicate = {});
 
-// The indexes of a table, opened once for many rows. Good as long as the lock on the table under
-// which they were opened.
+// The indexes of a table, opened once for many rows. They stay valid as long as the lock on the
+// table under which they were opened.
 class OpenIndexes {
   public:
     explicit OpenIndexes(Relation table);
     void close();
 
-    // The entries that prove the digest unique. Never waits. False when another row has, or may
-    // come to have, the same digest; the row is to be taken back then. All go through these indexes
-    // in the same order and stop at the first that is taken, so that of two one comes through.
+    // Adds the entries that prove the digest unique. Never waits. Returns false when another row
+    // has, or may come to have, the same digest; the caller must then delete the row. All callers
+    // fill these indexes in the same order and stop at the first that is taken, so that one of two
+    // callers succeeds.
     bool claim_digest(TupleTableSlot* slot);
-    // All other entries of the row. Waits and raises as an INSERT does.
+    // Adds all other entries of the row. Waits and raises errors as an INSERT does.
     void add_other_entries(TupleTableSlot* slot, IndexEntries which);
 
   private:
@@ -84,60 +134,164 @@ class OpenIndexes {
 
     EState* estate_;
     ResultRelInfo* target_;
-    List* digest_indexes_ = NIL;  // positions among the target's
+    List* digest_indexes_ = NIL;  // their positions among the target's indexes
 };
 static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
-// A scan of so many blocks, of the newest committed rows: without predicate locks, and of a large
-// table through a ring of buffers that leaves the others alone.
-TableScanDesc scan_blocks(Relation relation, BlockNumber first, BlockNumber size);
+// --- Keyed tables ------------------------------------------------------------------------------
 
-// Whether this very transaction wrote the row version in the slot.
-bool written_here(TupleTableSlot* slot);
+pg_uuid_t uuid_of(const core::Digest& digest);
 
-// Puts the values into the slot, in place of what it holds; columns beyond them are NULL.
-void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
+// An open keyed table. An error closes it as it closes every relation.
+class KeyedTable {
+  public:
+    static KeyedTable to_read(Table table) { return {table, AccessShareLock, AccessShareLock}; }
+    static KeyedTable to_write(Table table) { return {table, RowExclusiveLock, NoLock}; }
+    void close() const { table_close(table_, release_); }
 
-// The same in a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
-TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
-                        std::span<const bool> nulls);
+    Relation table() const { return table_; }
+    // The primary key. Raises 55000 unless it proves that no digest occurs twice.
+    Relation open_index() const;
+    void close_index(Relation index) const { index_close(index, release_); }
+
+  private:
+    KeyedTable(Table table, LOCKMODE mode, LOCKMODE release);
+
+    Relation table_;
+    LOCKMODE mode_;
+    LOCKMODE release_;  // NoLock: kept until the transaction ends
+};
+
+// A scan for the rows of one digest after another. What it points to is allocated in the memory
+// context of its first use, which must live as long as the scan.
+class DigestScan {
+  public:
+    explicit DigestScan(const KeyedTable& table);
+    DigestScan(const DigestScan&) = delete;
+    DigestScan& operator=(const DigestScan&) = delete;
+    void end();
+
+    // Positions the scan before the hits of the digest; next() moves from hit to hit.
+    void seek(const core::Digest& digest);
+    bool next();
+    // Seeks the hit that binds the key: of a row that is being replaced the old version, even if
+    // the new one comes first; a row that is being inserted only if there is no other. Misses
+    // nothing, whatever is replaced meanwhile. Never waits.
+    bool find(const core::Digest& digest);
+
+    // Of the current hit:
+    TupleTableSlot* slot() const { return slot_; }
+    core::Presence presence() const;
+    bool in_snapshot() const;  // the transaction's snapshot sees it; true in READ COMMITTED
+    RowWriter writer() const;  // the transaction that inserts or deletes it
+
+    // Waits for the writer of the current hit, as a unique index does: for the end of its
+    // transaction, or of its speculative insertion. Returns false when the bound came first. The
+    // variant without a bound ends with the session's lock_timeout only. Call seek() again
+    // afterwards.
+    bool wait(const WaitBound& bound);
+    void wait();
+
+  private:
+    void restart();
+    void release_pins();
+
+    KeyedTable table_;
+    Relation index_;
+    IndexScanDesc scan_;
+    TupleTableSlot* slot_ = nullptr;
+    pg_uuid_t digest_{};
+    SnapshotData dirty_;
+    std::uint64_t entries_ = 0;  // a hash of the index entries that this scan has met
+};
+static_assert(std::is_trivially_destructible_v<DigestScan>);
+
+// --- Templates ---------------------------------------------------------------------------------
 
 // The parts of insert_row() and update_row().
 struct DigestEntries {
     bool alone = true;          // no other row has, or may come to have, the same digest
-    bool more_indexes = false;  // there are others to be filled
+    bool more_indexes = false;  // there are other indexes to fill
 };
 DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot);
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
 
-template <class Settle>
-bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which, Settle settle) {
+template <class OnDuplicate>
+bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
+                       OnDuplicate on_duplicate) {
     bool more_indexes = which == IndexEntries::summarizing;
     if (which == IndexEntries::all) {
         const DigestEntries made = add_digest_entries(table, slot);
-        if (!made.alone && !settle()) return false;
+        if (!made.alone && !on_duplicate()) return false;
         more_indexes = made.more_indexes;
     }
     if (more_indexes) add_other_entries(table, slot, which);
     return true;
 }
 
-template <class Settle>
-bool insert_row(Relation table, TupleTableSlot* slot, Settle settle) {
+template <class OnDuplicate>
+bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
-    return add_index_entries(table, slot, IndexEntries::all, settle);
+    return add_index_entries(table, slot, IndexEntries::all, on_duplicate);
 }
 
-template <class Settle>
+template <class OnDuplicate>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
-                     compat::Waiting waiting, Settle settle) {
+                     compat::Waiting waiting, OnDuplicate on_duplicate) {
+    Assert(ItemPointerIsValid(&tid));
     IndexEntries which;
     const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
     if (result != TM_Ok) return result;
-    const bool settled = add_index_entries(table, slot, which, settle);
-    Assert(settled);
-    (void)settled;
+    const bool complete = add_index_entries(table, slot, which, on_duplicate);
+    Assert(complete);
+    (void)complete;
     return result;
+}
+
+// Calls visit(slot); true when the scan is to go on.
+template <class Visit>
+bool visit_row(Visit& visit, TupleTableSlot* slot) {
+    if constexpr (std::is_void_v<std::invoke_result_t<Visit&, TupleTableSlot*>>) {
+        visit(slot);
+        return true;
+    } else {
+        return visit(slot);
+    }
+}
+
+template <class Visit>
+void visit_rows(Relation relation, TableScanDesc scan, Visit visit) {
+    trivial<Visit>();
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+        CHECK_FOR_INTERRUPTS();
+        if (!visit_row(visit, slot)) break;
+    }
+    ExecDropSingleTupleTableSlot(slot);
+    table_endscan(scan);
+}
+
+template <class Visit>
+void scan_table(Table table, Snapshot snapshot, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
+    table_close(relation, AccessShareLock);
+}
+
+template <class Visit>
+void scan_committed(Table table, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
+    UnregisterSnapshot(snapshot);
+    table_close(relation, AccessShareLock);
+}
+
+TableScanDesc begin_block_scan(Relation relation, BlockNumber first, BlockNumber size);
+
+template <class Visit>
+void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit) {
+    visit_rows(relation, begin_block_scan(relation, first, size), visit);
 }
 
 }  // namespace idem::pg

@@ -1,5 +1,8 @@
 #include "pg/visit.hpp"
 
+#include "pg/record.hpp"
+#include "pg/table.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -10,11 +13,29 @@ struct Shared {
 
 constinit Shared* shared = nullptr;
 
+struct Need {
+    Table table;
+    LOCKMODE mode;
+};
+
+// Scopes are only read: a transaction that has created one does not keep the worker out. The order
+// is that of creation, in which DROP EXTENSION locks the tables.
+constexpr std::array needs = {
+    Need{Table::scope_id, AccessShareLock}, Need{Table::scope, AccessShareLock},
+    Need{Table::record, RowExclusiveLock}, Need{Table::sweep, AccessShareLock},
+    Need{Table::dropped_scope, AccessShareLock}};
+
+// A schema and tables of these names may exist without the extension.
+bool belongs_to(Oid extension, Oid table) {
+    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
+}
+
 }  // namespace
 
 Visit open_visit(Oid database, const core::Clocks& clocks) {
+    Assert(shared != nullptr && OidIsValid(database));
     SpinLockAcquire(&shared->lock);
-    shared->visit = {shared->visit.number + 1, database, clocks, Ending::open, {}};
+    shared->visit = {shared->visit.number + 1, database, clocks, VisitOutcome::open, {}};
     const Visit visit = shared->visit;
     SpinLockRelease(&shared->lock);
     return visit;
@@ -29,6 +50,7 @@ Visit find_visit(std::int32_t number) {
 }
 
 void report_visit(const Visit& visit) {
+    Assert(shared != nullptr && visit.counts.seen >= visit.counts.deleted);
     SpinLockAcquire(&shared->lock);
     if (shared->visit.number == visit.number) shared->visit = visit;
     SpinLockRelease(&shared->lock);
@@ -49,6 +71,22 @@ void attach_visit(void* memory, LWLockPadded*, bool found) {
     if (found) return;
     SpinLockInit(&shared->lock);
     shared->visit = {};
+}
+
+Installation lock_installation() {
+    const Oid extension = get_extension_oid("idem", true);
+    if (!OidIsValid(extension)) return Installation::absent;
+    for (const auto& [table, mode] : needs) {
+        const Oid oid = find_table_oid(table);
+        if (!belongs_to(extension, oid)) {
+            if (table == Table::dropped_scope) continue;  // before the update to 0.3.0
+            return Installation::absent;
+        }
+        if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
+        // The table may have gone before we had the lock; taking the lock accepted invalidations.
+        if (find_table_oid(table) != oid) return Installation::absent;
+    }
+    return has_record_layout() ? Installation::ready : Installation::absent;
 }
 
 }  // namespace idem::pg

@@ -1,7 +1,9 @@
-// One visit of the purge worker to a database: what launcher and worker tell each other.
+// One visit of the purge worker to a database: what launcher and worker tell each other, and
+// whether the extension is in the database at all.
 //
-// A piece of shared memory under a spinlock. The launcher opens a visit, the worker reports to it;
-// visits are numbered, so that a worker whose launcher has died reports to nobody.
+// A visit is a piece of shared memory under a spinlock. The launcher opens it, and the worker
+// reports to it. Visits are numbered, so that the report of a worker whose launcher has died is
+// ignored.
 #pragma once
 
 #include "core/pacing.hpp"
@@ -9,26 +11,26 @@
 
 namespace idem::pg {
 
-enum class Ending {
-    open,    // not reported: the worker failed, was killed or could not connect
+enum class VisitOutcome {
+    open,    // no report: the worker failed, was killed or could not connect
     swept,   // the counts say what was found
-    absent,  // no extension in this database
-    busy,    // somebody is rebuilding the tables
-    clocks,  // the clocks disagree: nothing, or no more, was purged
+    absent,  // the extension is not in this database
+    busy,    // another transaction is rebuilding the tables
+    clocks,  // the clocks disagree: nothing, or nothing more, was purged
 };
 
 struct Visit {
     std::int32_t number;
     Oid database;
     core::Clocks clocks;  // as the launcher trusts them
-    Ending ending;
+    VisitOutcome outcome;
     core::VisitCounts counts;
 };
 
 // Numbers the visit and opens it.
 Visit open_visit(Oid database, const core::Clocks& clocks);
 
-// The visit of that number; its database is InvalidOid when it is over.
+// The visit with this number; its database is InvalidOid when a newer visit was opened.
 Visit find_visit(std::int32_t number);
 
 void report_visit(const Visit& visit);
@@ -37,5 +39,13 @@ core::Clocks read_clocks();
 
 Size visit_size();
 void attach_visit(void* memory, LWLockPadded* locks, bool found);
+
+// Whether the extension is in this database.
+enum class Installation { absent, busy, ready };
+
+// ready: the extension's own tables exist, in the layout that this library expects, and are locked
+// as purging needs it until the transaction ends. Never waits: a transaction that drops, rebuilds
+// or upgrades them goes first, and the result is busy.
+Installation lock_installation();
 
 }  // namespace idem::pg

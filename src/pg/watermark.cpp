@@ -48,7 +48,7 @@ std::int32_t watermark_scope(TupleTableSlot* slot) {
     return DatumGetInt32(column(slot, column_scope));
 }
 
-// Of a row that is being moved there are two versions: one counts, the other says who is at it.
+// A row that is being moved has two versions: one counts, the other tells who is moving it.
 Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     Watermark found;
     DigestScan scan(watermarks);
@@ -56,8 +56,7 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     while (scan.next()) {
         if (!is_of(scan.slot(), source)) report::digest_collision();
         const core::Presence presence = scan.presence();
-        if (presence != core::Presence::own && scan.working().valid())
-            found.working = scan.working();
+        if (presence != core::Presence::own && scan.writer().valid()) found.writer = scan.writer();
         if (presence == core::Presence::inserting) continue;
         found.seq = DatumGetInt64(column(scan.slot(), column_seq));
         found.in_snapshot = presence == core::Presence::own || scan.in_snapshot();
@@ -67,13 +66,15 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     return found;
 }
 
-Writing move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
-                       std::int64_t seq, const WaitBound& bound) {
+WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
+                           const Watermark& from, std::int64_t seq, const WaitBound& bound) {
+    Assert(KeyLock(source.digest).is_held());
+    Assert(!from.seq || (seq > *from.seq && ItemPointerIsValid(&from.tid)));
     const Relation table = watermarks.table();
     const pg_uuid_t digest = uuid_of(source.digest);
     const Row<columns> row = row_of(source, &digest, seq);
     TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
-    Changed moved{TM_Ok, InvalidTransactionId};
+    ChangeResult moved{TM_Ok, InvalidTransactionId};
     if (!from.seq)
         insert_row(table, slot, refuse_overtaken);
     else
@@ -81,11 +82,11 @@ Writing move_watermark(const Watermarks& watermarks, const KeyName& source, cons
             return update_row(table, from.tid, slot, compat::Waiting::yes, refuse_overtaken);
         });
     ExecDropSingleTupleTableSlot(slot);
-    if (moved.result == TM_WouldBlock) return {Written::no, moved.in_the_way};
+    if (moved.result == TM_WouldBlock) return {WriteOutcome::blocked, moved.in_the_way};
     if (moved.result != TM_Ok)
         report::serialization_failure("The watermark was moved past its lock.");
     CommandCounterIncrement();
-    return {Written::yes, InvalidTransactionId};
+    return {WriteOutcome::written, InvalidTransactionId};
 }
 
 }  // namespace idem::pg

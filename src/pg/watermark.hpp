@@ -1,13 +1,13 @@
-// The watermark table: how far each source of an ordered stream has come. One row a source, which
+// The watermark table: how far each source of an ordered stream has come. One row per source, which
 // never expires.
 //
-// Rows are read as those of the record table are, with a dirty scan, and written under the key lock
-// of the source's digest. No indexed column ever changes, and the table's fill factor leaves room,
-// so that moving a watermark stays in the heap.
+// Rows are read with a dirty scan, as those of the record table, and written under the key lock of
+// the source's digest. No indexed column ever changes, and the table's fill factor leaves room, so
+// that moving a watermark is a heap-only update.
 #pragma once
 
-#include "pg/keyed_table.hpp"
-#include "pg/store.hpp"
+#include "pg/record.hpp"
+#include "pg/table.hpp"
 
 namespace idem::pg {
 
@@ -21,21 +21,22 @@ class Watermarks : public KeyedTable {
 };
 
 struct Watermark {
-    std::optional<std::int64_t> seq;  // of the newest committed row, or this transaction's own
+    std::optional<std::int64_t> seq;  // of the newest committed row, or of our own
     bool in_snapshot = true;
-    Work working{};  // who else is moving it
+    RowWriter writer{};  // another transaction that is moving it
     ItemPointerData tid{};
 };
 
 // The source is named like a key. Raises 54000 when the digest is taken by another source.
 Watermark find_watermark(const Watermarks& watermarks, const KeyName& source);
 
-// The scope's id of the row in a slot of the watermark table.
+// The scope's id of the watermark in the slot.
 std::int32_t watermark_scope(TupleTableSlot* slot);
 
-// Moves it from where it was found, under the key lock. Raises 40001 when somebody who went past
-// the lock came first; Written::no when he has the row in hand for longer than the bound.
-Writing move_watermark(const Watermarks& watermarks, const KeyName& source, const Watermark& from,
-                       std::int64_t seq, const WaitBound& bound);
+// Moves the watermark from where it was found, under the key lock. Raises 40001 when a transaction
+// without the lock has moved it meanwhile; blocked when such a transaction keeps the row for longer
+// than the bound.
+WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
+                           const Watermark& from, std::int64_t seq, const WaitBound& bound);
 
 }  // namespace idem::pg

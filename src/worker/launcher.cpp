@@ -1,11 +1,12 @@
-// The launcher: which database is visited next, and what comes of it.
+// The launcher: chooses the database to visit next and starts the purge worker for it.
 //
-// Reads pg_database once a round, remembers when each database is due, and waits for the one worker
-// it has out. Time is measured by a clock that nobody sets; when the time of day has not kept step
-// with it, a round is skipped.
+// It reads pg_database once per round, remembers when each database is due, and waits for its one
+// worker. It measures time by the steady clock, which cannot be set. If the time of day has not
+// kept step with that clock, it skips a round.
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
+#include "pg/hash_table.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
 #include "worker/worker.hpp"
@@ -16,42 +17,35 @@ namespace {
 using core::Clocks;
 using core::usecs_per_second;
 
-// A worker that takes so long, perhaps because somebody has locked its database, is sent home.
+// A worker that takes longer, perhaps because it waits for a lock on its database, is terminated.
 constexpr std::int64_t patience = 20 * usecs_per_second;
 // The clocks are compared at least this often.
 constexpr std::int64_t longest_sleep = 60 * usecs_per_second;
-// DATCONNLIMIT_INVALID_DB, which older minor versions do not know: a DROP DATABASE was interrupted.
+// DATCONNLIMIT_INVALID_DB, which older minor versions do not define: a DROP DATABASE was
+// interrupted.
 constexpr std::int32_t invalid_database = -2;
 
 struct Database {
     Oid oid;  // the hash key
     std::int64_t nap;
-    std::int64_t due;  // by the steady clock, as all times here
+    std::int64_t due;  // by the steady clock, as are all times here
     std::uint64_t round;
 };
 
 struct Launcher {
-    HTAB* databases;
+    pg::HashTable<Oid, Database> databases;
     std::uint64_t round;
     std::int64_t next_round;
-    std::int64_t naptime;  // that the times below were made with
+    std::int64_t naptime;  // the setting from which the times below were computed
     Clocks trusted;        // the last readings that agreed
-    std::int64_t quiet;    // no visits before
+    std::int64_t quiet;    // no visits before this time
     std::int64_t back_off;
-    std::int64_t may_complain;  // no line about missing workers before
+    std::int64_t may_log;  // no log line about missing workers before this time
     std::uint32_t wait_event;
 };
 
 std::int64_t naptime() {
     return std::int64_t{pg::guc::purge_naptime} * 1000;
-}
-
-HTAB* new_databases() {
-    HASHCTL control{};
-    control.keysize = sizeof(Oid);
-    control.entrysize = sizeof(Database);
-    control.hcxt = TopMemoryContext;
-    return hash_create("idem databases", 64, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 }
 
 bool is_visited(const FormData_pg_database& database) {
@@ -61,7 +55,7 @@ bool is_visited(const FormData_pg_database& database) {
 
 void note_database(Launcher& self, Oid oid, std::int64_t now) {
     bool found;
-    auto* database = static_cast<Database*>(hash_search(self.databases, &oid, HASH_ENTER, &found));
+    Database* database = self.databases.enter(oid, found);
     if (!found) {
         database->nap = naptime();
         database->due = now;
@@ -69,16 +63,15 @@ void note_database(Launcher& self, Oid oid, std::int64_t now) {
     database->round = self.round;
 }
 
-// Whoever is not in pg_database any more is forgotten.
+// Forgets the databases that are not in pg_database any more.
 void forget_databases(Launcher& self) {
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status)))
-        if (database->round != self.round)
-            (void)hash_search(self.databases, &database->oid, HASH_REMOVE, nullptr);
+    self.databases.for_each([&self](const Database& database) {
+        if (database.round != self.round) self.databases.remove(database.oid);
+    });
 }
 
-// The scopes were noted before pg_database was read, so a database that is not in it is gone.
+// The caller has read the scopes before pg_database, so a database that is missing there has been
+// dropped.
 void forget_statistics(std::span<const pg::ScopeIdentity> counted, const List* existing) {
     for (const pg::ScopeIdentity& scope : counted)
         if (!list_member_oid(existing, scope.database)) pg::give_up_stats(scope);
@@ -109,31 +102,28 @@ void read_databases(Launcher& self, std::int64_t now) {
     self.next_round = now + naptime();
 }
 
-// A changed setting counts at once, also for whoever is napping.
+// A changed setting applies at once, also to databases that are not due yet.
 void follow_naptime(Launcher& self, std::int64_t now) {
     if (naptime() == self.naptime) return;
     self.naptime = naptime();
     self.next_round = now;
     self.quiet = std::min(self.quiet, now + self.naptime);
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status))) {
-        database->nap = self.naptime;
-        database->due = std::min(database->due, now + self.naptime);
-    }
+    self.databases.for_each([&self, now](Database& database) {
+        database.nap = self.naptime;
+        database.due = std::min(database.due, now + self.naptime);
+    });
 }
 
-// The one that has been due for the longest; NULL when there is none.
+// The database that has been due for the longest time. NULL if there is no database.
 Database* first_due(const Launcher& self) {
     Database* first = nullptr;
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, self.databases);
-    while (auto* database = static_cast<Database*>(hash_seq_search(&status)))
-        if (first == nullptr || database->due < first->due) first = database;
+    self.databases.for_each([&first](Database& database) {
+        if (first == nullptr || database.due < first->due) first = &database;
+    });
     return first;
 }
 
-// False when the time of day has jumped: then there is nothing to be done for a round.
+// False if the time of day has jumped. Nothing is purged for a round then.
 bool clocks_are_sound(Launcher& self, const Clocks& now) {
     const std::int64_t by = core::jump(self.trusted, now);
     const bool sound = core::agree(self.trusted, now);
@@ -163,37 +153,37 @@ BackgroundWorkerHandle* start_worker(const pg::Visit& visit) {
 
 void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
     const std::int64_t deadline = pg::read_clocks().steady + patience;
-    bool sent_home = false;
+    bool terminated = false;
     for (;;) {
         pid_t pid;
         const BgwHandleStatus status = GetBackgroundWorkerPid(handle, &pid);
         if (status == BGWH_STOPPED) return;
         if (status == BGWH_POSTMASTER_DIED) proc_exit(1);
-        if (!sent_home && pg::read_clocks().steady >= deadline) {
+        if (!terminated && pg::read_clocks().steady >= deadline) {
             TerminateBackgroundWorker(handle);
-            sent_home = true;
+            terminated = true;
         }
         sleep(usecs_per_second, self.wait_event);
     }
 }
 
-void complain(Launcher& self, std::int64_t now) {
-    if (now < self.may_complain) return;
-    self.may_complain = now + core::usecs_per_minute;
+void log_missing_worker(Launcher& self, std::int64_t now) {
+    if (now < self.may_log) return;
+    self.may_log = now + core::usecs_per_minute;
     ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
                   errmsg("no background worker is free to purge expired idempotency keys"),
                   errhint("You might need to increase max_worker_processes.")));
 }
 
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
-    switch (visit.ending) {
-        case pg::Ending::swept:
+    switch (visit.outcome) {
+        case pg::VisitOutcome::swept:
             return core::next_nap(nap, naptime(), visit.counts);
-        case pg::Ending::busy:
-        case pg::Ending::clocks:
+        case pg::VisitOutcome::busy:
+        case pg::VisitOutcome::clocks:
             return naptime();
-        case pg::Ending::open:
-        case pg::Ending::absent:
+        case pg::VisitOutcome::open:
+        case pg::VisitOutcome::absent:
             break;
     }
     return core::absent_nap(nap, naptime());
@@ -205,7 +195,7 @@ void visit(Launcher& self, Database& database, const Clocks& now) {
     if (handle == nullptr) {
         self.back_off = core::back_off(self.back_off);
         self.quiet = now.steady + self.back_off;
-        return complain(self, now.steady);
+        return log_missing_worker(self, now.steady);
     }
     self.back_off = 0;
     pgstat_report_activity(STATE_RUNNING, psprintf("idem: visiting database %u", database.oid));
@@ -216,7 +206,7 @@ void visit(Launcher& self, Database& database, const Clocks& now) {
     database.due = pg::read_clocks().steady + database.nap;
 }
 
-// Does what is to be done now, and returns when there is something to be done again.
+// Does what is due, and returns the time when the next thing is due.
 std::int64_t run_once(Launcher& self) {
     const Clocks now = pg::read_clocks();
     if (!clocks_are_sound(self, now)) return self.quiet;
@@ -233,15 +223,14 @@ std::int64_t run_once(Launcher& self) {
 
 void rest(const Launcher& self, std::int64_t usecs) {
     char text[64];
-    snprintf(text, sizeof text, "idem: %ld databases, none is due",
-             hash_get_num_entries(self.databases));
+    snprintf(text, sizeof text, "idem: %ld databases, none is due", self.databases.size());
     pgstat_report_activity(STATE_IDLE, text);
     sleep(usecs, self.wait_event);
 }
 
 [[noreturn]] void run() {
     Launcher self{};
-    self.databases = new_databases();
+    self.databases = self.databases.create("idem databases", 64, TopMemoryContext);
     self.trusted = pg::read_clocks();
     self.wait_event = pg::compat::wait_event("IdemLauncherMain");
     MemoryContext context =

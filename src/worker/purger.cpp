@@ -1,13 +1,12 @@
 // The purge worker: one visit to one database.
 //
-// Deletes expired records in batches, each a transaction of its own: a claim of such a key waits
-// for one batch at most. It waits for nobody's lock. What it finds it reports to the launcher;
-// where it stopped is kept in the database.
+// It deletes expired records in batches, each in a transaction of its own, so that a claim of such
+// a key waits for at most one batch. It waits for no lock. It reports what it found to the
+// launcher, and stores in the database where it stopped.
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/installation.hpp"
-#include "pg/scope_row.hpp"
+#include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
 #include "pg/visit.hpp"
@@ -21,8 +20,8 @@ using core::usecs_per_second;
 constexpr std::int64_t longest_visit = 2 * usecs_per_second;
 constexpr BlockNumber blocks_a_batch = 1024;
 
-// Whatever the database's own settings are. Nothing of it needs to be durable at once: what a crash
-// undoes is purged again.
+// Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
+// is purged again.
 void set_up() {
     constexpr std::array<std::array<const char*, 2>, 4> settings = {{
         {"synchronous_commit", "off"},
@@ -44,32 +43,27 @@ void begin() {
     PushActiveSnapshot(GetTransactionSnapshot());
 }
 
-// Autovacuum learns of the deletes batch by batch.
+// The statistics are reported after each batch, so that autovacuum learns of the deletes.
 void end() {
     PopActiveSnapshot();
     CommitTransactionCommand();
     pgstat_report_stat(true);
 }
 
-// Those that others are just creating or dropping too, whatever becomes of it.
+// Includes the scopes that other transactions are creating or dropping, whether or not they commit.
 List* existing_scopes() {
     using namespace pg::scope_row;
-    Relation relation = pg::open_table(pg::Table::scope, AccessShareLock);
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
-    TableScanDesc scan = pg::compat::begin_table_scan(relation, &dirty);
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
     List* ids = NIL;
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+    pg::scan_table(pg::Table::scope, &dirty, [&ids](TupleTableSlot* slot) {
         ids = lappend_int(ids, DatumGetInt32(*column(slot, column_id)));
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-    table_close(relation, AccessShareLock);
+    });
     return ids;
 }
 
-// Gives up the statistics of scopes that are no more. They are noted before the scopes are read, so
-// that those of a new one are safe.
+// Gives up the statistics of scopes that do not exist any more. The list of statistics is read
+// before the scopes, so that the statistics of a new scope are safe.
 void forget_statistics(pg::Installation installation) {
     const bool installed = installation == pg::Installation::ready;
     const auto counted = pg::counted_scopes();
@@ -81,8 +75,9 @@ void forget_statistics(pg::Installation installation) {
             pg::give_up_stats(scope);
 }
 
-// One batch. Returns what became of it; swept.blocks == swept.table: it has been all around.
-pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
+// Purges one batch and returns how it ended. The sweep has been around the whole table if
+// swept.blocks == swept.table.
+pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
     if (installation == pg::Installation::ready)
@@ -91,11 +86,11 @@ pg::Ending sweep(std::int32_t rate, pg::Swept& swept) {
     end();
     switch (installation) {
         case pg::Installation::absent:
-            return pg::Ending::absent;
+            return pg::VisitOutcome::absent;
         case pg::Installation::busy:
-            return pg::Ending::busy;
+            return pg::VisitOutcome::busy;
         case pg::Installation::ready:
-            return pg::Ending::swept;
+            return pg::VisitOutcome::swept;
     }
     pg_unreachable();
 }
@@ -107,14 +102,14 @@ void tidy_up() {
     end();
 }
 
-void show_progress(const pg::Swept& swept, const core::VisitCounts& counts) {
+void show_progress(const pg::SweepResult& swept, const core::VisitCounts& counts) {
     char text[128];
     snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records deleted", swept.hand,
              swept.table, static_cast<long long>(counts.deleted));
     show_progress(text);
 }
 
-// Batch by batch, once around the table or until the time is up.
+// Purges batch by batch, until the sweep has been around the table once or the time is up.
 void work(pg::Visit& visit) {
     const std::uint32_t wait_event = pg::compat::wait_event("IdemPurgerRest");
     const std::int64_t start = pg::read_clocks().steady;
@@ -122,13 +117,13 @@ void work(pg::Visit& visit) {
     for (;;) {
         const core::Clocks before = pg::read_clocks();
         if (!core::agree(visit.clocks, before)) {
-            visit.ending = pg::Ending::clocks;
+            visit.outcome = pg::VisitOutcome::clocks;
             return;
         }
         const std::int32_t rate = pg::guc::purge_rate;
-        pg::Swept swept{};
-        visit.ending = sweep(rate, swept);
-        if (visit.ending != pg::Ending::swept) return;
+        pg::SweepResult swept{};
+        visit.outcome = sweep(rate, swept);
+        if (visit.outcome != pg::VisitOutcome::swept) return;
         visited += swept.blocks;
         visit.counts.seen += swept.seen;
         visit.counts.deleted += swept.deleted;
@@ -149,7 +144,7 @@ void run(std::int32_t number) {
     set_up();
     show_progress("idem: purging");
     work(visit);
-    if (visit.ending == pg::Ending::swept) tidy_up();
+    if (visit.outcome == pg::VisitOutcome::swept) tidy_up();
     pg::report_visit(visit);
     pgstat_report_activity(STATE_IDLE, nullptr);
 }

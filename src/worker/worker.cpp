@@ -1,3 +1,4 @@
+// What the launcher and the purge worker share, and the registration of the launcher.
 #include "worker/worker.hpp"
 
 #include "pg/shared_memory.hpp"

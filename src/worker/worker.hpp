@@ -1,25 +1,25 @@
 // The worker: deletes expired records in every database that has the extension.
 //
-// One launcher, started with the server, connects to no database. It starts one purge worker at a
-// time, which connects to one database, works there for two seconds at most and ends: so nobody who
-// wants to drop the database waits for long. How often a database is visited is core/pacing's to
-// say. Both can be killed or terminated at any time: a worker holds nothing but its batch, and the
-// postmaster starts the launcher again.
+// One launcher starts with the server and connects to no database. It starts one purge worker at a
+// time, which connects to one database, works there for at most two seconds and exits, so that a
+// DROP DATABASE does not wait for long. core/pacing decides how often a database is visited. Both
+// processes can be killed or terminated at any time: a worker holds only its batch, and the
+// postmaster restarts the launcher.
 #pragma once
 
 #include "pg/server.hpp"
 
 namespace idem::worker {
 
-// When preloading: has the postmaster start the launcher, once recovery is over. Not in a binary
-// upgrade.
+// Has the postmaster start the launcher when recovery has ended. Only for a preloaded library, and
+// not during a binary upgrade.
 void register_launcher();
 
-// What both processes begin with.
+// Installs the signal handlers of both processes.
 void catch_signals();
 
-// Sleeps for so many microseconds, or until somebody sets the latch; follows interrupts and a
-// changed configuration. A termination ends the process without a word.
+// Sleeps for the given microseconds, or until the latch is set. Processes interrupts and reloads a
+// changed configuration. Exits the process silently if it is to be terminated.
 void sleep(std::int64_t usecs, std::uint32_t wait_event);
 
 }  // namespace idem::worker

@@ -1,10 +1,10 @@
-#include "api/holding.hpp"
+#include "api/locked_key.hpp"
 
-#include "api/settled.hpp"
 #include "core/decision.hpp"
+#include "core/duration.hpp"
+#include "pg/boundary.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
-#include "pg/token_text.hpp"
 
 namespace idem::api {
 namespace {
@@ -12,14 +12,66 @@ namespace {
 namespace report = pg::report;
 using core::Presence;
 
-// Whose key the token names. Nobody learns from it: whoever may not use the scope is told the same
-// as for a key that is not there.
-struct Named {
+// ---- A key at rest ------------------------------------------------------------------------------
+
+// An expired row that is being deleted, most likely by the purger, counts as at rest: it does not
+// bind the key, whether or not the deletion commits.
+bool is_at_rest(const pg::Found& found) {
+    const bool expired =
+        found.presence == Presence::deleting && found.record.expires <= GetCurrentTimestamp();
+    return expired || !found.writer.valid();
+}
+
+}  // namespace
+
+pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+    acquire(lock, name.key, bound);
+    for (;;) {
+        const pg::Records records = pg::Records::to_write();
+        const pg::Found found = pg::probe(records, name);
+        records.close();
+        if (is_at_rest(found)) return found;
+        give_way(lock, name.key, found.writer, bound);
+    }
+}
+
+void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound) {
+    if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
+}
+
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
+              const pg::WaitBound& bound) {
+    lock.release();
+    if (!bound.wait_for(work)) refuse_in_flight(key, pg::holder_of(work.xid));
+    acquire(lock, key, bound);
+}
+
+void check_written(std::string_view key, const pg::WriteResult& writing) {
+    if (writing.outcome == pg::WriteOutcome::blocked)
+        refuse_in_flight(key, pg::holder_of(writing.in_the_way));
+}
+
+void refuse_in_flight(std::string_view key, const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const TimestampTz age = now - holder.since.value_or(now);
+    report::in_progress(
+        key, holder,
+        holder.lease_end ? core::retry_after(age, *holder.lease_end - now) : core::retry_after(age),
+        report::WaitSetBy::scope);
+}
+
+// ---- A leased claim -----------------------------------------------------------------------------
+
+namespace {
+
+struct NamedKey {
     const pg::Scope* scope;
     pg::KeyName name;
 };
 
-Named named_by(const core::Token& token) {
+// The key that the token names. A caller that may not use the scope gets the same error as for a
+// key without a record, so it learns nothing.
+NamedKey key_named_by(const core::Token& token) {
     const pg::Records records = pg::Records::to_read();
     const auto name = pg::name_behind(records, token.digest);
     records.close();
@@ -43,7 +95,8 @@ core::TokenSighting sighting(const core::Token& token, const pg::Found& found,
     };
 }
 
-// For a user of the scope, who could look the key up; NULL when the record does not tell.
+// Why the token is fenced off, for users of the scope, which could look the key up. NULL if
+// the record does not tell.
 const char* how_lost(const core::Token& token, const pg::Found& found) {
     const pg::Record& record = found.record;
     const auto attempt = static_cast<std::int32_t>(token.attempt);
@@ -58,18 +111,18 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
     return nullptr;
 }
 
-// The transaction's note of the claim: made here when another transaction claimed it.
-pg::Claim& note(const core::Token& token, const Named& named, const pg::Record& record) {
+// What this transaction remembers of the claim. A claim of an earlier transaction is added here.
+pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Record& record) {
     pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) return *known;
     if (pg::claims_held() >= pg::guc::max_open_claims)
         report::too_many_open_claims(pg::guc::max_open_claims);
     pg::Claim claim{};
     claim.token = token;
-    claim.scope_id = named.name.scope_id;
-    claim.scope_name = named.scope->name;
-    claim.tenant = named.name.tenant;
-    claim.key = named.name.key;
+    claim.scope_id = key.name.scope_id;
+    claim.scope_name = key.scope->name;
+    claim.tenant = key.name.tenant;
+    claim.key = key.name.key;
     claim.fingerprint = record.fingerprint;
     claim.created = record.created;
     claim.ttl = ttl_of(record);
@@ -78,18 +131,19 @@ pg::Claim& note(const core::Token& token, const Named& named, const pg::Record& 
 
 }  // namespace
 
-Holding hold(const core::Token& token) {
+LeasedClaim lock_leased_claim(const core::Token& token) {
+    Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) pg::refuse_closed(*known);
-    const Named named = named_by(token);
-    pg::KeyLock lock(named.name.digest);
-    const pg::WaitBound bound(named.scope->wait);
-    const pg::Found found = settled(named.name, lock, bound);
+    const NamedKey key = key_named_by(token);
+    pg::KeyLock lock(key.name.digest);
+    const pg::WaitBound bound(key.scope->wait);
+    const pg::Found found = find_at_rest(key.name, lock, bound);
     if (found.presence == Presence::committed && !found.in_snapshot)
         report::serialization_failure(
             "The key was changed by a transaction that this one's snapshot cannot see.");
     const TimestampTz now = GetCurrentTimestamp();
-    switch (core::judge_token(sighting(token, found, *named.scope, now), now)) {
+    switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {
         case core::TokenStanding::lost:
             report::lease_lost(how_lost(token, found));
         case core::TokenStanding::finished:
@@ -97,30 +151,30 @@ Holding hold(const core::Token& token) {
         case core::TokenStanding::holds:
             break;
     }
-    return {named.scope, named.name, found.record, &note(token, named, found.record), bound};
+    return {key.scope, key.name, found.record, &remember(token, key, found.record), bound};
 }
 
-Holding hold_leased(std::optional<std::string_view> text, const char* function) {
+LeasedClaim lock_leased_claim(std::optional<std::string_view> text, const char* function) {
     const core::Token token = pg::read_token(text);
     if (token.kind != core::TokenKind::leased) report::not_leased(function);
-    return hold(token);
+    return lock_leased_claim(token);
 }
 
 void check_usable(const core::Token& token) {
     if (token.kind == core::TokenKind::leased) {
-        (void)named_by(token);
+        (void)key_named_by(token);
         return;
     }
     const pg::Claim* claim = pg::find_claim(token.digest);
     if (claim == nullptr || claim->token != token) report::foreign_claim();
 }
 
-void update(const Holding& holding, const pg::Record& record) {
+void update_record(const LeasedClaim& leased, const pg::Record& record) {
     const pg::Records records = pg::Records::to_write();
-    const pg::Writing writing =
-        pg::write_record(records, holding.name, record, pg::Over::outlived, holding.bound);
+    const pg::WriteResult writing =
+        pg::write_record(records, leased.name, record, pg::Predecessor::outlived, leased.bound);
     records.close();
-    check_written(holding.name.key, writing);
+    check_written(leased.name.key, writing);
 }
 
 std::int64_t ttl_of(const pg::Record& record) {

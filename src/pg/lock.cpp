@@ -1,12 +1,31 @@
-#include "pg/waiting.hpp"
+#include "pg/lock.hpp"
 
+#include "pg/census.hpp"
 #include "pg/compat.hpp"
+#include "pg/secret.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::pg {
 namespace {
 
-// A nap ends at least this often: whoever ends a lease early signals nobody.
+// The last field of an advisory lock's tag, pg_locks.objsubid, by which sql/idem.sql finds the key
+// locks. The server uses the classes 1 and 2, Citus 4 to 16.
+constexpr std::uint16_t lock_class = 7651;
+
+// Makes the (sub)transaction the owner of a lock, rather than the portal or the function call, so
+// that ROLLBACK TO releases the lock and a later statement can.
+class AsTransactionOwner {
+  public:
+    AsTransactionOwner() : before_(CurrentResourceOwner) {
+        CurrentResourceOwner = CurTransactionResourceOwner;
+    }
+    void restore() const { CurrentResourceOwner = before_; }
+
+  private:
+    ResourceOwner before_;
+};
+
+// A nap ends at least this often, because the end of a lease is not signalled.
 constexpr TimestampTz longest_nap = 100'000;
 constinit std::uint32_t lease_wait_event = 0;
 
@@ -15,7 +34,7 @@ int milliseconds_until(TimestampTz deadline) {
     return static_cast<int>(std::clamp<TimestampTz>((left + 999) / 1000, 1, INT_MAX));
 }
 
-// Until the subtransaction ends. 0 would wait for ever.
+// Holds until the subtransaction ends. 0 would mean no timeout.
 void set_lock_timeout(int milliseconds) {
     Assert(milliseconds > 0);
     char value[16];
@@ -24,8 +43,8 @@ void set_lock_timeout(int milliseconds) {
                             true, 0, false);
 }
 
-// When a backend's transaction began. The status snapshot that it is read from is kept for the rest
-// of a transaction by default, so it is dropped first.
+// When a backend's transaction began. It is read from the status snapshot, which the server keeps
+// for the rest of a transaction by default; so the snapshot is dropped first.
 std::optional<TimestampTz> transaction_start(int pid) {
     pgstat_clear_backend_activity_snapshot();
     const int backends = pgstat_fetch_stat_numbackends();
@@ -55,6 +74,48 @@ TransactionId member_elsewhere(MultiXactId multi, bool only_locked, RowChange ch
 
 }  // namespace
 
+KeyLock::KeyLock(const core::Digest& digest) {
+    std::uint64_t id;
+    if (!core::lock_id(secrets().lock_seed, digest, id)) report::crypto_failure();
+    SET_LOCKTAG_ADVISORY(tag_, MyDatabaseId, static_cast<std::uint32_t>(id >> 32),
+                         static_cast<std::uint32_t>(id), lock_class);
+}
+
+bool KeyLock::try_acquire() {
+    Assert(IsTransactionState());
+    const AsTransactionOwner owner;
+    const LockAcquireResult result = LockAcquire(&tag_, ExclusiveLock, false, true);
+    owner.restore();
+    return result != LOCKACQUIRE_NOT_AVAIL;
+}
+
+bool KeyLock::acquire(const WaitBound& bound) {
+    return try_acquire() || bound.wait_for_lock(tag_, ExclusiveLock);
+}
+
+void KeyLock::release() {
+    Assert(is_held());
+    const AsTransactionOwner owner;
+    LockRelease(&tag_, ExclusiveLock, false);
+    owner.restore();
+}
+
+bool KeyLock::is_held() const {
+    return compat::holds_lock(tag_, ExclusiveLock);
+}
+
+std::optional<report::Holder> KeyLock::holder() const {
+    int count = 0;
+    const VirtualTransactionId* holders = GetLockConflicts(&tag_, ExclusiveLock, &count);
+    if (count == 0) return std::nullopt;
+    const PGPROC* process = compat::process_running(holders[0]);
+    if (process != nullptr) return holder_of_process(process->pid);
+    report::Holder unknown{};
+    if (const TransactionId xid = prepared_transaction(holders[0]); TransactionIdIsValid(xid))
+        unknown.prepared = xid;
+    return unknown;
+}
+
 WaitBound::WaitBound(std::int64_t wait) : deadline_(0), is_lock_timeout_(false) {
     Assert(wait >= 0);
     const std::int64_t session = std::int64_t{LockTimeout} * 1000;
@@ -67,15 +128,15 @@ WaitBound WaitBound::none() {
     return WaitBound(a_century);
 }
 
-// Raises 55P03 when the session's bound is over.
+// Raises 55P03 when it is the session's bound that has passed.
 bool WaitBound::is_over() const {
     if (GetCurrentTimestamp() < deadline_) return false;
     if (is_lock_timeout_) report::lock_timeout();
     return true;
 }
 
-// One lock, under a lock_timeout of our own and in a subtransaction, because LockAcquire can only
-// give up by raising an error.
+// Waits for one lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
+// give up only by raising an error.
 bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
     if (is_over()) return false;
     const LOCKTAG* at = &tag;
@@ -84,7 +145,7 @@ bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
         set_lock_timeout(left);
         (void)LockAcquire(at, mode, false, false);
         if (!keep) LockRelease(at, mode, false);
-        // A timeout that fired as the lock was granted is caught here, or it strikes later.
+        // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
         CHECK_FOR_INTERRUPTS();
     });
     if (error == nullptr) return true;
@@ -97,22 +158,22 @@ bool WaitBound::wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const {
     return acquire(tag, mode, true);
 }
 
-// As XactLockTableWait(), whose bound would begin anew with each lock: that of a subtransaction
-// goes with its end, and its parent is to be waited for.
-bool WaitBound::wait_for(const Work& work) const {
-    Assert(work.valid() && !TransactionIdIsCurrentTransactionId(work.xid));
+// Does as XactLockTableWait(), whose timeout would begin anew with each lock. The lock of a
+// subtransaction is released when it ends; its parent must then be waited for.
+bool WaitBound::wait_for(const RowWriter& writer) const {
+    Assert(writer.valid() && !TransactionIdIsCurrentTransactionId(writer.xid));
     LOCKTAG tag;
-    if (work.speculative_token != 0) {
-        SET_LOCKTAG_SPECULATIVE_INSERTION(tag, work.xid, work.speculative_token);
+    if (writer.speculative_token != 0) {
+        SET_LOCKTAG_SPECULATIVE_INSERTION(tag, writer.xid, writer.speculative_token);
         return acquire(tag, ShareLock, false);
     }
-    TransactionId xid = work.xid;
+    TransactionId xid = writer.xid;
     for (;;) {
         SET_LOCKTAG_TRANSACTION(tag, xid);
         if (!acquire(tag, ShareLock, false)) return false;
         if (!TransactionIdIsInProgress(xid)) return true;
         const TransactionId topmost = SubTransGetTopmostTransaction(xid);
-        // It runs already, and is yet to take its lock.
+        // It runs, but has not taken its transaction lock yet.
         if (topmost == xid) pg_usleep(1000);
         xid = topmost;
     }
@@ -134,7 +195,7 @@ report::Holder holder_of_process(int pid) {
                     : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
 }
 
-// A prepared transaction has no process.
+// A running transaction without a process is a prepared one.
 report::Holder holder_of(TransactionId xid) {
     if (!TransactionIdIsValid(xid) || !TransactionIdIsInProgress(xid)) return {};
     const TransactionId topmost = SubTransGetTopmostTransaction(xid);
@@ -144,6 +205,7 @@ report::Holder holder_of(TransactionId xid) {
 }
 
 TM_Result try_lock_row(Relation relation, ItemPointerData tid, RowChange change) {
+    Assert(ItemPointerIsValid(&tid));
     TM_FailureData failure;
     TupleTableSlot* slot = table_slot_create(relation, nullptr);
     const TM_Result result = table_tuple_lock(

@@ -1,9 +1,9 @@
-#include "pg/duration.hpp"
+#include "pg/boundary.hpp"
 
 #include "core/duration.hpp"
-#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::pg {
 
@@ -47,6 +47,26 @@ Interval* interval_of(std::int64_t usecs) {
     auto* interval = static_cast<Interval*>(palloc0(sizeof(Interval)));
     interval->time = usecs;
     return interval;
+}
+
+core::TokenText token_text(const core::Token& token) {
+    Assert(token.attempt >= 1);
+    core::Token shown = token;
+    if (token.kind == core::TokenKind::leased &&
+        !core::seal(secrets().seal_key, token.digest, shown.digest))
+        report::crypto_failure();
+    return core::encode(shown);
+}
+
+core::Token read_token(std::optional<std::string_view> text) {
+    core::Token token;
+    if (!text) report::no_token();
+    if (!core::decode(*text, token)) report::malformed_token();
+    const core::Digest sealed = token.digest;
+    if (token.kind == core::TokenKind::leased &&
+        !core::unseal(secrets().seal_key, sealed, token.digest))
+        report::crypto_failure();
+    return token;
 }
 
 }  // namespace idem::pg

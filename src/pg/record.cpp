@@ -1,4 +1,4 @@
-#include "pg/store.hpp"
+#include "pg/record.hpp"
 
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
@@ -53,7 +53,7 @@ std::optional<std::int64_t> bigint_column(TupleTableSlot* slot, Column which) {
     return null ? std::nullopt : std::optional(DatumGetInt64(value));
 }
 
-// What decides about a claim, without what it is answered with.
+// What decides about a claim, without the answer.
 Record read_claim(TupleTableSlot* slot) {
     bool null;
     Record record{};
@@ -80,7 +80,7 @@ Record read_record(TupleTableSlot* slot) {
     return record;
 }
 
-// The identity that the row carries.
+// The name of the key whose row it is.
 KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
     return {DatumGetInt32(column(slot, column_scope, null)),
@@ -119,70 +119,109 @@ Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& 
     return row;
 }
 
-// Of a row that this command has inserted.
+// Deletes a row that this command has inserted.
 void take_back(const Records& records, ItemPointer ours) {
     CommandCounterIncrement();
     const TM_Result result = compat::delete_row(records.table(), ours, compat::Waiting::no);
     if (result != TM_Ok) elog(ERROR, "could not take back a row: result %d", result);
 }
 
-// Another row has, or may come to have, the digest of ours. Waits for whoever is at work on it, as
-// a unique index does, but within the bound; returns once ours is the only one, raises 40001 when a
-// live one is there.
-Writing settle_duplicate(const Records& records, const core::Digest& digest, ItemPointer ours,
-                         const WaitBound& bound) {
-    Writing result{Written::yes, InvalidTransactionId};
+// Another row has, or may come to have, the digest of ours. Waits for its writer as a unique index
+// does, but within the bound. Returns once ours is the only row; raises 40001 when another live row
+// stays.
+WriteResult wait_out_duplicates(const Records& records, const core::Digest& digest,
+                                ItemPointer ours, const WaitBound& bound) {
+    WriteResult result{WriteOutcome::written, InvalidTransactionId};
     DigestScan scan(records);
-    while (result.written == Written::yes) {
+    while (result.outcome == WriteOutcome::written) {
         scan.seek(digest);
         bool other = false;
         while (!other && scan.next()) other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
         if (!other) break;
-        const Work work = scan.working();
-        if (!work.valid())
+        const RowWriter writer = scan.writer();
+        if (!writer.valid())
             report::serialization_failure("The key was completed past the claim that held it.");
-        if (!scan.wait(bound)) result = {Written::no, work.xid};
+        if (!scan.wait(bound)) result = {WriteOutcome::blocked, writer.xid};
     }
     scan.end();
     return result;
 }
 
-// Whether this record may take the place of that one.
+// Fills a slot of the record table. What it points to is palloc'd, or belongs to the record.
+void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
+    Assert(record.attempt >= 1 && name.scope_id > 0);
+    // A lease has an end; what is finished has neither a lease nor a recovery point.
+    Assert(record.lease_end.has_value() == (record.state == core::State::in_progress));
+    Assert(record.recovery_point == nullptr || record.state == core::State::in_progress);
+    auto* digest = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
+    *digest = uuid_of(name.digest);
+    const Row<columns> row = row_of(name, digest, record);
+    fill_row(slot, row.values(), row.nulls());
+}
+
+// Replaces the row at tid. Raises 40001 when another live row turns out to hold the key.
+ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
+                         TupleTableSlot* slot, const WaitBound& bound) {
+    const auto on_duplicate = [&] {
+        if (wait_out_duplicates(records, name.digest, &slot->tts_tid, bound).outcome ==
+            WriteOutcome::blocked)
+            report::serialization_failure("The key's record was changed concurrently.");
+        return true;
+    };
+    return change_row(records.table(), tid, RowChange::update, bound, [&] {
+        return update_row(records.table(), tid, slot, compat::Waiting::yes, on_duplicate);
+    });
+}
+
+// Whether the new record may replace the old one.
 bool outlived(const Record& old, const Record& record) {
     if (old.expires <= GetCurrentTimestamp()) return true;
     return old.state == core::State::in_progress && old.attempt <= record.attempt;
 }
 
-// Puts the row in the place of an outlived one, unless that has gone meanwhile.
-Writing replace(const Records& records, const KeyName& name, const Record& record,
-                TupleTableSlot* slot, const WaitBound& bound) {
+// Replaces an outlived row, unless it has gone meanwhile.
+WriteResult replace(const Records& records, const KeyName& name, const Record& record,
+                    TupleTableSlot* slot, const WaitBound& bound) {
     const Found old = probe(records, name);
     if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
-        return {Written::gone, InvalidTransactionId};
+        return {WriteOutcome::gone, InvalidTransactionId};
     if (!outlived(old.record, record))
         report::serialization_failure("The key was completed past the claim that held it.");
-    const Changed changed = replace_row(records, name, old.tid, slot, bound);
+    const ChangeResult changed = replace_row(records, name, old.tid, slot, bound);
     switch (changed.result) {
         case TM_Ok:
-            return {Written::yes, InvalidTransactionId};
-        case TM_Deleted:  // by the purger, most likely
-            return {Written::gone, InvalidTransactionId};
+            return {WriteOutcome::written, InvalidTransactionId};
+        case TM_Deleted:  // most likely by the purge worker
+            return {WriteOutcome::gone, InvalidTransactionId};
         case TM_WouldBlock:
-            return {Written::no, changed.in_the_way};
+            return {WriteOutcome::blocked, changed.in_the_way};
         default:
             report::serialization_failure("The key's record was changed concurrently.");
     }
 }
 
-Writing insert(const Records& records, const KeyName& name, TupleTableSlot* slot,
-               const WaitBound& bound) {
-    Writing writing{Written::yes, InvalidTransactionId};
-    const auto settle = [&] {
-        writing = settle_duplicate(records, name.digest, &slot->tts_tid, bound);
-        return writing.written == Written::yes;
+WriteResult insert(const Records& records, const KeyName& name, TupleTableSlot* slot,
+                   const WaitBound& bound) {
+    WriteResult result{WriteOutcome::written, InvalidTransactionId};
+    const auto on_duplicate = [&] {
+        result = wait_out_duplicates(records, name.digest, &slot->tts_tid, bound);
+        return result.outcome == WriteOutcome::written;
     };
-    if (!insert_row(records.table(), slot, settle)) take_back(records, &slot->tts_tid);
-    return writing;
+    if (!insert_row(records.table(), slot, on_duplicate)) take_back(records, &slot->tts_tid);
+    return result;
+}
+
+Found read_hit(const DigestScan& scan, Contents contents) {
+    Found found;
+    TupleTableSlot* slot = scan.slot();
+    found.presence = scan.presence();
+    Assert(ItemPointerIsValid(&slot->tts_tid));
+    found.writer = scan.writer();
+    found.tid = slot->tts_tid;
+    if (found.presence == core::Presence::inserting) return found;
+    found.in_snapshot = scan.in_snapshot();
+    found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
+    return found;
 }
 
 }  // namespace
@@ -203,9 +242,9 @@ std::int32_t record_scope(TupleTableSlot* slot) {
     return DatumGetInt32(column(slot, column_scope, null));
 }
 
-Glance glance(TupleTableSlot* slot) {
+RecordHead record_head(TupleTableSlot* slot) {
     bool null;
-    Glance seen{
+    RecordHead head{
         .created = DatumGetTimestampTz(column(slot, column_created, null)),
         .expires = record_expires(slot),
         .lease_end = bigint_column(slot, column_lease_end),
@@ -219,26 +258,10 @@ Glance glance(TupleTableSlot* slot) {
     };
     for (const Column which : {column_headers, column_response, column_body, column_error}) {
         const Datum value = column(slot, which, null);
-        if (!null) seen.answer_bytes += static_cast<std::int64_t>(toast_datum_size(value));
+        if (!null) head.answer_bytes += static_cast<std::int64_t>(toast_datum_size(value));
     }
-    return seen;
+    return head;
 }
-
-namespace {
-
-Found read_hit(const DigestScan& scan, Contents contents) {
-    Found found;
-    TupleTableSlot* slot = scan.slot();
-    found.presence = scan.presence();
-    found.working = scan.working();
-    found.tid = slot->tts_tid;
-    if (found.presence == core::Presence::inserting) return found;
-    found.in_snapshot = scan.in_snapshot();
-    found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
-    return found;
-}
-
-}  // namespace
 
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
     if (!is_record_of(scan.slot(), name)) report::digest_collision();
@@ -262,40 +285,23 @@ std::optional<KeyName> name_behind(const Records& records, const core::Digest& d
     return name;
 }
 
-void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
-    auto* digest = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
-    *digest = uuid_of(name.digest);
-    const Row<columns> row = row_of(name, digest, record);
-    fill_row(slot, row.values(), row.nulls());
-}
-
-Changed replace_row(const Records& records, const KeyName& name, ItemPointerData tid,
-                    TupleTableSlot* slot, const WaitBound& bound) {
-    const auto settle = [&] {
-        if (settle_duplicate(records, name.digest, &slot->tts_tid, bound).written == Written::no)
-            report::serialization_failure("The key's record was changed concurrently.");
-        return true;
-    };
-    return change_row(records.table(), tid, RowChange::update, bound, [&] {
-        return update_row(records.table(), tid, slot, compat::Waiting::yes, settle);
-    });
-}
-
-Writing write_record(const Records& records, const KeyName& name, const Record& record, Over over,
-                     const WaitBound& bound) {
+WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
+                         Predecessor predecessor, const WaitBound& bound) {
+    Assert(KeyLock(name.digest).is_held());
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record);
-    Writing writing{Written::gone, InvalidTransactionId};
-    if (over == Over::outlived) writing = replace(records, name, record, slot, bound);
-    if (writing.written == Written::gone) writing = insert(records, name, slot, bound);
-    Assert(writing.written != Written::gone);
+    WriteResult result{WriteOutcome::gone, InvalidTransactionId};
+    if (predecessor == Predecessor::outlived) result = replace(records, name, record, slot, bound);
+    if (result.outcome == WriteOutcome::gone) result = insert(records, name, slot, bound);
+    Assert(result.outcome != WriteOutcome::gone);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
-    return writing;
+    return result;
 }
 
-Writing delete_record(const Records& records, const Found& found, const WaitBound& bound) {
-    const Changed changed =
+WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound) {
+    Assert(found.presence != core::Presence::absent);
+    const ChangeResult changed =
         change_row(records.table(), found.tid, RowChange::deletion, bound,
                    [table = records.table(), tid = found.tid]() mutable {
                        return compat::delete_row(table, &tid, compat::Waiting::yes);
@@ -303,11 +309,73 @@ Writing delete_record(const Records& records, const Found& found, const WaitBoun
     CommandCounterIncrement();
     switch (changed.result) {
         case TM_Ok:
-            return {Written::yes, InvalidTransactionId};
+            return {WriteOutcome::written, InvalidTransactionId};
         case TM_Deleted:
-            return {Written::gone, InvalidTransactionId};
+            return {WriteOutcome::gone, InvalidTransactionId};
         case TM_WouldBlock:
-            return {Written::no, changed.in_the_way};
+            return {WriteOutcome::blocked, changed.in_the_way};
+        default:
+            report::serialization_failure("The key's record was changed concurrently.");
+    }
+}
+
+BulkWriter::BulkWriter(const Records& records)
+    : records_(records),
+      scan_(records),
+      indexes_(records.table()),
+      row_(table_slot_create(records.table(), nullptr)),
+      memory_(AllocSetContextCreate(CurrentMemoryContext, "idem key", ALLOCSET_SMALL_SIZES)) {}
+
+void BulkWriter::end() {
+    indexes_.close();
+    MemoryContextDelete(memory_);
+    ExecDropSingleTupleTableSlot(row_);
+    scan_.end();
+}
+
+// What the scan allocates serves more than one key, so only the row is read in this key's memory.
+Found BulkWriter::look(const KeyName& name) {
+    Assert(newest_ <= name.digest);  // else two calls could wait for each other
+    newest_ = name.digest;
+    MemoryContextReset(memory_);
+    if (!scan_.find(name.digest)) return {};
+    const MemoryContext before = MemoryContextSwitchTo(memory_);
+    const Found found = found_by(scan_, name, Contents::claim);
+    MemoryContextSwitchTo(before);
+    return found;
+}
+
+bool BulkWriter::write(const KeyName& name, const Record& record, const Found& found) {
+    const MemoryContext before = MemoryContextSwitchTo(memory_);
+    store_row(row_, name, record);
+    const bool written = found.presence == core::Presence::absent ? insert() : replace(name, found);
+    ExecClearTuple(row_);
+    MemoryContextSwitchTo(before);
+    return written;
+}
+
+// Whether the key is taken is known when its entry is in the index. Until then other callers cannot
+// rely on the row and wait for the lock that the token names, even those that should not wait. So
+// nothing under that lock may wait.
+bool BulkWriter::insert() {
+    const Relation table = records_.table();
+    const TransactionId xid = GetCurrentTransactionId();
+    const std::uint32_t token = SpeculativeInsertionLockAcquire(xid);
+    table_tuple_insert_speculative(table, row_, GetCurrentCommandId(true), 0, nullptr, token);
+    const bool alone = indexes_.claim_digest(row_);
+    table_tuple_complete_speculative(table, row_, token, alone);
+    SpeculativeInsertionLockRelease(xid);
+    if (alone) indexes_.add_other_entries(row_, IndexEntries::all);
+    return alone;
+}
+
+bool BulkWriter::replace(const KeyName& name, const Found& found) {
+    switch (replace_row(records_, name, found.tid, row_, WaitBound::none()).result) {
+        case TM_Ok:
+            return true;
+        case TM_Updated:
+        case TM_Deleted:
+            return false;
         default:
             report::serialization_failure("The key's record was changed concurrently.");
     }

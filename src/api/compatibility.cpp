@@ -1,13 +1,13 @@
-// C symbols that the scripts of earlier releases name, and the current one does not: a database has
-// the new library from the moment it is installed, and its SQL objects from ALTER EXTENSION idem
-// UPDATE on. Until then each keeps to the rules of its release.
+// C symbols that only the scripts of earlier releases name. A new library serves the databases of
+// the server as soon as it is installed, but their SQL objects stay those of an earlier release
+// until ALTER EXTENSION idem UPDATE. Until then, each function keeps the rules of its release.
 #include "api/arguments.hpp"
-#include "api/finishing.hpp"
+#include "api/finish.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/error_object.hpp"
 
-// Up to 0.1.0 EXECUTE on these was PUBLIC's, and the privilege was CREATE on schema idem.
+// In 0.1.0, PUBLIC could execute these functions, and they required CREATE on schema idem.
 namespace {
 
 void check_may_create(FunctionCallInfo fcinfo) {
@@ -32,8 +32,8 @@ Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
 Datum idem_forget_0_2(PG_FUNCTION_ARGS);
 }
 
-// Up to 0.2.0 these had no transient_sqlstates, and took paths of any notation: the number of the
-// arguments tells.
+// Up to 0.2.0 these functions had no transient_sqlstates and accepted paths in any notation. The
+// called functions tell the release by the number of arguments.
 IDEM_FUNCTION(idem_create_scope_0_2) {
     return idem_create_scope_0_3(fcinfo);
 }
@@ -42,7 +42,7 @@ IDEM_FUNCTION(idem_alter_scope_0_2) {
     return idem_alter_scope_0_3(fcinfo);
 }
 
-// Up to 0.2.0 any object would do.
+// Up to 0.2.0 the error could be any object.
 IDEM_FUNCTION(idem_fail) {
     idem::api::require_writable("idem.fail()");
     idem::api::fail(fcinfo, idem::pg::check_is_error_object);

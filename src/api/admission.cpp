@@ -1,0 +1,86 @@
+// idem.key_weakness() shows what the scope setting weak_keys would find in a key.
+#include "api/admission.hpp"
+
+#include "core/key.hpp"
+#include "core/weakness.hpp"
+#include "pg/boundary.hpp"
+#include "pg/limiter.hpp"
+#include "pg/report.hpp"
+#include "pg/stats.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+
+// From the Unix epoch, which keys use, to PostgreSQL's.
+constexpr std::int64_t epoch_distance =
+    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
+
+constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
+
+constinit bool warned = false;
+
+void warn_once(const pg::Scope& scope) {
+    if (warned) return;
+    warned = true;
+    ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                      errmsg("claims in scope \"%s\" are not limited", scope.name),
+                      errdetail("The scope has \"claims_per_minute\", which is counted in shared "
+                                "memory, and idem is not preloaded."),
+                      errhint("%s", preload_hint)));
+}
+
+}  // namespace
+
+void require_limits_available() {
+    if (pg::limits_available()) return;
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("\"claims_per_minute\" needs idem to be preloaded"),
+                    errdetail("Claims are counted in shared memory, which a library gets only "
+                              "when the server starts."),
+                    errhint("%s", preload_hint)));
+}
+
+std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
+    if (!scope.claims_per_minute) return 0;
+    if (!pg::limits_available()) {
+        warn_once(scope);
+        return 0;
+    }
+    const pg::Admission admission = pg::admit(scope.id, tenant, *scope.claims_per_minute, now);
+    return admission.admitted ? 0 : admission.retry_after;
+}
+
+bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl) {
+    if (!scope.reject_stale_keys) return false;
+    const core::KeyAge age = core::key_age(key, now + epoch_distance, ttl);
+    return age == core::KeyAge::stale || age == core::KeyAge::from_future;
+}
+
+void refuse_stale_key(std::string_view key) {
+    const auto milliseconds = static_cast<std::int64_t>(core::embedded_time(key).value_or(0));
+    const TimestampTz made = milliseconds * 1000 - epoch_distance;
+    report::stale_key(key, made, made > GetCurrentTimestamp());
+}
+
+void check_strength(const pg::Scope& scope, std::string_view key) {
+    if (scope.weak_keys == pg::WeakKeys::allow) return;
+    const core::Weakness weakness = core::weakness(key);
+    if (weakness == core::Weakness::none) return;
+    pg::count(scope.id, pg::Counter::weak);
+    const std::string_view name = core::weakness_name(weakness);
+    if (scope.weak_keys == pg::WeakKeys::reject) report::weak_key(key, scope.name, name);
+    report::warn_of_weak_key(key, scope.name, name);
+}
+
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_key_weakness) {
+    using namespace idem;
+    const auto key = pg::text_arg(fcinfo, 0);
+    if (!key) pg::report::missing_argument("key");
+    const core::Weakness weakness = core::weakness(*key);
+    if (weakness == core::Weakness::none) PG_RETURN_NULL();
+    PG_RETURN_TEXT_P(pg::text_of(core::weakness_name(weakness)));
+}

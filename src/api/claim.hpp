@@ -1,0 +1,71 @@
+// How a key is claimed: the protocol that claim, try_claim, execute and once share.
+//
+// A claim tries the key lock without waiting, probes the index once, and lets the core's decision
+// table say what that means. While another transaction or a lease holds the key, the claim waits
+// within its bound and looks again. A finished record is answered with or without the lock, so
+// replays never queue. An atomic claim writes nothing here; a leased claim writes its row.
+//
+// Locking: the key lock first, then the record table. The key lock is kept when the key is claimed
+// and released in the same call otherwise. A wait for a lease or a transaction holds no key lock.
+#pragma once
+
+#include "pg/open_claims.hpp"
+#include "pg/record.hpp"
+#include "pg/report.hpp"
+#include "pg/scope.hpp"
+
+namespace idem::api {
+
+struct ClaimCall {
+    const pg::Scope* scope;
+    pg::KeyName name;
+    Jsonb* request;
+    std::int64_t ttl;                   // microseconds
+    std::int64_t wait;                  // microseconds: one bound for all waits of the call
+    std::optional<std::int64_t> lease;  // microseconds; not set for an atomic claim
+    bool writes_at_once = false;        // true for a leased claim and for once()
+    pg::report::WaitSetBy wait_set_by = pg::report::WaitSetBy::argument;
+};
+
+// The call for an atomic claim of the key. Raises an error if the scope requires a tenant or a
+// request and none is given. ttl and wait default to the scope's.
+ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
+                          Jsonb* request, std::optional<std::int64_t> ttl,
+                          std::optional<std::int64_t> wait);
+
+enum class Outcome {
+    claimed,
+    completed,
+    failed,
+    exhausted,    // failed: the lease of the last attempt has ended
+    in_progress,  // another transaction or a lease outlasted the wait
+    open_here,    // this transaction has claimed the key and has not finished it
+    conflict,     // the key belongs to a different request
+    stale_key,    // a new key that is older than what the scope can remember
+    too_many,     // this transaction holds too many key locks
+    limited,      // the tenant has made too many new claims
+};
+
+struct ClaimResult {
+    Outcome outcome;
+    pg::Claim* claim = nullptr;    // claimed
+    pg::Record record{};           // completed, failed, exhausted; or the attempt taken over
+    pg::report::Holder holder{};   // in_progress
+    std::int64_t retry_after = 0;  // microseconds; in_progress, limited
+};
+
+// Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a
+// weak key that the scope rejects; everything else is an outcome.
+ClaimResult claim_key(const ClaimCall& call);
+
+// Raises the error of idem.claim() for an outcome other than claimed and completed.
+[[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);
+
+// What the core decides about the row that a probe found.
+core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& scope,
+                    TimestampTz now);
+
+// Whether this transaction has claimed the key and has not finished it.
+bool is_open_here(const core::Digest& digest);
+
+}  // namespace idem::api

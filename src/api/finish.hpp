@@ -1,0 +1,52 @@
+// How a claim ends: what complete, fail, release, execute and once share.
+//
+// The row of an atomic claim is inserted here, so that the effect and the record commit together;
+// the row of a leased claim is updated. The key lock is held and stays held: until the commit,
+// other transactions see the lock, and afterwards the row. What the scope excludes from storage is
+// left out of the record.
+#pragma once
+
+#include <initializer_list>
+
+#include "pg/open_claims.hpp"
+#include "pg/scope.hpp"
+#include "pg/server.hpp"
+
+namespace idem::api {
+
+struct Answer {
+    core::State state;  // completed or failed
+    std::optional<std::int32_t> status = std::nullopt;
+    Jsonb* headers = nullptr;
+    Jsonb* response = nullptr;
+    bytea* body = nullptr;
+    Jsonb* error = nullptr;
+};
+
+// Stores the answer and ends the claim that the token names, whether atomic or leased. Raises ID005
+// for a token that names no open claim of this transaction, and what lock_leased_claim() raises.
+void finish(std::optional<std::string_view> token, const Answer& answer);
+// Ends the claim without an answer, so that the key can be claimed again.
+void release(std::optional<std::string_view> token);
+
+// Stores the answer of an atomic claim and ends the claim.
+void finish_atomic(pg::Claim& claim, const Answer& answer);
+
+// The SQL function fail(). check holds the rules of one release for the error.
+void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));
+
+// The part of a response that the scope's rules allow to be stored. NULL if the scope stores no
+// responses or has been dropped (scope is NULL).
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
+
+// The record of an operation that completed without an answer.
+pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
+                            bytea* fingerprint);
+
+// Raises 54000 if the values that one call stores exceed idem.max_answer_size together; a NULL
+// counts nothing. The size is that of the values as passed, before compression and TOAST, so that
+// the same answer is always accepted or always refused. The limit protects the storage of the
+// database's owner, and keeps out answers that are too large to be read again.
+void check_stored_size(const char* what, std::initializer_list<const void*> values);
+
+}  // namespace idem::api

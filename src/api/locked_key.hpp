@@ -1,0 +1,70 @@
+// A key under its lock: at rest, or held by a leased claim.
+//
+// A key is at rest when this transaction holds its lock and no other transaction works on its row.
+// A leased claim is found by its token, in any transaction and session: the token leads to the row,
+// and the row to the scope, which the caller must be able to use. Under the key lock, the core's
+// fencing rules judge the token by what the row says then.
+//
+// Locking: all waits of a call share one bound, the scope's. The key lock is released while a
+// transaction is waited for. When a function returns, the key lock is held until the transaction
+// ends, and the record table is locked after it.
+#pragma once
+
+#include "pg/lock.hpp"
+#include "pg/open_claims.hpp"
+#include "pg/record.hpp"
+#include "pg/scope.hpp"
+
+namespace idem::api {
+
+// ---- A key at rest ------------------------------------------------------------------------------
+
+// Takes the key lock, waits until no other transaction works on the row, and returns the row.
+// Raises ID001 when the bound is reached.
+pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+
+// The steps of find_at_rest(), for callers that read another table. Both raise ID001 when the bound
+// is reached.
+void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound);
+// For the holder of the key lock, when another transaction works on the row: waits for that
+// transaction without the lock, then takes the lock again.
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
+              const pg::WaitBound& bound);
+
+// Raises ID001 if the row was not written within the bound.
+void check_written(std::string_view key, const pg::WriteResult& writing);
+
+// Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
+[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
+
+// ---- A leased claim -----------------------------------------------------------------------------
+
+struct LeasedClaim {
+    const pg::Scope* scope;
+    pg::KeyName name;
+    pg::Record record;    // as read under the key lock
+    pg::Claim* note;      // what this transaction remembers of the claim
+    pg::WaitBound bound;  // for all waits of the call: the scope's wait
+};
+
+// Raises ID004 if the attempt is fenced off, or if the caller may not know of the key; ID005 if
+// this attempt is finished; ID001 if another transaction holds the key for longer than the scope's
+// wait; ID009 for too many open claims; 40001 if the snapshot cannot see the row.
+LeasedClaim lock_leased_claim(const core::Token& token);
+
+// The same for renew and checkpoint, which raise 22023 for the token of an atomic claim.
+LeasedClaim lock_leased_claim(std::optional<std::string_view> token, const char* function);
+
+// For calls that only compute something from a token. Raises ID005 unless an atomic token names a
+// claim of this transaction, finished or not; and ID004 unless a leased token, of any attempt, has
+// a record in a scope that the caller may use.
+void check_usable(const core::Token& token);
+
+// Writes the new version of the claim's row.
+void update_record(const LeasedClaim& leased, const pg::Record& record);
+
+// The TTL of a leased claim counts from the end of its lease.
+TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end);
+std::int64_t ttl_of(const pg::Record& record);
+
+}  // namespace idem::api

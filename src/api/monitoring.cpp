@@ -1,0 +1,272 @@
+// What an administrator watches, in three parts:
+//   - the counters of each scope: idem.scope_stats(), idem.stats_reset(), idem.preloaded()
+//   - the keys that transactions hold: idem.open_claims(), idem.prepared_claims()
+//   - what the record table holds: idem.survey()
+//
+// Counters and survey show numbers, never a key or a tenant, so roles that monitor the server may
+// read them. Keys are shown only to roles that may use their scope.
+#include "api/arguments.hpp"
+#include "pg/boundary.hpp"
+#include "pg/census.hpp"
+#include "pg/report.hpp"
+#include "pg/scope.hpp"
+#include "pg/stats.hpp"
+#include "pg/survey.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+namespace scope_row = pg::scope_row;
+using pg::Counter;
+
+std::int32_t id_of(TupleTableSlot* slot) {
+    return DatumGetInt32(*scope_row::column(slot, scope_row::column_id));
+}
+
+Oid owner_of(TupleTableSlot* slot) {
+    return DatumGetObjectId(*scope_row::column(slot, scope_row::column_owner));
+}
+
+std::string_view name_of(TupleTableSlot* slot) {
+    return pg::view_of(DatumGetTextPP(*scope_row::column(slot, scope_row::column_name)));
+}
+
+// ---- Counters -----------------------------------------------------------------------------------
+
+// The scope's name, the counters in their order, and since when they count.
+constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
+using StatsRow = pg::Row<stats_columns>;
+
+Datum shown(Counter which, std::int64_t value) {
+    if (which == Counter::wait_time) return IntervalPGetDatum(pg::interval_of(value));
+    return Int64GetDatum(value);
+}
+
+void add_stats(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeStats& stats) {
+    StatsRow row;
+    row.set_text(0, name);
+    for (std::size_t i = 0; i < pg::counter_count; ++i)
+        row.set(1 + static_cast<int>(i), shown(static_cast<Counter>(i), stats.counters[i]));
+    row.set_time(stats_columns - 1, stats.since);
+    row.add_to_result_of(fcinfo);
+}
+
+void show_stats(FunctionCallInfo fcinfo, TupleTableSlot* slot) {
+    if (!pg::may_observe(owner_of(slot))) return;
+    const auto stats = pg::read_stats(id_of(slot));
+    if (stats) add_stats(fcinfo, name_of(slot), *stats);
+}
+
+// ---- Keys that transactions hold ----------------------------------------------------------------
+
+// The columns up to the time are those of both functions; the others are those of open_claims().
+enum HeldColumn {
+    held_scope,
+    held_tenant,
+    held_key,
+    held_attempt,
+    held_since,
+    held_pid,
+    held_state,
+    held_keys,
+    held_columns
+};
+constexpr int held_columns_up_to_0_2 = held_pid + 1;
+constexpr int prepared_transaction = held_pid;  // of prepared_claims()
+constexpr int prepared_columns = prepared_transaction + 1;
+
+// NULL if the scope was dropped, or if the caller may not use it.
+const pg::Scope* visible_scope(std::int32_t id) {
+    const pg::Scope* scope = pg::find_scope_by_id(id);
+    return scope != nullptr && has_privs_of_role(GetUserId(), scope->owner) ? scope : nullptr;
+}
+
+template <int Columns>
+void set_claim(pg::Row<Columns>& row, const pg::Scope& scope, std::string_view tenant,
+               std::string_view key, std::int32_t attempt, TimestampTz since) {
+    row.set_text(held_scope, scope.name);
+    row.set_text(held_tenant, tenant);
+    row.set_text(held_key, key);
+    row.set_int(held_attempt, attempt);
+    row.set_time(held_since, since);
+}
+
+template <int Columns>
+void show_claim(FunctionCallInfo fcinfo, const pg::HeldClaim& claim, int pid) {
+    const pg::Scope* scope = visible_scope(claim.scope_id);
+    if (scope == nullptr) return;
+    const bool open = claim.as == pg::HeldAs::open;
+    pg::Row<Columns> row;
+    set_claim(row, *scope, claim.tenant(), claim.key(), claim.attempt, claim.since);
+    row.set_int(held_pid, pid);
+    if constexpr (Columns == held_columns) {
+        row.set_text(held_state, open ? "open" : "uncommitted");
+        row.set_int(held_keys, claim.keys);
+    } else if (!open) {
+        return;
+    }
+    row.add_to_result_of(fcinfo);
+}
+
+template <int Columns>
+void show_claims(FunctionCallInfo fcinfo) {
+    InitMaterializedSRF(fcinfo, 0);
+    for (int backend = 0; backend < pg::backends_in_census(); ++backend) {
+        pg::HeldClaim claim;
+        const int pid = pg::read_held_claim(backend, claim);
+        if (pid != 0) show_claim<Columns>(fcinfo, claim, pid);
+    }
+}
+
+void show_prepared(const pg::PreparedClaim& claim, void* data) {
+    const pg::Scope* scope = visible_scope(claim.scope_id);
+    if (scope == nullptr) return;
+    pg::Row<prepared_columns> row;
+    set_claim(row, *scope, claim.tenant, claim.key, claim.attempt, claim.created);
+    row.set(prepared_transaction, TransactionIdGetDatum(claim.transaction));
+    row.add_to_result_of(static_cast<FunctionCallInfo>(data));
+}
+
+// ---- The survey ---------------------------------------------------------------------------------
+
+// 16 MB, or some 100,000 records, which take about a tenth of a second to read.
+constexpr std::int32_t default_max_blocks = 2048;
+
+enum SurveyArgument { arg_scope, arg_max_blocks };
+
+enum SurveyColumn {
+    survey_scope,
+    survey_in_progress,
+    survey_completed,
+    survey_failed,
+    survey_lapsed,
+    survey_exhausted,
+    survey_weak,
+    survey_answer_bytes,
+    survey_oldest,
+    survey_newest,
+    survey_next_expiry,
+    survey_lapsed_since,
+    survey_expired,
+    survey_expired_since,
+    survey_coverage,
+    survey_columns
+};
+
+void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
+                std::optional<std::string_view> name) {
+    const pg::ScopeTotals& totals = survey.totals(scope_id);
+    pg::Row<survey_columns> row;
+    if (name) row.set_text(survey_scope, *name);
+    row.set(survey_in_progress, Int64GetDatum(totals.in_progress));
+    row.set(survey_completed, Int64GetDatum(totals.completed));
+    row.set(survey_failed, Int64GetDatum(totals.failed));
+    row.set(survey_lapsed, Int64GetDatum(totals.lapsed));
+    row.set(survey_exhausted, Int64GetDatum(totals.exhausted));
+    row.set(survey_weak, Int64GetDatum(totals.weak));
+    row.set(survey_answer_bytes, Int64GetDatum(totals.answer_bytes));
+    row.set_time(survey_oldest, totals.oldest);
+    row.set_time(survey_newest, totals.newest);
+    row.set_time(survey_next_expiry, totals.next_expiry);
+    row.set_time(survey_lapsed_since, totals.lapsed_since);
+    row.set(survey_expired, Int64GetDatum(totals.expired));
+    row.set_time(survey_expired_since, totals.expired_since);
+    row.set(survey_coverage, Float8GetDatum(survey.coverage()));
+    row.add_to_result_of(fcinfo);
+}
+
+void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
+    const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
+    survey.add_scope(id_of(slot),
+                     max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt);
+}
+
+void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_blocks) {
+    const pg::Scope scope = pg::usable_scope(name, "survey");
+    pg::Survey survey;
+    survey.add_scope(scope.id, scope.max_attempts);
+    survey.run(GetCurrentTimestamp(), max_blocks);
+    add_survey(fcinfo, survey, scope.id, scope.name);
+}
+
+// Scopes that are created while the table is read are left out.
+void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
+    pg::Survey survey;
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) { add_scope(survey, slot); });
+    survey.run(GetCurrentTimestamp(), max_blocks);
+    pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) {
+        const std::int32_t id = id_of(slot);
+        if (survey.knows(id) && pg::may_observe(owner_of(slot)))
+            add_survey(fcinfo, survey, id, name_of(slot));
+    });
+    if (pg::may_observe(InvalidOid)) add_survey(fcinfo, survey, pg::no_scope, std::nullopt);
+}
+
+BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
+    const std::int32_t blocks = pg::int_arg(fcinfo, arg_max_blocks).value_or(default_max_blocks);
+    if (blocks < 1) report::invalid_argument("max_blocks", "It must be at least 1.");
+    return static_cast<BlockNumber>(blocks);
+}
+
+}  // namespace
+
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_scope_stats) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    if (pg::stats_available())
+        pg::scan_committed(pg::Table::scope,
+                           [fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
+    return Datum{0};
+}
+
+// The counters are not transactional, and neither is their reset.
+IDEM_FUNCTION(idem_stats_reset) {
+    using namespace idem;
+    api::require_writable("idem.stats_reset()");
+    std::optional<std::int32_t> scope_id;
+    if (const auto name = pg::text_arg(fcinfo, 0)) {
+        const pg::Scope* scope = pg::find_scope(*name);
+        if (scope == nullptr)
+            pg::report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
+        scope_id = scope->id;
+    }
+    pg::reset_stats(scope_id);
+    PG_RETURN_VOID();
+}
+
+// Whether idem has its shared memory, which the counters need.
+IDEM_FUNCTION(idem_preloaded) {
+    PG_RETURN_BOOL(idem::pg::stats_available());
+}
+
+IDEM_FUNCTION(idem_open_claims_0_3) {
+    idem::api::show_claims<idem::api::held_columns>(fcinfo);
+    return Datum{0};
+}
+
+// As declared by the scripts up to 0.2.0: without state and keys, and only open claims.
+IDEM_FUNCTION(idem_open_claims) {
+    idem::api::show_claims<idem::api::held_columns_up_to_0_2>(fcinfo);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_prepared_claims) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    pg::visit_prepared_claims(api::show_prepared, fcinfo);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_survey) {
+    using namespace idem;
+    const BlockNumber max_blocks = api::max_blocks_arg(fcinfo);
+    InitMaterializedSRF(fcinfo, 0);
+    if (const auto name = pg::text_arg(fcinfo, api::arg_scope))
+        api::survey_one(fcinfo, *name, max_blocks);
+    else
+        api::survey_all(fcinfo, max_blocks);
+    return Datum{0};
+}

@@ -1,0 +1,221 @@
+#include "pg/document.hpp"
+
+#include "pg/boundary.hpp"
+#include "pg/compat.hpp"
+#include "pg/report.hpp"
+#include "pg/secret.hpp"
+
+namespace idem::pg {
+namespace {
+
+using core::PathFault;
+
+const char* words_of(PathFault fault) {
+    switch (fault) {
+        case PathFault::none:
+            break;
+        case PathFault::root:
+            return "begins with \"$\", as in JSONPath";
+        case PathFault::slash:
+            return "has a slash, as in JSON Pointer";
+        case PathFault::arrow:
+            return "has an operator";
+        case PathFault::bracket:
+            return "has a subscript";
+        case PathFault::brace:
+            return "has braces, as an array of text";
+        case PathFault::comma:
+            return "has a comma, as a list of paths";
+        case PathFault::wildcard:
+            return "has a wildcard";
+        case PathFault::index:
+            return "has a number in the place of a name";
+        case PathFault::quote:
+            return "has a double quote that does not enclose the whole name of a member";
+        case PathFault::empty_step:
+            return "has an empty name";
+    }
+    pg_unreachable();
+}
+
+char* c_string(std::string_view view) {
+    return pnstrdup(view.data(), view.size());
+}
+
+// How to write the path that was meant.
+const char* advice(std::string_view path, PathFault fault) {
+    if (fault == PathFault::comma) return "Make each path an element of its own.";
+    const core::PathText ours = core::translated_path(path);
+    if (ours.size == 0)
+        return "Write the names of members from the top, joined by dots, such as \"card.number\".";
+    return psprintf("Write %s; the items of an array have no step of their own.",
+                    quote_literal_cstr(c_string(ours.view())));
+}
+
+// In quotes, a name may contain any characters.
+const char* quoting(std::string_view path) {
+    const core::PathText quoted = core::quoted_name(path);
+    return psprintf("If a single member has this name, write %s.",
+                    quote_literal_cstr(c_string(quoted.view())));
+}
+
+void check_notation(const char* name, std::string_view path, int position) {
+    const PathFault fault = core::path_fault(path);
+    if (fault == PathFault::none) return;
+    report::invalid_argument(
+        name, psprintf("Element %d, \"%s\", %s.", position, c_string(path), words_of(fault)),
+        psprintf("%s %s", advice(path, fault), quoting(path)));
+}
+
+using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
+
+std::string_view bytes_of(const JsonbValue& string) {
+    return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
+}
+
+void convert(JsonbValue& string) {
+    char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
+    if (converted == string.val.string.val) return;
+    string.val.string.val = converted;
+    string.val.string.len = static_cast<int>(strlen(converted));
+}
+
+// The request, without the excluded paths, as a UTF-8 database would hold it: its strings in UTF-8,
+// and its members in the order of their names' bytes in UTF-8. So fingerprints do not depend on the
+// encoding of the database.
+Jsonb* in_utf8(Jsonb* request, PathList exclude) {
+    compat::JsonbBuilder builder;
+    walk_without(request, exclude, [&](JsonbIteratorToken token, JsonbValue& value) {
+        const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+        if (item && value.type == jbvString) convert(value);
+        const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
+        builder.push(token, item || scalar_root ? &value : nullptr);
+    });
+    return builder.finish();
+}
+
+// numeric_send() is the only public view of a numeric's digits: count, weight, sign and scale, then
+// the digits, each 16 bits and big-endian. Its time and size grow with the digits that are stored,
+// not with the zeros that 1e100000 would print.
+void write_number(CanonicalForm& form, Numeric number) {
+    constexpr std::size_t header = 8;
+    constexpr std::uint64_t negative = 0x4000;
+    bytea* sent = DatumGetByteaPP(DirectFunctionCall1(numeric_send, NumericGetDatum(number)));
+    const core::Bytes bytes = core::as_bytes(view_of(sent));
+    form.number({core::from_big_endian(bytes.subspan(4, 2)) == negative,
+                 static_cast<std::int16_t>(core::from_big_endian(bytes.subspan(2, 2))),
+                 bytes.subspan(header)});
+    pfree(sent);
+}
+
+void write_scalar(CanonicalForm& form, const JsonbValue& value) {
+    switch (value.type) {
+        case jbvNull:
+            return form.null();
+        case jbvBool:
+            return form.boolean(value.val.boolean);
+        case jbvString:
+            return form.string(bytes_of(value));
+        case jbvNumeric:
+            return write_number(form, value.val.numeric);
+        default:
+            elog(ERROR, "unexpected jsonb value type %d", static_cast<int>(value.type));
+    }
+}
+
+void walk(CanonicalForm& form, Jsonb* request, PathList exclude) {
+    bool scalar_root = false;
+    walk_without(request, exclude, [&](JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+                scalar_root = value.val.array.rawScalar;
+                if (!scalar_root) form.begin_array();
+                break;
+            case WJB_END_ARRAY:
+                if (!scalar_root) form.end_array();
+                break;
+            case WJB_BEGIN_OBJECT:
+                form.begin_object();
+                break;
+            case WJB_END_OBJECT:
+                form.end_object();
+                break;
+            case WJB_KEY:
+                form.member(bytes_of(value));
+                break;
+            default:
+                write_scalar(form, value);
+        }
+    });
+}
+
+core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
+                              std::uint32_t secret_id) {
+    core::FingerprintSink sink;
+    trivial<core::FingerprintSink>();
+    core::Fingerprint result;
+    if (!sink.begin(secret, secret_id)) report::crypto_failure();
+    CanonicalForm form(sink);
+    if (GetDatabaseEncoding() == PG_UTF8)
+        walk(form, request, exclude);
+    else
+        walk(form, in_utf8(request, exclude), {});
+    if (!sink.finish(result)) report::crypto_failure();
+    return result;
+}
+
+}  // namespace
+
+void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
+    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "It must have one dimension.");
+    const TextElements elements = elements_of(paths);
+    for (int i = 0; i < elements.count; ++i) {
+        const std::string_view path = elements[i];
+        if (path.empty() || path.size() > core::max_path_bytes)
+            report::invalid_argument(name,
+                                     "Each path must have 1 to 255 bytes, such as "
+                                     "\"meta.trace_id\".");
+        if (quotes == Quotes::enclose) check_notation(name, path, i + 1);
+    }
+}
+
+PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
+    if (quotes == Quotes::literal)
+        return read_texts(paths, context, [](std::string_view path) { return path; });
+    return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
+}
+
+bytea* new_fingerprint(Jsonb* request, PathList exclude) {
+    if (request == nullptr) return nullptr;
+    const Secrets& current = secrets();
+    const auto stored =
+        core::pack(fingerprint(request, exclude, current.fingerprint, current.fingerprint_id));
+    return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.data()),
+                                    static_cast<int>(stored.size()));
+}
+
+bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
+    if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
+    const std::string_view bytes = view_of(stored);
+    core::Fingerprint bound;
+    if (!core::unpack(core::as_bytes(bytes), bound))
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED),
+                        errmsg("stored fingerprint is of an unknown version"),
+                        errdetail("The record was written by a newer version of idem."),
+                        errhint("Install that version of idem.")));
+    const core::Secret secret = fingerprint_secret(bound.secret_id);
+    return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
+}
+
+Jsonb* redact(Jsonb* response, PathList paths) {
+    if (response == nullptr || paths.empty() || JB_ROOT_IS_SCALAR(response)) return response;
+    compat::JsonbBuilder builder;
+    const bool removed =
+        walk_without(response, paths, [&](JsonbIteratorToken token, JsonbValue& value) {
+            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+            builder.push(token, has_value ? &value : nullptr);
+        });
+    return removed ? builder.finish() : response;
+}
+
+}  // namespace idem::pg

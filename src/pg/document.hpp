@@ -1,0 +1,116 @@
+// What a scope leaves out of a jsonb request or response: the lists of paths, the walk without the
+// members that they name, the fingerprint of a request and the part of a response that is stored.
+//
+// core/path.hpp defines how a path is written and what it matches. Names and paths are both in the
+// server's encoding. Backend-local; no locking.
+#pragma once
+
+#include "core/fingerprint.hpp"
+#include "core/path.hpp"
+#include "pg/boundary.hpp"
+#include "pg/server.hpp"
+
+namespace idem::pg {
+
+// --- Lists of texts, as a scope keeps them: checked once, read often ----------------------------
+
+using TextList = std::span<const std::string_view>;
+
+struct TextElements {
+    Datum* values;
+    bool* nulls;
+    int count;
+
+    // An empty view for NULL.
+    std::string_view operator[](int i) const {
+        Assert(i >= 0 && i < count);
+        if (nulls[i]) return {};
+        return view_of(DatumGetTextPP(values[i]));
+    }
+};
+
+inline TextElements elements_of(ArrayType* array) {
+    TextElements elements;
+    deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &elements.values, &elements.nulls,
+                      &elements.count);
+    return elements;
+}
+
+// A copy of the array in the memory context, with make(element) in place of each element.
+template <class Make>
+TextList read_texts(ArrayType* array, MemoryContext context, Make make) {
+    const TextElements elements = elements_of(array);
+    const auto count = static_cast<std::size_t>(elements.count);
+    auto* views = static_cast<std::string_view*>(
+        MemoryContextAlloc(context, sizeof(std::string_view) * (count + 1)));
+    for (int i = 0; i < elements.count; ++i) {
+        const auto made = make(elements[i]);
+        const std::string_view view = made;
+        char* copy = static_cast<char*>(MemoryContextAlloc(context, view.size() + 1));
+        std::copy(view.begin(), view.end(), copy);
+        views[i] = {copy, view.size()};
+    }
+    return {views, count};
+}
+
+// --- Lists of paths -----------------------------------------------------------------------------
+
+using PathList = TextList;
+
+// Whether a double quote encloses a name. Scopes of releases before 0.3.0 know no quotes, and have
+// accepted paths of any notation.
+enum class Quotes { literal, enclose };
+
+// Raises 22023 unless the array has at most one dimension and each path has 1 to 255 bytes and,
+// where quotes enclose names, is written in idem's notation. name is the argument's name for the
+// message.
+void check_paths(const char* name, ArrayType* paths, Quotes quotes);
+
+// A copy of the paths in the memory context, without the quotes.
+PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes);
+
+// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
+// the paths name. Returns true when a member was left out.
+template <class Visit>
+bool walk_without(Jsonb* root, PathList paths, Visit visit) {
+    core::PathFilter filter(paths);
+    JsonbIterator* iterator = JsonbIteratorInit(&root->root);
+    JsonbValue value;
+    bool any = false;
+    bool left_out = false;
+    for (;;) {
+        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, left_out);
+        if (token == WJB_DONE) {
+            Assert(!left_out);  // a member has a value
+            return any;
+        }
+        CHECK_FOR_INTERRUPTS();
+        if (left_out) {  // this was the whole value of the member
+            left_out = false;
+            continue;
+        }
+        if (token == WJB_BEGIN_OBJECT) filter.begin_object();
+        if (token == WJB_END_OBJECT) filter.end_object();
+        if (token == WJB_KEY && filter.excludes({value.val.string.val,
+                                                 static_cast<std::size_t>(value.val.string.len)})) {
+            any = left_out = true;
+            continue;
+        }
+        visit(token, value);
+    }
+}
+
+// --- What is left: fingerprint and stored response ----------------------------------------------
+
+// The fingerprint of the request without the paths, palloc'd and ready to be stored. NULL for a
+// NULL request, which binds nothing.
+bytea* new_fingerprint(Jsonb* request, PathList exclude);
+
+// Whether the stored fingerprint was made from this request. It is compared in constant time, under
+// the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
+bool same_request(Jsonb* request, const bytea* stored, PathList exclude);
+
+// The response without the members that the paths name; the very same pointer when it has none.
+Jsonb* redact(Jsonb* response, PathList paths);
+
+}  // namespace idem::pg

@@ -1,0 +1,115 @@
+// The key lock, and every bounded wait: for a lock, a transaction, a lease or a row.
+//
+// The key lock is one transaction-level heavyweight lock per key. It is the fast path that keeps
+// two claims of a key apart; the proof is the unique index. It belongs to the current
+// (sub)transaction: the end of that, ROLLBACK TO and a crash release it, and PREPARE TRANSACTION
+// carries it along. It is released early only in the call that took it, when the claim turns out to
+// be a replay or has to wait for something else.
+//
+// One bound serves all waits of a call together: the caller's own, or the session's lock_timeout if
+// that is shorter, counted from the same moment. A wait returns false at the caller's bound, and
+// raises 55P03 at the session's, as every wait for a lock does. Waits for locks take part in
+// deadlock detection. Cancelling the query or terminating the backend ends any wait and leaves
+// nothing behind.
+//
+// No call waits for a transaction or a lease while it holds a key lock, so that the other side can
+// still claim the key. The exception is a call that has to write a row which another transaction is
+// changing.
+#pragma once
+
+#include "core/digest.hpp"
+#include "pg/boundary.hpp"
+#include "pg/report.hpp"
+#include "pg/server.hpp"
+
+namespace idem::pg {
+
+// The transaction that is inserting, deleting or replacing a row; not valid when there is none.
+struct RowWriter {
+    TransactionId xid = InvalidTransactionId;
+    std::uint32_t speculative_token = 0;  // of a row that may be taken back, else 0
+
+    bool valid() const { return TransactionIdIsValid(xid); }
+};
+
+class WaitBound {
+  public:
+    // wait microseconds from now on; 0 does not wait.
+    explicit WaitBound(std::int64_t wait);
+    // Bounded by the session's lock_timeout alone, as an INSERT is.
+    static WaitBound none();
+
+    bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
+    // Waits for the end of the transaction, or for the decision about its speculative insertion.
+    bool wait_for(const RowWriter& writer) const;
+    // Naps until then at most. For events that are not signalled.
+    bool nap(TimestampTz until) const;
+    bool nap_briefly() const { return nap(GetCurrentTimestamp() + 1000); }
+
+  private:
+    bool is_over() const;
+    bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
+
+    TimestampTz deadline_;
+    bool is_lock_timeout_;  // the session's bound comes first
+};
+static_assert(std::is_trivially_destructible_v<WaitBound>);
+
+class KeyLock {
+  public:
+    explicit KeyLock(const core::Digest& digest);
+
+    bool try_acquire();
+    // Returns false when the bound came first.
+    bool acquire(const WaitBound& bound);
+    void release();
+
+    // Whether this backend holds the lock.
+    bool is_held() const;
+    // What is known of another transaction that holds the lock; nothing when none does.
+    std::optional<report::Holder> holder() const;
+
+  private:
+    LOCKTAG tag_;
+};
+static_assert(std::is_trivially_destructible_v<KeyLock>);
+
+// What is known of the process, or of the process that runs the transaction. Without a pid when
+// there is no such process.
+report::Holder holder_of_process(int pid);
+report::Holder holder_of(TransactionId xid);
+
+// What a caller is about to do to a row. Every row lock keeps out a deletion; only a lock on more
+// than the key keeps out an update, which changes no key.
+enum class RowChange : bool { update, deletion };
+
+// Another transaction that keeps the row from being changed; InvalidTransactionId when none does.
+TransactionId transaction_at(Relation relation, ItemPointerData tid, RowChange change);
+
+// What became of a row that was to be changed.
+struct ChangeResult {
+    TM_Result result;          // TM_WouldBlock: the row was not free within the bound
+    TransactionId in_the_way;  // then: the transaction that kept it, as far as that is known
+};
+
+// Locks a row for the change without waiting. TM_WouldBlock when another transaction has locked it.
+TM_Result try_lock_row(Relation relation, ItemPointerData tid, RowChange change);
+
+// Calls change() for a row that a transaction without the key lock may be changing too. The row is
+// locked first, so that all waiting is done here and change() does not wait.
+template <class Change>
+ChangeResult change_row(Relation relation, ItemPointerData tid, RowChange kind,
+                        const WaitBound& bound, Change change) {
+    for (;;) {
+        const TM_Result locked = try_lock_row(relation, tid, kind);
+        if (locked == TM_Ok) return {change(), InvalidTransactionId};
+        if (locked != TM_WouldBlock) return {locked, InvalidTransactionId};
+        const TransactionId other = transaction_at(relation, tid, kind);
+        // None: it has just ended, or others queue for the row.
+        const bool waited =
+            TransactionIdIsValid(other) ? bound.wait_for({other}) : bound.nap_briefly();
+        if (!waited) return {TM_WouldBlock, other};
+    }
+}
+
+}  // namespace idem::pg

@@ -1,0 +1,182 @@
+// The record table: probing for the record of a key, writing it, and writing many in one call.
+//
+// A probe reads the unique index with a dirty snapshot (see pg/table.hpp). A claim probes after the
+// key lock was granted, so that it sees the winner's row. The lock is only the fast path: a row
+// that was written without it (by a superuser's DML, COPY or logical replication) is caught by the
+// unique index when we write.
+//
+// An atomic claim writes its row once. A leased claim writes it when it begins, and updates it
+// later; no indexed column ever changes, so that these updates are heap-only.
+//
+// A caller that holds the key lock opens the table to write; one that has yet to wait for it opens
+// the table to read.
+#pragma once
+
+#include "core/decision.hpp"
+#include "core/digest.hpp"
+#include "pg/boundary.hpp"
+#include "pg/lock.hpp"
+#include "pg/server.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+
+// A key with the scope and tenant that it belongs to, and the digest of the three.
+struct KeyName {
+    std::int32_t scope_id;
+    std::string_view tenant;
+    std::string_view key;
+    core::Digest digest;
+};
+
+struct Record {
+    TimestampTz created;
+    TimestampTz expires;
+    std::optional<TimestampTz> lease_end;  // of a leased claim
+    std::optional<std::int64_t> nonce;     // the random bits of its token
+    std::int32_t attempt;
+    core::State state;
+    bool redacted = false;  // a part of the answer was not stored, by the scope's settings
+    bytea* fingerprint;
+    text* recovery_point;
+    Jsonb* recovery_state;
+    std::optional<std::int32_t> status;
+    Jsonb* headers;
+    Jsonb* response;
+    bytea* body;
+    Jsonb* error;
+};
+
+// What a probe has found.
+struct Found {
+    core::Presence presence = core::Presence::absent;
+    bool in_snapshot = true;
+    RowWriter writer{};  // the transaction that inserts or deletes the row
+    ItemPointerData tid{};
+    Record record{};  // unless absent or inserting; copied, palloc'd
+};
+
+class Records : public KeyedTable {
+  public:
+    static Records to_read() { return KeyedTable::to_read(Table::record); }
+    static Records to_write() { return KeyedTable::to_write(Table::record); }
+
+  private:
+    Records(const KeyedTable& table) : KeyedTable(table) {}
+};
+
+// Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
+// run after an upgrade from a release with another layout.
+bool has_record_layout();
+
+// --- Reading ------------------------------------------------------------------------------------
+
+// The end of life and the scope's id of the record in the slot.
+TimestampTz record_expires(TupleTableSlot* slot);
+std::int32_t record_scope(TupleTableSlot* slot);
+
+// A record without its answer. Tenant and key may point into the slot.
+struct RecordHead {
+    TimestampTz created;
+    TimestampTz expires;
+    std::optional<TimestampTz> lease_end;
+    bool released;  // of a leased claim: it has no holder until the next attempt
+    std::int32_t scope_id;
+    std::int32_t attempt;
+    core::State state;
+    std::string_view tenant;
+    std::string_view key;
+    std::int64_t answer_bytes;  // as stored
+};
+RecordHead record_head(TupleTableSlot* slot);
+
+enum class Contents {
+    all,
+    claim,  // what decides about a claim: neither the answer nor the recovery point
+};
+
+// The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
+// another key.
+Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
+// Scans for the key by itself.
+Found probe(const Records& records, const KeyName& name);
+
+// The key behind a digest, palloc'd, for a caller that has only a token. Nothing when there is no
+// row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the
+// caller may know more, and the time that the decision takes must not depend on what is stored.
+std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest);
+
+// --- Writing one record -------------------------------------------------------------------------
+
+// The row that may exist under the key that is being written.
+enum class Predecessor : bool {
+    none,      // a row that is found belongs to another transaction
+    outlived,  // an expired row, or an unfinished one of this attempt or an earlier: is replaced
+};
+
+// What became of a row that another transaction may have been changing without the key lock.
+enum class WriteOutcome {
+    written,
+    gone,     // of a deletion: another transaction has deleted the row already
+    blocked,  // another transaction kept the row for longer than the bound; nothing is written
+};
+struct WriteResult {
+    WriteOutcome outcome;
+    TransactionId in_the_way;  // blocked: by this transaction, as far as that is known
+};
+
+// Writes the row, under the key lock. Raises 40001 when a live row of another transaction turns out
+// to hold the key.
+WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
+                         Predecessor predecessor, const WaitBound& bound);
+
+// Deletes the row that was found, under the key lock.
+WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound);
+
+// --- Writing many records -----------------------------------------------------------------------
+
+// Writes many records in one call and without key locks, for idem.once_each().
+//
+// Only the unique index keeps concurrent calls apart, as for INSERT ... ON CONFLICT and by the same
+// means: a row is inserted speculatively, and is taken back at once when its key turns out to be
+// taken. A caller that meets such a row waits for that decision only, never for the transaction,
+// and the inserting transaction waits for nothing before it has decided. So two callers of one key
+// never wait for each other. Neither do callers of many keys, because all take them in the order of
+// the digests: a caller that waits has inserted smaller digests only.
+//
+// During REINDEX CONCURRENTLY other unique indexes on the digest exist beside the primary key. All
+// of them take part in the decision. All other indexes, whose functions and constraints may wait or
+// raise errors, are filled after it.
+//
+// The scan, the open indexes and the row's slot serve all keys of the call; the memory of one key
+// is freed at the next look(). The table is locked as by Records::to_write() before the index list
+// is read, so the list stays valid until end().
+class BulkWriter {
+  public:
+    explicit BulkWriter(const Records& records);
+    BulkWriter(const BulkWriter&) = delete;
+    BulkWriter& operator=(const BulkWriter&) = delete;
+    void end();
+
+    // Reads what decides about the key. Valid until the next look. Digests must not decrease.
+    Found look(const KeyName& name);
+    // Inserts the record, or replaces the row that was found. Returns false when another
+    // transaction came first; look again then.
+    bool write(const KeyName& name, const Record& record, const Found& found);
+    // Waits for the writer of the row that was found.
+    void wait() { scan_.wait(); }
+
+  private:
+    bool insert();
+    bool replace(const KeyName& name, const Found& found);
+
+    Records records_;
+    DigestScan scan_;
+    OpenIndexes indexes_;
+    TupleTableSlot* row_;
+    MemoryContext memory_;  // of one key
+    core::Digest newest_{};
+};
+static_assert(std::is_trivially_destructible_v<BulkWriter>);
+
+}  // namespace idem::pg
