@@ -6,7 +6,7 @@
 #include "api/arguments.hpp"
 #include "api/claiming.hpp"
 #include "api/finishing.hpp"
-#include "core/classify.hpp"
+#include "core/errors.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"
 #include "pg/error_object.hpp"

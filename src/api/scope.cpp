@@ -7,7 +7,7 @@
 #include "api/arguments.hpp"
 #include "api/limits.hpp"
 #include "core/key.hpp"
-#include "core/sqlstate.hpp"
+#include "core/errors.hpp"
 #include "pg/compat.hpp"
 #include "pg/duration.hpp"
 #include "pg/report.hpp"

@@ -1,6 +1,6 @@
 #include "pg/error_object.hpp"
 
-#include "core/classify.hpp"
+#include "core/errors.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
 

@@ -1,7 +1,6 @@
 #include "pg/report.hpp"
 
-#include "core/classify.hpp"
-#include "core/sqlstate.hpp"
+#include "core/errors.hpp"
 #include "pg/compat.hpp"
 #include "pg/error_object.hpp"
 #include "pg/guc.hpp"
@@ -9,18 +8,13 @@
 namespace idem::pg::report {
 namespace {
 
-constexpr int errcode_in_progress = MAKE_SQLSTATE('I', 'D', '0', '0', '1');
-constexpr int errcode_key_conflict = MAKE_SQLSTATE('I', 'D', '0', '0', '2');
-constexpr int errcode_key_failed = MAKE_SQLSTATE('I', 'D', '0', '0', '3');
-constexpr int errcode_lease_lost = MAKE_SQLSTATE('I', 'D', '0', '0', '4');
-constexpr int errcode_not_claimed = MAKE_SQLSTATE('I', 'D', '0', '0', '5');
-constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
-constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
-constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
-constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
-constexpr int errcode_stale_key = MAKE_SQLSTATE('I', 'D', '0', '1', '0');
-constexpr int errcode_claim_required = MAKE_SQLSTATE('I', 'D', '0', '1', '1');
-constexpr int errcode_sequence_gap = MAKE_SQLSTATE('I', 'D', '0', '1', '2');
+constexpr int errcode_of(std::string_view sqlstate) {
+    return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
+}
+
+consteval int errcode_named(std::string_view name) {
+    return errcode_of(core::own_error(name).sqlstate);
+}
 
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
@@ -60,8 +54,8 @@ bool names_a_failure(std::string_view state) {
 }
 
 int failure_sqlstate(const char* state) {
-    if (state == nullptr || !names_a_failure(state)) return errcode_key_failed;
-    return MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4]);
+    if (state == nullptr || !names_a_failure(state)) return errcode_named("key_failed");
+    return errcode_of(state);
 }
 
 }  // namespace
@@ -70,7 +64,8 @@ void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_
                  WaitSetBy wait) {
     const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
     ereport(ERROR,
-            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+            (errcode(errcode_named("in_progress")),
+             errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail_internal("%s", holder_detail(holder)),
              wait == WaitSetBy::argument
                  ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
@@ -89,7 +84,8 @@ void lock_timeout() {
 
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
     ereport(ERROR,
-            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+            (errcode(errcode_named("in_progress")),
+             errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail("The key is claimed by this transaction, which has not completed it."),
              hint != nullptr
                  ? errhint("%s", hint)
@@ -103,7 +99,7 @@ constexpr const char* conflict_hint =
     "differ belongs into the scope's \"request_exclude\".";
 
 void key_conflict(std::string_view key) {
-    ereport(ERROR, (errcode(errcode_key_conflict),
+    ereport(ERROR, (errcode(errcode_named("key_conflict")),
                     errmsg("key \"%s\" was used for a different request", c_string(key)),
                     errdetail("The request differs from the one that the key was first used with."),
                     errhint("%s", conflict_hint)));
@@ -113,7 +109,7 @@ void key_conflict(std::string_view key) {
 // Statement and context are left out: they may have the request in them.
 void log_conflict(int level, std::string_view scope, std::string_view tenant,
                   std::string_view key) {
-    ereport(level, (errcode(errcode_key_conflict),
+    ereport(level, (errcode(errcode_named("key_conflict")),
                     errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
                     tenant.empty()
                         ? errdetail("Key \"%s\" was used for a different request.", c_string(key))
@@ -129,9 +125,9 @@ void stored_failure(std::string_view key, Jsonb* error) {
     const int sqlstate = failure_sqlstate(error_member(error, "sqlstate"));
     if (message == nullptr)
         message = psprintf("operation \"%s\" has failed for good", c_string(key));
-    if (sqlstate == errcode_key_failed && detail == nullptr)
+    if (sqlstate == errcode_named("key_failed") && detail == nullptr)
         detail = "The failure is stored, and every retry gets it.";
-    if (sqlstate == errcode_key_failed && hint == nullptr)
+    if (sqlstate == errcode_named("key_failed") && hint == nullptr)
         hint = "Use a new key to try the operation again; idem.lookup() shows the stored failure.";
     ereport(ERROR, (errcode(sqlstate), errmsg_internal("%s", message),
                     detail != nullptr ? errdetail_internal("%s", detail) : 0,
@@ -140,21 +136,21 @@ void stored_failure(std::string_view key, Jsonb* error) {
 }
 
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {
-    ereport(
-        ERROR,
-        (errcode(errcode_key_failed), errmsg("operation \"%s\" has failed for good", c_string(key)),
-         errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and its "
-                   "lease is over.",
-                   attempts),
-         errhint("Find out why the attempts did not finish, then raise the scope's "
-                 "\"max_attempts\" or use a new key.")));
+    ereport(ERROR,
+            (errcode(errcode_named("key_failed")),
+             errmsg("operation \"%s\" has failed for good", c_string(key)),
+             errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and its "
+                       "lease is over.",
+                       attempts),
+             errhint("Find out why the attempts did not finish, then raise the scope's "
+                     "\"max_attempts\" or use a new key.")));
     pg_unreachable();
 }
 
 void lease_lost(const char* detail) {
     ereport(
         ERROR,
-        (errcode(errcode_lease_lost), errmsg("lease of this attempt is lost"),
+        (errcode(errcode_named("lease_lost")), errmsg("lease of this attempt is lost"),
          detail != nullptr
              ? errdetail_internal("%s", detail)
              : errdetail("The token has no attempt that you may continue: its claim was rolled "
@@ -176,7 +172,7 @@ void not_leased(const char* function) {
 namespace {
 
 [[noreturn]] void not_claimed(const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
+    ereport(ERROR, (errcode(errcode_named("not_claimed")), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
@@ -216,7 +212,7 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
     const bool preparing = where == Unfinished::at_prepare;
     ereport(
         ERROR,
-        (errcode(errcode_claim_incomplete),
+        (errcode(errcode_named("claim_incomplete")),
          preparing ? errmsg("cannot prepare a transaction with an open claim")
                    : errmsg("cannot commit a transaction with an open claim"),
          errdetail("Key \"%s\" in scope \"%s\" was claimed, but neither completed, failed nor "
@@ -232,20 +228,21 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
 }
 
 void invalid_key(const char* message, const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_invalid_key), errmsg_internal("%s", message),
+    ereport(ERROR, (errcode(errcode_named("invalid_key")), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
 
 void stale_key(std::string_view key, TimestampTz made, bool from_future) {
     if (from_future)
-        ereport(ERROR, (errcode(errcode_stale_key),
+        ereport(ERROR, (errcode(errcode_named("stale_key")),
                         errmsg("idempotency key \"%s\" is ahead of time", c_string(key)),
                         errdetail("Its time, %s, is more than 10 minutes in the future.",
                                   timestamptz_to_str(made)),
                         errhint("Check the client's clock, and send a new key.")));
     ereport(ERROR,
-            (errcode(errcode_stale_key), errmsg("idempotency key \"%s\" is stale", c_string(key)),
+            (errcode(errcode_named("stale_key")),
+             errmsg("idempotency key \"%s\" is stale", c_string(key)),
              errdetail("Its time, %s, is longer ago than the TTL: the operation may have been "
                        "completed, and its record have expired.",
                        timestamptz_to_str(made)),
@@ -269,10 +266,10 @@ constexpr const char* weakness_hint =
 }  // namespace
 
 void weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(
-        ERROR,
-        (errcode(errcode_invalid_key), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
-         errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
+    ereport(ERROR, (errcode(errcode_named("invalid_key")),
+                    errmsg("idempotency key \"%s\" is too weak", c_string(key)),
+                    errdetail_internal("%s", weakness_detail(scope, weakness)),
+                    errhint("%s", weakness_hint)));
     pg_unreachable();
 }
 
@@ -284,7 +281,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 }
 
 void no_scope() {
-    ereport(ERROR, (errcode(errcode_unknown_scope), errmsg("scope must not be null"),
+    ereport(ERROR, (errcode(errcode_named("unknown_scope")), errmsg("scope must not be null"),
                     errdetail("The name of the scope is null."),
                     errhint("Pass a scope's name; idem.scopes lists those that you may use.")));
     pg_unreachable();
@@ -292,7 +289,8 @@ void no_scope() {
 
 void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
     ereport(ERROR,
-            (errcode(errcode_unknown_scope), errmsg("scope \"%s\" does not exist", c_string(name)),
+            (errcode(errcode_named("unknown_scope")),
+             errmsg("scope \"%s\" does not exist", c_string(name)),
              detail != nullptr ? errdetail_internal("%s", detail)
                                : errdetail("No scope in this database has that name."),
              nearest != nullptr ? errhint("Perhaps you meant the scope \"%s\".", nearest)
@@ -336,19 +334,20 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
 }
 
 void too_many_open_claims(int limit) {
-    ereport(ERROR, (errcode(errcode_limit_exceeded), errmsg("too many claims in one transaction"),
-                    errdetail("This transaction holds %d key locks, the most that "
-                              "\"idem.max_open_claims\" allows.",
-                              limit),
-                    errhint("Commit in smaller batches: the lock table is shared by the whole "
-                            "server.")));
+    ereport(ERROR,
+            (errcode(errcode_named("limit_exceeded")), errmsg("too many claims in one transaction"),
+             errdetail("This transaction holds %d key locks, the most that "
+                       "\"idem.max_open_claims\" allows.",
+                       limit),
+             errhint("Commit in smaller batches: the lock table is shared by the whole "
+                     "server.")));
     pg_unreachable();
 }
 
 void claim_required(Relation relation, std::span<char* const> scopes) {
     ereport(
         ERROR,
-        (errcode(errcode_claim_required),
+        (errcode(errcode_named("claim_required")),
          errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
          errdetail_plural("This transaction has no claim in scope %s.",
                           "This transaction has no claim in any of the scopes %s.", scopes.size(),
@@ -362,7 +361,8 @@ void claim_required(Relation relation, std::span<char* const> scopes) {
 // Up to the next tenth of a second, so that whoever waits so long does not come too early.
 void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
     ereport(ERROR,
-            (errcode(errcode_limit_exceeded), errmsg("too many new claims in scope \"%s\"", scope),
+            (errcode(errcode_named("limit_exceeded")),
+             errmsg("too many new claims in scope \"%s\"", scope),
              errdetail("The scope admits %d new claims a minute of each tenant.", limit),
              errhint("Retry with the same key after %.1f seconds. Retries of finished operations "
                      "are answered all the time.",
@@ -381,7 +381,7 @@ void too_large(const char* what, Size size) {
 
 void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
     ereport(ERROR,
-            (errcode(errcode_sequence_gap),
+            (errcode(errcode_named("sequence_gap")),
              errmsg("gap in the sequence of source \"%s\"", c_string(source)),
              errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
              errhint("Handle the messages in between first; \"contiguous => false\" passes over "
