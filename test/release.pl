@@ -202,6 +202,15 @@ my @quoted = $troubleshooting =~ /^### (.+)$/mg;
 cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
 ok(is_said($_), "a message: $_") for @quoted;
 
+# So are the messages that the reference gives for each error.
+for my $messages (slurp('docs/reference.md') =~ /^Message: (.*?)\n\n/msg)
+{
+	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
+}
+
+# One file raises and logs.
+is_deeply([ grep { slurp($_) =~ /\bereport\(/ } glob 'src/*/*.?pp' ], ['src/pg/report.cpp'], 'every ereport is in report.cpp');
+
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');
 ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } grep { !/README/ } glob('docs/*.md');

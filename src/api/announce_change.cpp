@@ -6,11 +6,7 @@
 #include "pg/boundary.hpp"
 
 IDEM_FUNCTION(idem_announce_change) {
-    if (!CALLED_AS_TRIGGER(fcinfo))
-        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                        errmsg("idem.announce_change() was not called as a trigger"),
-                        errdetail("It is the trigger of tables idem.scope and idem.secret."),
-                        errhint("Change scopes with idem.alter_scope(), which announces that.")));
+    if (!CALLED_AS_TRIGGER(fcinfo)) idem::pg::report::announce_change_called_directly();
     CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
     return Datum{0};  // what a row trigger returns after the event counts for nothing
 }

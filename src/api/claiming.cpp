@@ -158,7 +158,7 @@ Claiming answered(const Look& seen) {
             return {.outcome = Outcome::conflict};
         default:
             report::serialization_failure(
-                "The key was completed by a transaction that this one's snapshot cannot see.");
+                "The key's record was committed after this transaction's snapshot was taken.");
     }
 }
 
@@ -297,7 +297,7 @@ void refuse(const ClaimCall& call, const Claiming& result) {
         case Outcome::completed:
             break;
     }
-    elog(ERROR, "outcome %d is no refusal", static_cast<int>(result.outcome));
+    elog(ERROR, "outcome %d is not a refusal", static_cast<int>(result.outcome));
     pg_unreachable();
 }
 

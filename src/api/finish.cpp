@@ -2,7 +2,6 @@
 // what complete() would store.
 #include "api/arguments.hpp"
 #include "api/finishing.hpp"
-#include "pg/error_object.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {

@@ -47,7 +47,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     if (!found.in_snapshot && found.presence != Presence::own)
         report::serialization_failure(
-            "The key was completed by a transaction that this one's snapshot cannot see.");
+            "The key's record was committed after this transaction's snapshot was taken.");
     const pg::Records records = pg::Records::to_write();
     const pg::Writing writing = pg::delete_record(records, found, bound);
     records.close();
@@ -60,8 +60,8 @@ bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {
     if (mine != nullptr && mine->phase == pg::Phase::open)
         report::claimed_by_this_transaction(name.key,
                                             "Release the claim with idem.release(), or call "
-                                            "idem.forget() in a transaction of its own "
-                                            "when this one has ended.");
+                                            "idem.forget() in another transaction after this one "
+                                            "has ended.");
     pg::KeyLock lock(name.digest);
     const bool forgotten = delete_record(name, at_rest(name, lock, bound), bound);
     lock.release();

@@ -53,8 +53,8 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
     if (record.attempt == attempt && !record.nonce) return "The attempt was released.";
     if (record.attempt == attempt && record.nonce == static_cast<std::int64_t>(token.random) &&
         record.state == core::State::in_progress && record.expires > GetCurrentTimestamp())
-        return "Its lease is over, and it was the last attempt that the scope's \"max_attempts\" "
-               "allows.";
+        return "The lease has ended, and the attempt was the last that the scope's "
+               "\"max_attempts\" allows.";
     return nullptr;
 }
 
@@ -87,7 +87,7 @@ Holding hold(const core::Token& token) {
     const pg::Found found = settled(named.name, lock, bound);
     if (found.presence == Presence::committed && !found.in_snapshot)
         report::serialization_failure(
-            "The key was changed by a transaction that this one's snapshot cannot see.");
+            "The key's record was committed after this transaction's snapshot was taken.");
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::standing(tenure(token, found, *named.scope, now), now)) {
         case core::Standing::lost:

@@ -14,7 +14,8 @@ enum Argument { arg_sqlstate, arg_detail };
 std::string_view checked_sqlstate(std::optional<std::string_view> sqlstate) {
     if (!sqlstate) pg::report::missing_argument("sqlstate");
     if (!core::is_sqlstate(*sqlstate))
-        pg::report::invalid_argument("sqlstate", "It must have five characters, 0-9 and A-Z.");
+        pg::report::invalid_argument("sqlstate",
+                                     "The value must consist of five characters, 0-9 and A-Z.");
     return *sqlstate;
 }
 

@@ -37,7 +37,7 @@ struct Error {
 inline constexpr std::array own_errors = std::to_array<Error>({
     {"ID001", "in_progress", 409, "Operation in progress", Retry::may_cure},
     {"ID002", "key_conflict", 422, "Key used for a different request", Retry::futile},
-    {"ID003", "key_failed", 409, "Operation failed for good", Retry::futile},
+    {"ID003", "key_failed", 409, "Operation failed permanently", Retry::futile},
     {"ID004", "lease_lost", 409, "Operation taken over by a newer attempt", Retry::may_cure},
     {"ID005", "not_claimed", 409, "Operation not claimed", Retry::futile},
     {"ID006", "claim_incomplete", 500, "Operation left incomplete", Retry::may_cure},

@@ -61,7 +61,8 @@ bool BulkWriter::replace(const KeyName& name, const Found& found) {
         case TM_Deleted:
             return false;
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 

@@ -21,13 +21,13 @@ const char* words_of(PathFault fault) {
         case PathFault::bracket:
             return "has a subscript";
         case PathFault::brace:
-            return "has braces, as an array of text";
+            return "has braces, as in an array of text";
         case PathFault::comma:
-            return "has a comma, as a list of paths";
+            return "has a comma, as in a list of paths";
         case PathFault::wildcard:
             return "has a wildcard";
         case PathFault::index:
-            return "has a number in the place of a name";
+            return "has a number in place of a name";
         case PathFault::quote:
             return "has a double quote that does not enclose the whole name of a member";
         case PathFault::empty_step:
@@ -42,11 +42,11 @@ char* c_string(std::string_view view) {
 
 // How to write what was meant.
 const char* advice(std::string_view path, PathFault fault) {
-    if (fault == PathFault::comma) return "Make each path an element of its own.";
+    if (fault == PathFault::comma) return "Pass each path as an element of its own.";
     const core::PathText ours = core::translated_path(path);
     if (ours.size == 0)
         return "Write the names of members from the top, joined by dots, such as \"card.number\".";
-    return psprintf("Write %s; the items of an array have no step of their own.",
+    return psprintf("Write %s. The items of an array have no step of their own.",
                     quote_literal_cstr(c_string(ours.view())));
 }
 
@@ -68,7 +68,7 @@ void check_notation(const char* name, std::string_view path, int position) {
 }  // namespace
 
 void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
-    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "It must have one dimension.");
+    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const TextElements elements = elements_of(paths);
     for (int i = 0; i < elements.count; ++i) {
         const std::string_view path = elements[i];

@@ -122,11 +122,7 @@ bool same_request(Jsonb* request, const bytea* stored, const Scope& scope) {
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
     const std::string_view bytes = view_of(stored);
     core::Fingerprint bound;
-    if (!core::unpack(core::as_bytes(bytes), bound))
-        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED),
-                        errmsg("stored fingerprint is of an unknown version"),
-                        errdetail("The record was written by a newer version of idem."),
-                        errhint("Install that version of idem.")));
+    if (!core::unpack(core::as_bytes(bytes), bound)) report::unknown_fingerprint_version();
     const core::Secret secret = fingerprint_secret(bound.secret_id);
     return core::same_mac(fingerprint(request, scope, secret, bound.secret_id), bound);
 }

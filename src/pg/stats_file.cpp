@@ -1,5 +1,7 @@
 #include "pg/stats_file.hpp"
 
+#include "pg/report.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -26,10 +28,6 @@ pg_crc32c crc_of(const SavedStats& saved) {
     return crc;
 }
 
-void log_failure(const char* what) {
-    ereport(LOG, (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", what, path)));
-}
-
 }  // namespace
 
 StatsWriter::StatsWriter() : file_(AllocateFile(unfinished, PG_BINARY_W)) {
@@ -50,7 +48,7 @@ void StatsWriter::write(const SavedStats& saved) {
 void StatsWriter::finish() {
     if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
     if (failed_) {
-        log_failure("write");
+        report::file_failure("write", path);
         (void)unlink(unfinished);
         return;
     }
@@ -60,7 +58,7 @@ void StatsWriter::finish() {
 void read_stats_file(void (*use)(const SavedStats&)) {
     FILE* file = AllocateFile(path, PG_BINARY_R);
     if (file == nullptr) {
-        if (errno != ENOENT) log_failure("read");
+        if (errno != ENOENT) report::file_failure("read", path);
         return;
     }
     const Header expected;
@@ -71,9 +69,7 @@ void read_stats_file(void (*use)(const SavedStats&)) {
         good = row.crc == crc_of(row.saved);
         if (good) use(row.saved);
     }
-    if (!good)
-        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                      errmsg("ignoring invalid data in file \"%s\"", path)));
+    if (!good) report::invalid_file(path);
     FreeFile(file);
     (void)unlink(path);
 }

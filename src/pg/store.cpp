@@ -140,7 +140,8 @@ Writing settle_duplicate(const Records& records, const core::Digest& digest, Ite
         if (!other) break;
         const Work work = scan.working();
         if (!work.valid())
-            report::serialization_failure("The key was completed past the claim that held it.");
+            report::serialization_failure(
+                "Another transaction wrote the key's record without the key lock.");
         if (!scan.wait(bound)) result = {Written::no, work.xid};
     }
     scan.end();
@@ -160,7 +161,8 @@ Writing replace(const Records& records, const KeyName& name, const Record& recor
     if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
         return {Written::gone, InvalidTransactionId};
     if (!outlived(old.record, record))
-        report::serialization_failure("The key was completed past the claim that held it.");
+        report::serialization_failure(
+            "Another transaction wrote the key's record without the key lock.");
     const Changed changed = replace_row(records, name, old.tid, slot, bound);
     switch (changed.result) {
         case TM_Ok:
@@ -170,7 +172,8 @@ Writing replace(const Records& records, const KeyName& name, const Record& recor
         case TM_WouldBlock:
             return {Written::no, changed.in_the_way};
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 
@@ -273,7 +276,8 @@ Changed replace_row(const Records& records, const KeyName& name, ItemPointerData
                     TupleTableSlot* slot, const WaitBound& bound) {
     const auto settle = [&] {
         if (settle_duplicate(records, name.digest, &slot->tts_tid, bound).written == Written::no)
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
         return true;
     };
     return change_row(records.table(), tid, RowChange::update, bound, [&] {
@@ -309,7 +313,8 @@ Writing delete_record(const Records& records, const Found& found, const WaitBoun
         case TM_WouldBlock:
             return {Written::no, changed.in_the_way};
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 

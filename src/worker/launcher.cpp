@@ -6,6 +6,7 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
+#include "pg/report.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
 #include "worker/worker.hpp"
@@ -140,9 +141,7 @@ bool clocks_are_sound(Launcher& self, const Clocks& now) {
     self.trusted = now;
     if (sound) return true;
     self.quiet = now.steady + std::max(naptime(), usecs_per_second);
-    ereport(LOG, (errmsg("the clock was set %s by %.0f seconds", by > 0 ? "forward" : "back",
-                         static_cast<double>(by > 0 ? by : -by) / USECS_PER_SEC),
-                  errdetail("Expired records are purged again after a round is skipped.")));
+    pg::report::clock_was_set(by);
     return false;
 }
 
@@ -180,9 +179,7 @@ void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
 void complain(Launcher& self, std::int64_t now) {
     if (now < self.may_complain) return;
     self.may_complain = now + core::usecs_per_minute;
-    ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-                  errmsg("no background worker is free to purge expired idempotency keys"),
-                  errhint("You might need to increase max_worker_processes.")));
+    pg::report::no_free_worker();
 }
 
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {

@@ -121,7 +121,7 @@ SQL
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\nSELECT outcome FROM idem.claim('single', 'refused', tenant => 'd')");
 like($stderr, qr/ID009: too many new claims in scope "single"/, 'claim raises ID009');
-like($stderr, qr/DETAIL:  The scope admits 1 new claims a minute of each tenant\./, 'with a detail');
+like($stderr, qr/DETAIL:  The scope allows 1 new claims per minute per tenant\./, 'with a detail');
 like($stderr, qr/HINT:  Retry with the same key after \d+\.\d seconds/, 'and when to come back');
 is( $node->safe_psql('postgres', "SELECT state FROM idem.lookup('single', 'refused', 'd')"),
 	'absent', 'a refused key is free');
