@@ -8,36 +8,39 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A payment that is made once, however often it is asked for (JDBC).
+ * Makes a payment exactly once, however often it is requested (JDBC).
  *
  * <pre>java -cp postgresql.jar Pay.java KEY AMOUNT</pre>
  *
- * Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
- * as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+ * Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+ * Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+ * the scope and the table of setup.sql.
  */
 public class Pay {
     private static final int ATTEMPTS = 10;
     /**
-     * Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-     * something or restarting, another try is at it, too many came at once.
+     * Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+     * (53), a restart of the server (57P), a key that another caller holds (ID001), a
+     * limit (ID009).
      */
     private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|57P|ID001|ID009).*");
-    /** The hints of ID001 and ID009, which the driver puts into the message. */
+    /** The hints of ID001 and ID009, which the driver adds to the message. */
     private static final Pattern COME_BACK = Pattern.compile("after ([\\d.]+) seconds");
 
-    /** Claim, effect and complete, in one transaction. */
+    /** Claims the key, makes the payment and completes the claim, in one transaction. */
     static String payOnce(Connection connection, String key, String amount) throws SQLException {
         connection.setAutoCommit(false);
         String answer;
         try (PreparedStatement claim = connection.prepareStatement(
-                "SELECT claimed, token, response FROM idem.claim('payments', ?, jsonb_build_object('amount', ?::numeric))")) {
+                "SELECT claimed, token, response FROM idem.claim('payments', ?,"
+                        + " jsonb_build_object('amount', ?::numeric))")) {
             claim.setString(1, key);
             claim.setString(2, amount);
             try (ResultSet row = claim.executeQuery()) {
                 row.next();
                 answer = row.getBoolean("claimed")
                         ? complete(connection, row.getString("token"), insert(connection, amount))
-                        : row.getString("response"); // a retry: the first answer
+                        : row.getString("response"); // a retry gets the first answer
             }
         }
         connection.commit();
@@ -46,27 +49,31 @@ public class Pay {
 
     private static String insert(Connection connection, String amount) throws SQLException {
         return value(connection,
-                "INSERT INTO payment (amount) VALUES (?::numeric) RETURNING to_jsonb(payment)", amount);
+                "INSERT INTO payment (amount) VALUES (?::numeric) RETURNING to_jsonb(payment)",
+                amount);
     }
 
-    private static String complete(Connection connection, String token, String answer) throws SQLException {
+    private static String complete(Connection connection, String token, String answer)
+            throws SQLException {
         return value(connection, "SELECT idem.complete(?, ?::jsonb)", token, answer);
     }
 
-    /** Tries with the same key until there is an answer, or an error that will not pass. */
+    /** Retries with the same key until there is an answer, or an error that a retry cannot cure. */
     static String pay(String key, String amount) throws SQLException, InterruptedException {
         for (int attempt = 1; ; attempt++) {
             try (Connection connection = connect()) {
                 return payOnce(connection, key, amount);
             } catch (SQLException error) {
-                if (attempt == ATTEMPTS || !TRANSIENT.matcher(error.getSQLState()).matches()) throw error;
-                double backoff = ThreadLocalRandom.current().nextDouble() * Math.min(5, 0.05 * Math.pow(2, attempt));
+                boolean isTransient = TRANSIENT.matcher(error.getSQLState()).matches();
+                if (attempt == ATTEMPTS || !isTransient) throw error;
+                double longest = Math.min(5, 0.05 * Math.pow(2, attempt));
+                double backoff = ThreadLocalRandom.current().nextDouble() * longest;
                 Thread.sleep((long) (1000 * Math.max(retryAfter(error), backoff)));
             }
         }
     }
 
-    /** In seconds. */
+    /** The time to wait, in seconds. */
     private static double retryAfter(SQLException error) {
         Matcher found = COME_BACK.matcher(error.getMessage());
         return found.find() ? Double.parseDouble(found.group(1)) : 0;
@@ -74,27 +81,31 @@ public class Pay {
 
     private static String problem(SQLException error) throws SQLException {
         try (Connection connection = connect()) {
-            return value(connection, "SELECT idem.problem(?, ?)", error.getSQLState(), message(error));
+            return value(
+                    connection, "SELECT idem.problem(?, ?)", error.getSQLState(), message(error));
         }
     }
 
-    /** The driver's message has severity and hint around the server's own words. */
+    /** The driver's message also has the severity and the hint; this is the primary message. */
     private static String message(SQLException error) {
         return error.getMessage().lines().findFirst().orElse("").replaceFirst("^\\S+: ", "");
     }
 
     private static Connection connect() throws SQLException {
         return DriverManager.getConnection(
-                "jdbc:postgresql://" + environment("PGHOST", "localhost") + ":" + environment("PGPORT", "5432") + "/"
+                "jdbc:postgresql://" + environment("PGHOST", "localhost") + ":"
+                        + environment("PGPORT", "5432") + "/"
                         + environment("PGDATABASE", "postgres"),
-                environment("PGUSER", System.getProperty("user.name")), System.getenv("PGPASSWORD"));
+                environment("PGUSER", System.getProperty("user.name")),
+                System.getenv("PGPASSWORD"));
     }
 
     private static String environment(String name, String otherwise) {
         return System.getenv().getOrDefault(name, otherwise);
     }
 
-    private static String value(Connection connection, String sql, String... parameters) throws SQLException {
+    private static String value(Connection connection, String sql, String... parameters)
+            throws SQLException {
         try (PreparedStatement statement = connection.prepareStatement(sql)) {
             for (int i = 0; i < parameters.length; i++) statement.setString(i + 1, parameters[i]);
             try (ResultSet row = statement.executeQuery()) {

@@ -1,10 +1,10 @@
-// A payment that is made once, however often it is asked for (libpqxx).
+// Makes a payment exactly once, however often it is requested (libpqxx).
 //
 //   g++ -std=c++17 pay.cpp -lpqxx -lpq -o pay && ./pay KEY AMOUNT
 //
-// Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457).
-// Connects as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of
-// setup.sql.
+// Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+// Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+// the scope and the table of setup.sql.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -19,8 +19,9 @@ namespace {
 
 constexpr int attempts = 10;
 
-// Nothing is wrong with the request: the connection is lost, maybe during COMMIT; a race is lost;
-// the server is short of something or restarting; another try is at it; too many came at once.
+// Errors that a retry can cure: a lost connection (08), maybe during COMMIT; a lost race (40); a
+// lack of resources (53); a restart of the server (57P); a key that another caller holds (ID001); a
+// limit (ID009).
 bool is_transient(const pqxx::failure& error) {
     static const std::regex transient("(08|40|53|57P|ID001|ID009).*");
     if (const auto* from_server = dynamic_cast<const pqxx::sql_error*>(&error))
@@ -30,7 +31,7 @@ bool is_transient(const pqxx::failure& error) {
            dynamic_cast<const pqxx::transaction_rollback*>(&error) != nullptr;
 }
 
-// Claim, effect and complete, in one transaction.
+// Claims the key, makes the payment and completes the claim, in one transaction.
 std::string pay_once(pqxx::connection& connection, const std::string& key,
                      const std::string& amount) {
     pqxx::work transaction(connection);
@@ -51,14 +52,14 @@ std::string pay_once(pqxx::connection& connection, const std::string& key,
                                    payment)[0]
                      .as<std::string>();
     } else {
-        answer = claim["response"].as<std::string>();  // a retry: the first answer
+        answer = claim["response"].as<std::string>();  // a retry gets the first answer
     }
     transaction.commit();
     return answer;
 }
 
-// Seconds: the hints of ID001 and ID009, which libpqxx puts into the message, say "after 1.5
-// seconds".
+// The time to wait, in seconds. The hints of ID001 and ID009, which libpqxx adds to the message,
+// contain "after 1.5 seconds".
 double retry_after(const std::string& message) {
     std::smatch found;
     return std::regex_search(message, found, std::regex("after ([0-9.]+) seconds"))
@@ -73,7 +74,7 @@ void pause(int attempt, double at_least) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// Tries with the same key until there is an answer, or an error that will not pass.
+// Retries with the same key until there is an answer, or an error that a retry cannot cure.
 std::string pay(const std::string& key, const std::string& amount) {
     for (int attempt = 1;; ++attempt) {
         try {
@@ -86,7 +87,7 @@ std::string pay(const std::string& key, const std::string& amount) {
     }
 }
 
-// The message has severity and hint around the server's own words.
+// The driver's message also has the severity and the hint; the problem needs the primary message.
 std::string problem(const pqxx::sql_error& error) {
     std::cmatch found;
     std::regex_search(error.what(), found, std::regex(":  (.*)"));

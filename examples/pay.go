@@ -1,9 +1,10 @@
-// A payment that is made once, however often it is asked for (database/sql, lib/pq).
+// Makes a payment exactly once, however often it is requested (database/sql, lib/pq).
 //
 //	go run pay.go KEY AMOUNT
 //
-// Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-// as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+// Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+// Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+// the scope and the table of setup.sql.
 package main
 
 import (
@@ -24,20 +25,20 @@ import (
 const attempts = 10
 
 var (
-	// Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-	// something or restarting, another try is at it, too many came at once.
+	// Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+	// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
 	transient = regexp.MustCompile(`^(08|40|53|57P|ID001|ID009)`)
-	// The hints of ID001 and ID009 say "after 1.5 seconds".
+	// The hints of ID001 and ID009 contain "after 1.5 seconds".
 	comeBack = regexp.MustCompile(`after ([\d.]+) seconds`)
 )
 
-// payOnce makes claim, effect and complete in one transaction.
+// payOnce claims the key, makes the payment and completes the claim, in one transaction.
 func payOnce(db *sql.DB, key, amount string) (answer string, err error) {
 	tx, err := db.Begin()
 	if err != nil {
 		return "", err
 	}
-	defer tx.Rollback() // does nothing after Commit
+	defer tx.Rollback() // has no effect after Commit
 
 	var claimed bool
 	var token, response sql.NullString
@@ -48,10 +49,11 @@ func payOnce(db *sql.DB, key, amount string) (answer string, err error) {
 		return "", err
 	}
 	if !claimed {
-		return response.String, tx.Commit() // a retry: the first answer
+		return response.String, tx.Commit() // a retry gets the first answer
 	}
 	var payment string
-	err = tx.QueryRow(`INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment)`, amount).Scan(&payment)
+	err = tx.QueryRow(`INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment)`,
+		amount).Scan(&payment)
 	if err != nil {
 		return "", err
 	}
@@ -62,7 +64,7 @@ func payOnce(db *sql.DB, key, amount string) (answer string, err error) {
 	return answer, tx.Commit()
 }
 
-// pay tries with the same key until there is an answer, or an error that will not pass.
+// pay retries with the same key until there is an answer, or an error that a retry cannot cure.
 func pay(db *sql.DB, key, amount string) (string, error) {
 	for attempt := 1; ; attempt++ {
 		answer, err := payOnce(db, key, amount)
@@ -79,7 +81,7 @@ func isTransient(err error) bool {
 	return !errors.As(err, &fromServer) || transient.MatchString(string(fromServer.Code))
 }
 
-// retryAfter is in seconds.
+// retryAfter returns the time to wait, in seconds.
 func retryAfter(err error) float64 {
 	var fromServer *pq.Error
 	if !errors.As(err, &fromServer) {

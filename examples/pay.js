@@ -1,24 +1,26 @@
 #!/usr/bin/env node
-// A payment that is made once, however often it is asked for (node-postgres).
+// Makes a payment exactly once, however often it is requested (node-postgres).
 //
 //   node pay.js KEY AMOUNT
 //
-// Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-// as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+// Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+// Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+// the scope and the table of setup.sql.
 const { Client } = require('pg');
 
 const ATTEMPTS = 10;
-// Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-// something or restarting, another try is at it, too many came at once.
+// Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
 const TRANSIENT = /^(08|40|53|57P|ID001|ID009)/;
 
-// Claim, effect and complete, in one transaction.
+// Claims the key, makes the payment and completes the claim, in one transaction.
 async function payOnce(client, key, amount) {
   await client.query('BEGIN');
   const { rows: [claim] } = await client.query(
-    `SELECT claimed, token, response FROM idem.claim('payments', $1, jsonb_build_object('amount', $2::numeric))`,
+    `SELECT claimed, token, response
+       FROM idem.claim('payments', $1, jsonb_build_object('amount', $2::numeric))`,
     [key, amount]);
-  let answer = claim.response; // a retry: the first answer
+  let answer = claim.response; // a retry gets the first answer
   if (claim.claimed) {
     const { rows: [payment] } = await client.query(
       'INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment) AS answer', [amount]);
@@ -30,7 +32,7 @@ async function payOnce(client, key, amount) {
   return answer;
 }
 
-// Tries with the same key until there is an answer, or an error that will not pass.
+// Retries with the same key until there is an answer, or an error that a retry cannot cure.
 async function pay(key, amount) {
   for (let attempt = 1; ; attempt++) {
     try {
@@ -38,15 +40,16 @@ async function pay(key, amount) {
     } catch (error) {
       if (attempt === ATTEMPTS || !isTransient(error)) throw error;
       const backoff = Math.random() * Math.min(5, 0.05 * 2 ** attempt);
-      await new Promise((resolve) => setTimeout(resolve, 1000 * Math.max(retryAfter(error), backoff)));
+      const seconds = Math.max(retryAfter(error), backoff);
+      await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
     }
   }
 }
 
-// A connection that ends with the work; one that ends within a transaction rolls it back.
+// Runs the work on a connection of its own. Closing the connection rolls back an open transaction.
 async function connected(work) {
   const client = new Client();
-  client.on('error', () => {}); // a lost connection fails the query that is under way, too
+  client.on('error', () => {}); // the query in progress fails, too, and reports it
   try {
     await client.connect();
     return await work(client);
@@ -56,11 +59,11 @@ async function connected(work) {
 }
 
 function isTransient(error) {
-  const fromServer = error.severity !== undefined; // else the connection is lost
+  const fromServer = error.severity !== undefined; // otherwise the connection is lost
   return !fromServer || TRANSIENT.test(error.code);
 }
 
-// Seconds: the hints of ID001 and ID009 say "after 1.5 seconds".
+// The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
 function retryAfter(error) {
   const found = /after ([\d.]+) seconds/.exec(error.hint);
   return found ? Number(found[1]) : 0;

@@ -1,16 +1,18 @@
 #!/usr/bin/env php
 <?php
-// A payment that is made once, however often it is asked for (PDO).
+// Makes a payment exactly once, however often it is requested (PDO).
 //
 //   php pay.php KEY AMOUNT
 //
-// Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-// as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+// Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+// Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+// the scope and the table of setup.sql.
 declare(strict_types=1);
 
 const ATTEMPTS = 10;
-// Nothing is wrong with the request: the connection is lost (HY000 is PDO's, not the server's), a race
-// is lost, the server is short of something or restarting, another try is at it, too many came at once.
+// Errors that a retry can cure: a lost connection (08, and HY000 from PDO itself), a lost race
+// (40), a lack of resources (53), a restart of the server (57P), a key that another caller holds
+// (ID001), a limit (ID009).
 const TRANSIENT = '/^(HY000|08|40|53|57P|ID001|ID009)/';
 
 function query(PDO $pdo, string $sql, array $parameters): array
@@ -20,16 +22,17 @@ function query(PDO $pdo, string $sql, array $parameters): array
     return $statement->fetch(PDO::FETCH_ASSOC);
 }
 
-// Claim, effect and complete, in one transaction.
+// Claims the key, makes the payment and completes the claim, in one transaction.
 function pay_once(PDO $pdo, string $key, string $amount): string
 {
     $pdo->beginTransaction();
     $claim = query(
         $pdo,
-        "SELECT claimed, token, response FROM idem.claim('payments', :key, jsonb_build_object('amount', :amount::numeric))",
+        "SELECT claimed, token, response
+           FROM idem.claim('payments', :key, jsonb_build_object('amount', :amount::numeric))",
         ['key' => $key, 'amount' => $amount]
     );
-    $answer = $claim['response']; // a retry: the first answer
+    $answer = $claim['response']; // a retry gets the first answer
     if ($claim['claimed']) {
         $payment = query(
             $pdo,
@@ -46,7 +49,7 @@ function pay_once(PDO $pdo, string $key, string $amount): string
     return $answer;
 }
 
-// Tries with the same key until there is an answer, or an error that will not pass.
+// Retries with the same key until there is an answer, or an error that a retry cannot cure.
 function pay(string $key, string $amount): string
 {
     for ($attempt = 1; ; $attempt++) {
@@ -64,16 +67,17 @@ function pay(string $key, string $amount): string
 
 function sqlstate(PDOException $error): string
 {
-    return $error->errorInfo[0] ?? '08001'; // nothing: it could not connect
+    return $error->errorInfo[0] ?? '08001'; // none: it could not connect
 }
 
-// Seconds: the hints of ID001 and ID009 say "after 1.5 seconds".
+// The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
 function retry_after(PDOException $error): float
 {
-    return preg_match('/after ([\d.]+) seconds/', $error->getMessage(), $found) ? (float) $found[1] : 0;
+    $known = preg_match('/after ([\d.]+) seconds/', $error->getMessage(), $found);
+    return $known ? (float) $found[1] : 0;
 }
 
-// The message has severity and hint around the server's own words.
+// The driver's message also has the severity and the hint; the problem needs the primary message.
 function problem(PDOException $error): string
 {
     preg_match('/:  (.*)/', $error->errorInfo[2] ?? '', $found);

@@ -1,10 +1,11 @@
 #!/usr/bin/env perl
-# A payment that is made once, however often it is asked for (DBD::Pg).
+# Makes a payment exactly once, however often it is requested (DBD::Pg).
 #
 #   pay.pl KEY AMOUNT
 #
-# Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-# as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+# Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+# Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+# the scope and the table of setup.sql.
 use strict;
 use warnings;
 
@@ -14,24 +15,26 @@ use Time::HiRes qw(sleep);
 
 my $ATTEMPTS = 10;
 
-# Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-# something or restarting, another try is at it, too many came at once.
+# Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
 my $TRANSIENT = qr/^(08|40|53|57P|ID001|ID009)/;
 
 sub connection
 {
-	return DBI->connect('dbi:Pg:', undef, undef, { AutoCommit => 1, RaiseError => 1, PrintError => 0 });
+	return DBI->connect('dbi:Pg:', undef, undef,
+		{ AutoCommit => 1, RaiseError => 1, PrintError => 0 });
 }
 
-# Claim, effect and complete, in one transaction.
+# Claims the key, makes the payment and completes the claim, in one transaction.
 sub pay_once
 {
 	my ($dbh, $key, $amount) = @_;
 	$dbh->begin_work;
 	my ($claimed, $token, $answer) = $dbh->selectrow_array(
-		q{SELECT claimed, token, response FROM idem.claim('payments', ?, jsonb_build_object('amount', ?::numeric))},
+		q{SELECT claimed, token, response
+		    FROM idem.claim('payments', ?, jsonb_build_object('amount', ?::numeric))},
 		undef, $key, $amount);
-	if ($claimed)    # else it is a retry, and this the first answer
+	if ($claimed)    # otherwise a retry, and $answer is the first answer
 	{
 		my ($payment) = $dbh->selectrow_array(
 			'INSERT INTO payment (amount) VALUES (?) RETURNING to_jsonb(payment)', undef, $amount);
@@ -41,7 +44,7 @@ sub pay_once
 	return $answer;
 }
 
-# Tries with the same key until there is an answer, or an error that will not pass.
+# Retries with the same key until there is an answer, or an error that a retry cannot cure.
 sub pay
 {
 	my ($key, $amount) = @_;
@@ -64,14 +67,15 @@ sub lost
 	return !$dbh || !$dbh->ping;
 }
 
-# Seconds: the hints of ID001 and ID009 say "after 1.5 seconds".
+# The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
 sub retry_after
 {
 	my ($message) = @_;
 	return $message =~ /after ([\d.]+) seconds/ ? $1 : 0;
 }
 
-# The message has context and hint in it; the server's own words are the rest of its first line.
+# The driver's message also has the hint and the context. The primary message is the rest of its
+# first line.
 sub problem
 {
 	my ($error) = @_;

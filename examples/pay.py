@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A payment that is made once, however often it is asked for (psycopg 3).
+"""Makes a payment exactly once, however often it is requested (psycopg 3).
 
     pay.py KEY AMOUNT
 
-Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+the scope and the table of setup.sql.
 """
 import json
 import random
@@ -17,26 +18,30 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 ATTEMPTS = 10
-# Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-# something or restarting, another try is at it, too many came at once.
+# Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
 TRANSIENT = re.compile("08|40|53|57P|ID001|ID009")
 
 
 def pay_once(connection, key, amount):
-    """Claim, effect and complete, in one transaction."""
+    """Claims the key, makes the payment and completes the claim, in one transaction."""
     with connection.transaction(), connection.cursor(row_factory=namedtuple_row) as cursor:
         claim = cursor.execute(
-            "SELECT claimed, token, response FROM idem.claim('payments', %s, jsonb_build_object('amount', %s::numeric))",
+            "SELECT claimed, token, response"
+            " FROM idem.claim('payments', %s, jsonb_build_object('amount', %s::numeric))",
             (key, amount)).fetchone()
         if not claim.claimed:
-            return claim.response  # a retry: the first answer
+            return claim.response  # a retry gets the first answer
         payment = cursor.execute(
-            "INSERT INTO payment (amount) VALUES (%s) RETURNING to_jsonb(payment) AS answer", (amount,)).fetchone()
-        return cursor.execute("SELECT idem.complete(%s, %s)", (claim.token, Jsonb(payment.answer))).fetchone()[0]
+            "INSERT INTO payment (amount) VALUES (%s) RETURNING to_jsonb(payment) AS answer",
+            (amount,)).fetchone()
+        completed = cursor.execute(
+            "SELECT idem.complete(%s, %s)", (claim.token, Jsonb(payment.answer))).fetchone()
+        return completed[0]
 
 
 def pay(key, amount):
-    """Tries with the same key until there is an answer, or an error that will not pass."""
+    """Retries with the same key until there is an answer, or an error that a retry cannot cure."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with psycopg.connect(autocommit=True) as connection:
@@ -48,20 +53,22 @@ def pay(key, amount):
 
 
 def is_transient(error):
-    if error.sqlstate is None:  # it is not from the server: the connection is lost
+    if error.sqlstate is None:  # not an error of the server: the connection is lost
         return isinstance(error, psycopg.OperationalError)
     return TRANSIENT.match(error.sqlstate)
 
 
 def retry_after(error):
-    """Seconds: the hints of ID001 and ID009 say "after 1.5 seconds"."""
+    """The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds"."""
     found = re.search(r"after ([\d.]+) seconds", error.diag.message_hint or "")
     return float(found[1]) if found else 0
 
 
 def problem(error):
     with psycopg.connect() as connection:
-        return connection.execute("SELECT idem.problem(%s, %s)", (error.sqlstate, error.diag.message_primary)).fetchone()[0]
+        row = connection.execute(
+            "SELECT idem.problem(%s, %s)", (error.sqlstate, error.diag.message_primary)).fetchone()
+        return row[0]
 
 
 if __name__ == "__main__":

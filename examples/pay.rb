@@ -1,24 +1,26 @@
 #!/usr/bin/env ruby
-# A payment that is made once, however often it is asked for (ruby-pg).
+# Makes a payment exactly once, however often it is requested (ruby-pg).
 #
 #   pay.rb KEY AMOUNT
 #
-# Prints the answer as JSON; an error goes to standard error as a problem document (RFC 9457). Connects
-# as PGHOST, PGPORT, PGDATABASE and PGUSER say, to a database with the scope and table of setup.sql.
+# Prints the answer as JSON. Prints an error to standard error as a problem document (RFC 9457).
+# Connects to the database that PGHOST, PGPORT, PGDATABASE and PGUSER name. The database needs
+# the scope and the table of setup.sql.
 require 'pg'
 
 ATTEMPTS = 10
-# Nothing is wrong with the request: the connection is lost, a race is lost, the server is short of
-# something or restarting, another try is at it, too many came at once.
+# Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
 TRANSIENT = /\A(08|40|53|57P|ID001|ID009)/
 
-# Claim, effect and complete, in one transaction.
+# Claims the key, makes the payment and completes the claim, in one transaction.
 def pay_once(connection, key, amount)
   connection.transaction do
     claim = connection.exec_params(<<~SQL, [key, amount]).first
-      SELECT claimed, token, response FROM idem.claim('payments', $1, jsonb_build_object('amount', $2::numeric))
+      SELECT claimed, token, response
+        FROM idem.claim('payments', $1, jsonb_build_object('amount', $2::numeric))
     SQL
-    next claim['response'] if claim['claimed'] == 'f' # a retry: the first answer
+    next claim['response'] if claim['claimed'] == 'f' # a retry gets the first answer
 
     payment = connection.exec_params(
       'INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment)', [amount]
@@ -27,7 +29,7 @@ def pay_once(connection, key, amount)
   end
 end
 
-# Tries with the same key until there is an answer, or an error that will not pass.
+# Retries with the same key until there is an answer, or an error that a retry cannot cure.
 def pay(key, amount)
   attempt = 1
   begin
@@ -54,17 +56,19 @@ end
 
 def transient?(error)
   state = field(error, PG::PG_DIAG_SQLSTATE)
-  state.nil? || state.match?(TRANSIENT) # no state: it is not from the server, the connection is lost
+  state.nil? || state.match?(TRANSIENT) # no state: not from the server, the connection is lost
 end
 
-# Seconds: the hints of ID001 and ID009 say "after 1.5 seconds".
+# The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
 def retry_after(error)
   field(error, PG::PG_DIAG_MESSAGE_HINT).to_s[/after ([\d.]+) seconds/, 1].to_f
 end
 
 def problem(error)
   parameters = [PG::PG_DIAG_SQLSTATE, PG::PG_DIAG_MESSAGE_PRIMARY].map { |name| field(error, name) }
-  connected { |connection| connection.exec_params('SELECT idem.problem($1, $2)', parameters).getvalue(0, 0) }
+  connected do |connection|
+    connection.exec_params('SELECT idem.problem($1, $2)', parameters).getvalue(0, 0)
+  end
 end
 
 begin

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Payments over HTTP, after the IETF's draft of the Idempotency-Key header (psycopg 3).
+"""Payments over HTTP, following the IETF draft of the Idempotency-Key header (psycopg 3).
 
     service.py [PORT]
     curl -i localhost:8080/payments -H 'Idempotency-Key: "order-4711"' -d '{"amount": 10}'
 
-201  the payment; a retry gets the same, with the header Idempotency-Replayed: true
-400  no key, or a bad one; a bad request
-409  a request with this key is in flight: come back after Retry-After
+201  the payment; a retry gets the same answer, with the header Idempotency-Replayed: true
+400  the key is missing or invalid, or the request is invalid
+409  a request with this key is in progress: retry after Retry-After
 422  the key was used for another request
-429, 503  not now: come back with the same key after Retry-After
+429  too many new operations: retry with the same key after Retry-After
+503  temporarily unavailable: retry with the same key after Retry-After
 
-Errors are application/problem+json (RFC 9457). Connects as PGHOST, PGPORT, PGDATABASE and PGUSER say,
-to a database with the scope and table of setup.sql.
+Errors are application/problem+json (RFC 9457). Connects to the database that PGHOST, PGPORT,
+PGDATABASE and PGUSER name. The database needs the scope and the table of setup.sql.
 """
 import json
 import math
@@ -30,7 +31,7 @@ Answer = namedtuple("Answer", "status body replayed")
 
 
 class Refused(Exception):
-    """A request that did not get as far as the database, with the SQLSTATE that says what it is."""
+    """A request that is refused before it reaches the database, with a SQLSTATE."""
 
     def __init__(self, sqlstate, detail):
         super().__init__(detail)
@@ -38,46 +39,52 @@ class Refused(Exception):
 
 
 def pay_once(connection, key, request):
-    """Claim, effect and complete, in one transaction. The request is JSON text, so are the answers."""
+    """Claims the key, makes the payment and completes the claim, in one transaction.
+
+    The request and the answers are JSON text.
+    """
     with connection.transaction(), connection.cursor(row_factory=namedtuple_row) as cursor:
         claim = cursor.execute(
             "SELECT claimed, token, status, response::text"
-            " FROM idem.claim('payments', %s, %s::jsonb, wait => '1 second')", (key, request)).fetchone()
+            " FROM idem.claim('payments', %s, %s::jsonb, wait => '1 second')",
+            (key, request)).fetchone()
         if not claim.claimed:
-            return Answer(claim.status or 201, claim.response, replayed=True)  # pay.py stores no status
+            status = claim.status or 201  # the answers of pay.py have no status
+            return Answer(status, claim.response, replayed=True)
         payment = cursor.execute(
             "INSERT INTO payment (amount) VALUES ((%s::jsonb->>'amount')::numeric)"
             " RETURNING to_jsonb(payment)::text AS body", (request,)).fetchone()
         completed = cursor.execute(
-            "SELECT idem.complete(%s, %s::jsonb, 201)::text AS body", (claim.token, payment.body)).fetchone()
+            "SELECT idem.complete(%s, %s::jsonb, 201)::text AS body",
+            (claim.token, payment.body)).fetchone()
         return Answer(201, completed.body, replayed=False)
 
 
 def pay(key, request):
-    """What passes in a moment is tried again here; all else is for the client, who has the key."""
+    """Retries short-lived errors. Other errors go to the client, which has the key."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with psycopg.connect(autocommit=True) as connection:  # a pool's, in a larger service
+            with psycopg.connect(autocommit=True) as connection:  # use a pool in a larger service
                 return pay_once(connection, key, request)
-        except psycopg.OperationalError as error:  # its SQLSTATE, if any, is 40001, 40P01, 57P01, ...
+        except psycopg.OperationalError:  # lost connections, 40001, 40P01, 57P01, ...
             if attempt == ATTEMPTS:
                 raise
             time.sleep(random.uniform(0, 0.1 * 2**attempt))
 
 
 def idempotency_key(headers):
-    """The draft's header is a string in quotes; many clients leave them out, and mean the same."""
+    """The draft requires quotes. Many clients leave them out, so both forms are accepted."""
     keys = headers.get_all("Idempotency-Key", [])
     if len(keys) > 1:
         raise Refused("ID007", "more than one Idempotency-Key")
     if not keys:
-        return None  # which idem refuses
+        return None  # idem.claim() refuses it
     quoted = re.fullmatch(r'"((?:[^"\\]|\\["\\])*)"', keys[0])
     return re.sub(r'\\(["\\])', r"\1", quoted[1]) if quoted else keys[0]
 
 
 def payment_request(body):
-    """What is no payment is refused before its key is claimed."""
+    """Refuses an invalid request before its key is claimed."""
     try:
         request = body.decode()
         amount = json.loads(request)["amount"]
@@ -89,17 +96,19 @@ def payment_request(body):
 
 
 def problem(error):
-    """The problem document and Retry-After. Messages of errors that are ours to solve stay here."""
+    """The problem document and Retry-After. The client does not get messages of internal errors."""
     if isinstance(error, Refused):
         sqlstate, message, hint = error.sqlstate, str(error), None
     else:
-        sqlstate, message, hint = error.sqlstate or "08006", error.diag.message_primary, error.diag.message_hint
+        sqlstate = error.sqlstate or "08006"
+        message, hint = error.diag.message_primary, error.diag.message_hint
     try:
         with psycopg.connect() as connection:
             document = connection.execute(
                 "SELECT idem.problem(s, CASE WHEN idem.http_status(s) < 500 THEN m END)"
-                " FROM (VALUES (%s::text, %s::text)) AS error (s, m)", (sqlstate, message)).fetchone()[0]
-    except psycopg.OperationalError:  # no database, no answer
+                " FROM (VALUES (%s::text, %s::text)) AS error (s, m)",
+                (sqlstate, message)).fetchone()[0]
+    except psycopg.OperationalError:  # the database is not reachable
         document = {"type": "about:blank", "title": "Service Unavailable", "status": 503}
     after = re.search(r"after ([\d.]+) seconds", hint or "")  # the hints of ID001 and ID009
     if after:
@@ -113,14 +122,15 @@ class Payments(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path != "/payments":
-            return self.send(404, "application/problem+json",
-                             json.dumps({"type": "about:blank", "title": "Not Found", "status": 404}))
+            not_found = {"type": "about:blank", "title": "Not Found", "status": 404}
+            return self.send(404, "application/problem+json", json.dumps(not_found))
         try:
             answer = pay(idempotency_key(self.headers), payment_request(body))
         except (psycopg.Error, Refused) as error:
             document, retry_after = problem(error)
             headers = {} if retry_after is None else {"Retry-After": retry_after}
-            return self.send(document["status"], "application/problem+json", json.dumps(document), headers)
+            return self.send(
+                document["status"], "application/problem+json", json.dumps(document), headers)
         headers = {"Idempotency-Replayed": "true"} if answer.replayed else {}
         return self.send(answer.status, "application/json", answer.body, headers)
 

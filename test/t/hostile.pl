@@ -201,7 +201,7 @@ SELECT idem.preloaded();
 SELECT completed FROM idem.survey('shop');
 SELECT scope, live FROM idem.overview;
 SELECT has_secrets FROM idem.storage;
-SELECT idem.purge_block() >= 0;
+SELECT idem.purge_block();
 SELECT check_name FROM idem.findings();
 SELECT check_name, status FROM idem.health();
 SELECT pg_catalog.count(*) FROM idem.report('shop');

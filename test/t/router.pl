@@ -112,7 +112,7 @@ cmp_ok((payments())[3], '>=', 1, 'a node added: it works');
 my $remembered = total(map { $_->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@moving) . ')') } @node[0 .. 2]);
 cmp_ok($remembered, '>=', 1, 'a node added: others still answer for the keys that they had');
 (undef, undef, $stderr) = $router->psql('postgres', 'SELECT shard.move(' . slots(3) . ', 0)');
-like($stderr, qr/still on their last move/, 'a node added: its slots stay until their keys are settled');
+like($stderr, qr/slots are still being moved/, 'a node added: its slots stay until their keys are settled');
 
 # A router that has not heard of the move is refused; it does no harm.
 my $stale = ask(q{SELECT key FROM generate_series(1, 10000) i, format('stale %s', i) key
