@@ -7,7 +7,7 @@
 // freed in the same call otherwise; the watermark table after it.
 #include "api/arguments.hpp"
 #include "api/settled.hpp"
-#include "core/sequence.hpp"
+#include "core/decision.hpp"
 #include "pg/entropy.hpp"
 #include "pg/guc.hpp"
 #include "pg/key_lock.hpp"
@@ -19,7 +19,7 @@ namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-using core::Step;
+using core::SequencePosition;
 
 enum Argument { arg_scope, arg_source, arg_seq, arg_tenant, arg_contiguous };
 
@@ -58,7 +58,8 @@ void note(const Call& call) {
     if (pg::claims_held() >= pg::guc::max_open_claims)
         report::too_many_open_claims(pg::guc::max_open_claims);
     pg::Claim claim{};
-    claim.token = {core::TokenKind::atomic, call.source.digest, 1, pg::random_bits()};
+    claim.token = {core::TokenKind::atomic, call.source.digest, core::first_attempt,
+                   pg::random_bits()};
     claim.scope_id = call.scope->id;
     claim.scope_name = call.scope->name;
     claim.tenant = call.source.tenant;
@@ -81,13 +82,14 @@ bool advance(const Call& call) {
     bool locked = lock.try_acquire();
     for (;;) {
         const pg::Watermark mark = look(call, locked);
-        const Step step = core::step(mark.seq, call.seq, call.contiguous);
-        if (step == Step::behind) {
+        const SequencePosition position = core::judge_sequence(mark.seq, call.seq, call.contiguous);
+        if (position == SequencePosition::behind) {
             if (locked) lock.release();
             return false;
         }
         if (locked && !mark.working.valid()) {
-            if (step == Step::gap) report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
+            if (position == SequencePosition::gap)
+                report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
             move(call, mark, bound);
             return true;
         }

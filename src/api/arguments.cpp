@@ -115,7 +115,7 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant) {
 
 namespace {
 
-using DigestOf = bool (*)(const core::Identity&, core::Digest&);
+using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 
 pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                   DigestOf digest_of) {

@@ -18,7 +18,7 @@ namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 
-constexpr std::int32_t first_attempt = 1;
+using core::first_attempt;
 
 struct Look {
     Verdict verdict;

@@ -1,7 +1,7 @@
 #include "api/holding.hpp"
 
 #include "api/settled.hpp"
-#include "core/lease.hpp"
+#include "core/decision.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
 #include "pg/token_text.hpp"
@@ -28,8 +28,8 @@ Named named_by(const core::Token& token) {
     return {scope, *name};
 }
 
-core::Tenure tenure(const core::Token& token, const pg::Found& found, const pg::Scope& scope,
-                    TimestampTz now) {
+core::TokenSighting sighting(const core::Token& token, const pg::Found& found,
+                             const pg::Scope& scope, TimestampTz now) {
     const pg::Record& record = found.record;
     const bool own = found.presence == Presence::own;
     return {
@@ -89,12 +89,12 @@ Holding hold(const core::Token& token) {
         report::serialization_failure(
             "The key's record was committed after this transaction's snapshot was taken.");
     const TimestampTz now = GetCurrentTimestamp();
-    switch (core::standing(tenure(token, found, *named.scope, now), now)) {
-        case core::Standing::lost:
+    switch (core::judge_token(sighting(token, found, *named.scope, now), now)) {
+        case core::TokenStanding::lost:
             report::lease_lost(how_lost(token, found));
-        case core::Standing::finished:
+        case core::TokenStanding::finished:
             report::claim_finished();
-        case core::Standing::holds:
+        case core::TokenStanding::holds:
             break;
     }
     return {named.scope, named.name, found.record, &note(token, named, found.record), bound};

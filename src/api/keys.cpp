@@ -5,9 +5,8 @@
 // given out is backend-local.
 #include "api/arguments.hpp"
 #include "api/holding.hpp"
-#include "core/derive.hpp"
 #include "core/duration.hpp"
-#include "core/uuid.hpp"
+#include "core/new_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/entropy.hpp"
 #include "pg/open_claims.hpp"

@@ -33,7 +33,7 @@ enum Column {
 };
 using Result = pg::Row<columns>;
 
-constexpr std::int32_t first_attempt = 1;
+using core::first_attempt;
 
 Result absent() {
     if (RecoveryInProgress()) report::key_unknown_on_standby();

@@ -24,7 +24,7 @@ using pg::Counter;
 
 enum Argument { arg_scope, arg_keys, arg_tenant };
 
-constexpr std::int32_t first_attempt = 1;
+using core::first_attempt;
 
 struct Element {
     core::Digest digest;

@@ -12,11 +12,11 @@ std::optional<std::int64_t> records_needed(double claims_per_second, std::int64_
                                            double margin) noexcept {
     const double seconds = static_cast<double>(ttl) / static_cast<double>(usecs_per_second);
     const double product = claims_per_second * seconds * (1 + margin);
-    // 100 * 1.1 is a hair above 110 in binary: what lies within the error of the arguments and the
-    // four operations must not be rounded up to one record more.
+    // 100 * 1.1 is slightly more than 110 in binary. An excess within the rounding error of the
+    // arguments and the operations must not be rounded up to another record.
     constexpr double error = 4 * std::numeric_limits<double>::epsilon();
     const double records = std::ceil(product - product * error);
-    if (!(records < 0x1p63)) return std::nullopt;  // an infinity minus itself is not a number
+    if (!(records < 0x1p63)) return std::nullopt;  // or not a number: infinity minus infinity
     return static_cast<std::int64_t>(records);
 }
 

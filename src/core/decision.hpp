@@ -1,8 +1,11 @@
-// What a claim does about what it found: the state machine's one table.
+// The decision tables: what happens to a claim, to a call with a leased token and to a message of a
+// stream.
 //
-// The probe sees the newest committed truth and other transactions' unfinished work; these rules
-// say what that means for the claim. Times are microseconds on one clock, read after the key lock
-// was granted. Pure; nothing thrown.
+// The caller reads the newest committed rows and the unfinished work of other transactions. The
+// rules here say what that means. All times are microseconds on one clock, read after the key lock
+// was granted.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +13,26 @@
 
 namespace idem::core {
 
+// Attempts are numbered; each takeover adds one.
+inline constexpr std::int32_t first_attempt = 1;
+
 enum class State : char { in_progress = 'p', completed = 'c', failed = 'f' };
 
-// What the index probe met under this key.
+// Claims
+
+// What the index probe found under a key.
 enum class Presence {
-    absent,     // no row, or only rows of aborted or committed deletions
-    inserting,  // a row that another transaction wrote and has not committed
+    absent,     // no row, or only aborted insertions and committed deletions
+    inserting,  // a row that another transaction has written and not committed
     deleting,   // a committed row that another transaction is deleting or replacing
     committed,  // a committed row
-    own,        // a row that this very transaction wrote
+    own,        // a row that the current transaction has written
 };
 
 struct Sighting {
     Presence presence;
-    bool in_snapshot;   // the transaction's snapshot can see it; true in READ COMMITTED
-    bool same_request;  // fingerprints agree (both absent counts as agreement)
+    bool in_snapshot;   // the transaction's snapshot can see it; always true in READ COMMITTED
+    bool same_request;  // the fingerprints are equal, or both are absent
     State state;
     std::int64_t expires;
     std::int64_t lease_end;  // of a row in progress
@@ -33,26 +41,27 @@ struct Sighting {
 };
 
 enum class Verdict {
-    claim,                  // nothing binds this key: the caller may own it
-    take_over,              // its lease is over: the caller may own the next attempt
-    in_flight,              // another transaction is at it: wait, then look again
-    leased,                 // somebody holds it under a running lease: wait, then look again
-    serialization_failure,  // the answer exists, but this transaction must not know it yet
-    conflict,               // the key belongs to a different request
-    replay,                 // completed: hand out the stored answer
-    failed,                 // failed for good: hand out the stored failure
-    exhausted,              // the last attempt's lease is over: failed for good, unwritten
+    claim,                  // no row binds the key: the caller may claim it
+    take_over,              // the lease has ended: the caller may claim the next attempt
+    in_flight,              // another transaction is changing the row: wait, then look again
+    leased,                 // a lease is running: wait, then look again
+    serialization_failure,  // the row is newer than the transaction's snapshot
+    conflict,               // the key was claimed for a different request
+    replay,                 // completed: return the stored response
+    failed,                 // failed for good: return the stored failure
+    exhausted,              // the last lease has ended: failed for good, though no row says so
 };
 
-// Attempts are exhausted by the end of the last one's lease; that is derived, never written.
+// Whether the lease of the last allowed attempt has ended. That state is never written to the row.
 constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
                          std::int64_t lease_end, std::int64_t now) noexcept {
     return max_attempts && attempt >= *max_attempts && lease_end <= now;
 }
 
-// Expiry comes before everything that speaks of the row's content, and conflict before state. A row
-// of this transaction never expires within it. An expired row that somebody is just deleting binds
-// nothing, whatever becomes of the deletion.
+// The order of the rules matters: expiry is checked before the content of the row, and a conflict
+// before its state. A row of the current transaction does not expire within that transaction. An
+// expired row that another transaction is deleting binds nothing, whether the deletion commits or
+// not.
 constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     const bool own = seen.presence == Presence::own;
     if (seen.presence == Presence::absent) return Verdict::claim;
@@ -66,6 +75,53 @@ constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     if (seen.lease_end > now) return Verdict::leased;
     if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return Verdict::exhausted;
     return Verdict::take_over;
+}
+
+// Leased tokens: the fencing rules
+//
+// A token names one attempt of one key, by the attempt's number and random bits. The row has those
+// of the current attempt; every other token is fenced off. The end of a lease only allows another
+// caller to take over: until one does, a late worker may still renew or complete.
+
+enum class TokenStanding {
+    holds,     // the token's attempt is the current one, and unfinished
+    finished,  // the token's attempt has completed or failed
+    lost,      // overtaken, released, expired or exhausted, or there is no such attempt
+};
+
+struct TokenSighting {
+    bool binds;         // there is a row that has not expired, or is the current transaction's own
+    bool same_attempt;  // the row's attempt number and random bits are the token's
+    State state;
+    std::int32_t attempt;
+    std::int64_t lease_end;
+    std::optional<std::int32_t> max_attempts;
+};
+
+constexpr TokenStanding judge_token(const TokenSighting& seen, std::int64_t now) noexcept {
+    if (!seen.binds || !seen.same_attempt) return TokenStanding::lost;
+    if (seen.state != State::in_progress) return TokenStanding::finished;
+    if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return TokenStanding::lost;
+    return TokenStanding::holds;
+}
+
+// Streams
+//
+// The watermark of a source is the highest sequence number that has been accepted from it. The
+// first message of a source may have any number.
+
+enum class SequencePosition {
+    ahead,   // new: the watermark moves to it
+    behind,  // seen before, or skipped
+    gap,     // new, but a number before it is missing
+};
+
+constexpr SequencePosition judge_sequence(std::optional<std::int64_t> watermark, std::int64_t seq,
+                                          bool contiguous) noexcept {
+    if (!watermark) return SequencePosition::ahead;
+    if (seq <= *watermark) return SequencePosition::behind;
+    if (contiguous && seq - 1 != *watermark) return SequencePosition::gap;
+    return SequencePosition::ahead;
 }
 
 }  // namespace idem::core

@@ -1,31 +1,54 @@
-// The key digest: 128 bits that stand for (scope, tenant, key) in the record table's primary key.
+// The key digest, and the two values that are derived from it: the lock id and the sealed digest.
 //
-// Unkeyed SHA-256 over the scope's id, the tenant and the key in UTF-8, each with its big-endian
-// length, cut to 128 bits: the same identity gives the same digest in every database, so a restored
-// record is found again. For a key that carries its time (UUIDv7, ULID) the leading 48 bits are
-// that time, which keeps new entries at the right edge of the index.
+// The digest is 128 bits that stand for scope, tenant and key in the record table's primary key. It
+// finds a record; the scope id, tenant and key in the row then decide whether it is the right one.
 //
-// A digest only finds the record; the full identity in the row decides.
-// Not thread-safe (see sha256.hpp); nothing is thrown.
+// Every function here returns false when OpenSSL fails; its output is then undefined.
+//
+// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
-#include "core/bytes.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
 
 using Digest = std::array<std::byte, 16>;
 
-struct Identity {
+// A key is unique within its scope and tenant.
+struct QualifiedKey {
     std::int64_t scope_id;
     std::string_view tenant;  // UTF-8, '' when unused
     std::string_view key;     // UTF-8
 };
 
-// False when OpenSSL refuses to work, or tenant and key together exceed 2 KB; out is then
-// undefined.
-[[nodiscard]] bool key_digest(const Identity& identity, Digest& out) noexcept;
+// The first 128 bits of SHA-256 over the scope id, the tenant and the key, each text preceded by
+// its length. No secret is involved, so the digest is the same in every database, and a restored
+// record is found again. The digest of a key that contains a time (a UUIDv7 or a ULID) begins with
+// the 48 bits of that time, so that new entries go to the right edge of the index.
+// Also false when tenant and key together do not fit into 2 kB.
+[[nodiscard]] bool key_digest(const QualifiedKey& key, Digest& out) noexcept;
 
-// The same for the source of an ordered stream, which is named like a key and never meets one.
-[[nodiscard]] bool source_digest(const Identity& source, Digest& out) noexcept;
+// The same for a source of an ordered stream, without the time. A source and a key of the same name
+// have different digests.
+[[nodiscard]] bool source_digest(const QualifiedKey& source, Digest& out) noexcept;
+
+using LockSeed = AesKey;
+
+// The 64-bit id of the lock on a key: the digest is encrypted with a secret seed, and the first
+// half of the result is the id. Every user can see lock ids in pg_locks; without the seed, an id
+// does not give the key away. Two keys with the same id only wait for each other: the lock never
+// decides which record is meant.
+[[nodiscard]] bool lock_id(const LockSeed& seed, const Digest& digest, std::uint64_t& out) noexcept;
+
+using SealKey = AesKey;
+
+// Encrypts a digest for use in a leased token, and decrypts it again.
+//
+// A leased token is looked up in the record table by its digest. Anyone can compute the digest of a
+// key. If tokens contained it unencrypted, a caller could forge a token for any key, and learn from
+// the time that the refusal takes whether the key exists. A forged token decrypts to a
+// digest that no row has.
+[[nodiscard]] bool seal(const SealKey& key, const Digest& digest, Digest& out) noexcept;
+[[nodiscard]] bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept;
 
 }  // namespace idem::core

@@ -1,7 +1,9 @@
-// Lengths of time: PostgreSQL's three-part intervals as fixed microseconds, and how far they go.
+// Durations: PostgreSQL's intervals as a fixed number of microseconds, and their limits.
 //
-// A TTL or a wait is compared with a clock, so a day is 24 hours and a month 30 days.
-// Pure functions; nothing thrown.
+// An interval has months, days and microseconds. TTLs and waits are compared with a clock, so a day
+// always has 24 hours here, and a month 30 days.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +14,32 @@ namespace idem::core {
 inline constexpr std::int64_t usecs_per_second = 1'000'000;
 inline constexpr std::int64_t usecs_per_minute = 60 * usecs_per_second;
 inline constexpr std::int64_t usecs_per_day = 86'400 * usecs_per_second;
-// Far beyond any retry, and small enough that adding it to a timestamp cannot overflow.
+// 1,000 years: far longer than any retry, and adding it to a timestamp cannot overflow.
 inline constexpr std::int64_t max_duration = 1000 * 365 * usecs_per_day;
 
-// Nothing when the sum leaves [-max_duration, max_duration].
+// Nothing when the sum is outside [-max_duration, max_duration].
 constexpr std::optional<std::int64_t> fixed_duration(std::int32_t months, std::int32_t days,
                                                      std::int64_t usecs) noexcept {
-    // Neither product comes near 2^63: |months| and |days| are below 2^31.
+    // |months| and |days| are at most 2^31, so neither product comes near 2^63.
     const std::int64_t whole_days = std::int64_t{months} * 30 + days;
     constexpr std::int64_t limit = max_duration / usecs_per_day;
     const auto within = [](std::int64_t v, std::int64_t most) { return v >= -most && v <= most; };
-    // Opposite signs may cancel out, so each part may be twice the limit before the sum is judged.
+    // Parts of opposite sign may cancel each other, so each may be up to twice the limit.
     if (!within(whole_days, 2 * limit) || !within(usecs, 2 * max_duration)) return std::nullopt;
     const std::int64_t sum = whole_days * usecs_per_day + usecs;
     if (!within(sum, max_duration)) return std::nullopt;
     return sum;
 }
 
-// When to come back for a key whose owner started `age` ago and is still at it: about as long
-// again, within reason. Microseconds.
+// How long to wait, in microseconds, before trying again to claim a key whose holder claimed it
+// `age` ago and has not finished: as long again, between 0.1 and 10 seconds.
 constexpr std::int64_t retry_after(std::int64_t age) noexcept {
     constexpr std::int64_t least = usecs_per_second / 10;
     constexpr std::int64_t most = 10 * usecs_per_second;
     return age < least ? least : age > most ? most : age;
 }
 
-// The same for a leased operation, which may be taken over once its lease is over.
+// The same for a leased claim, which can be taken over when its lease ends.
 constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) noexcept {
     const std::int64_t guess = retry_after(age);
     if (lease_left >= guess) return guess;

@@ -7,7 +7,7 @@
 namespace idem::core {
 namespace {
 
-// One a process, keyed again only when the secret changes.
+// Kept for good, because the secret seldom changes.
 constinit Hmac hmac;
 
 }  // namespace

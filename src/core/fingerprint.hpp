@@ -1,15 +1,75 @@
-// The fingerprint of a request: what tells a retry from a different request under the same key.
+// The fingerprint of a request, which distinguishes a retry from a different request with the same
+// key.
 //
-// HMAC-SHA-256 over the canonical form of the request, keyed with a per-database secret, so that a
-// leaked table does not give low-entropy requests away. It is stored with the version of this
-// algorithm and the id of the secret; a record is always compared under what it was made with.
-// One computation at a time: begin() starts over, so a walk that was cut short by an error leaves
-// nothing behind. Not thread-safe; allocates and throws nothing.
+// It is the HMAC-SHA-256 of the request's canonical form with a secret of the database. Without the
+// secret, a leaked table does not reveal requests that can be guessed. A fingerprint is stored with
+// the version of this algorithm and the id of the secret. A retry is fingerprinted with those of
+// the stored record.
+//
+// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
-#include "core/hmac.hpp"
+#include "core/crypto.hpp"
 
 namespace idem::core {
+
+// A number: its sign, its base-10000 digits (two big-endian bytes each, most significant first) and
+// the exponent of 10000 of the first digit. Leading and trailing zero digits have no meaning.
+struct Decimal {
+    bool negative;
+    int weight;
+    Bytes digits;
+};
+
+constexpr Decimal normalized(Decimal n) noexcept {
+    const auto is_zero = [](Bytes digit) { return from_big_endian(digit) == 0; };
+    while (!n.digits.empty() && is_zero(n.digits.first(2))) {
+        n.digits = n.digits.subspan(2);
+        --n.weight;
+    }
+    while (!n.digits.empty() && is_zero(n.digits.last(2)))
+        n.digits = n.digits.first(n.digits.size() - 2);
+    return n.digits.empty() ? Decimal{false, 0, {}} : n;
+}
+
+// Writes the canonical form of a JSON value: equal values give equal bytes, and different values
+// different bytes.
+//
+// The caller walks the value and calls one function per event; the bytes go to sink.write(). Every
+// item begins with a tag, and every string has its length in front of it. Numbers are equal when
+// their values are: 1, 1.0 and 1e0 are, and decimals that differ in any digit are not. The caller
+// passes the members of an object in an order that does not depend on how the text was written.
+template <class Sink>
+class CanonicalWriter {
+  public:
+    explicit constexpr CanonicalWriter(Sink& sink) noexcept : sink_(sink) {}
+
+    void null() noexcept { tag('n'); }
+    void boolean(bool value) noexcept { tag(value ? 't' : 'f'); }
+    void string(std::string_view utf8) noexcept { text('s', utf8); }
+    void number(const Decimal& value) noexcept {
+        const Decimal n = normalized(value);
+        tag(n.negative ? '-' : '+');
+        sink_.write(big_endian<4>(static_cast<std::uint32_t>(n.weight)));
+        sink_.write(big_endian<4>(n.digits.size()));
+        sink_.write(n.digits);
+    }
+    void begin_array() noexcept { tag('['); }
+    void end_array() noexcept { tag(']'); }
+    void begin_object() noexcept { tag('{'); }
+    void member(std::string_view utf8) noexcept { text('m', utf8); }
+    void end_object() noexcept { tag('}'); }
+
+  private:
+    void tag(char c) noexcept { sink_.write(as_bytes(std::string_view(&c, 1))); }
+    void text(char kind, std::string_view utf8) noexcept {
+        tag(kind);
+        sink_.write(big_endian<4>(utf8.size()));
+        sink_.write(as_bytes(utf8));
+    }
+
+    Sink& sink_;
+};
 
 inline constexpr std::uint8_t fingerprint_version = 1;
 
@@ -19,16 +79,19 @@ struct Fingerprint {
     Hash mac;
 };
 
-// As stored: version, secret id, mac.
+// Version, secret id and MAC, as in the record.
 using StoredFingerprint = std::array<std::byte, 1 + 4 + 32>;
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-// False when the bytes are not a fingerprint of a version this library knows.
+// False when the bytes are not a fingerprint of the version above.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 
-// In constant time.
+// Compares in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 
-// The Sink of a canonical walk. It buffers, so that a small request is one call into OpenSSL.
+// The sink of a CanonicalWriter: computes a fingerprint. It buffers, so that a small request takes
+// one call into OpenSSL. A process computes one fingerprint at a time: begin() abandons any
+// unfinished one, such as that of a walk that ended with an error. begin() and finish() return
+// false when OpenSSL fails.
 class FingerprintSink {
   public:
     [[nodiscard]] bool begin(const Secret& secret, std::uint32_t secret_id) noexcept;

@@ -14,7 +14,7 @@ constexpr int hex_value(char c) noexcept {
     return -1;
 }
 
-// Crockford's base 32: no I, L, O or U.
+// Crockford's base 32 has no I, L, O or U.
 constexpr int crockford_value(char c) noexcept {
     constexpr std::string_view alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
     const char upper = (c >= 'a' && c <= 'z') ? static_cast<char>(c - 'a' + 'A') : c;
@@ -68,7 +68,7 @@ std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
 KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept {
     const auto milliseconds = embedded_time(key);
     if (!milliseconds) return KeyAge::unknown;
-    const std::int64_t made = static_cast<std::int64_t>(*milliseconds) * 1000;  // 48 bits: fits
+    const std::int64_t made = static_cast<std::int64_t>(*milliseconds) * 1000;  // below 2^58
     if (made < now - ttl) return KeyAge::stale;
     return made > now + future_tolerance ? KeyAge::from_future : KeyAge::current;
 }

@@ -1,9 +1,10 @@
-// The shape rules of an idempotency key, and the time that some keys carry.
+// The length limits of idempotency keys, and the time that some keys contain.
 //
-// A key is opaque: it is compared byte for byte and never normalised. Only its length is judged
-// here; encoding is the server's concern. UUIDv7 and ULID keys begin with the milliseconds since
-// 1970 at which the client made them; the digest keeps them in front (see digest.hpp).
-// Pure functions; no allocation, nothing thrown.
+// A key is opaque: it is compared byte for byte and never normalized. Only its length is checked
+// here; the server checks its encoding. UUIDv7 and ULID keys begin with the time at which the
+// client made them, in milliseconds since 1970.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <cstddef>
@@ -25,17 +26,18 @@ constexpr KeyShape key_shape(std::string_view key) noexcept {
     return KeyShape::good;
 }
 
-// The 48-bit millisecond time of a UUIDv7 (with its hyphens, either case) or of a ULID (either
-// case); nothing for any other key. A key that merely looks like one is not harmed by it: the time
-// only decides where in the index the record lies.
+// The 48-bit time of a UUIDv7 (with hyphens) or of a ULID, in either case; nothing for any other
+// key, including a UUID of another version. The time decides where in the index the record lies
+// (see digest.hpp) and how old the key is. A key that only looks like a ULID is still valid, with
+// that time.
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept;
 
-// How far from now a client made the key, against how long it would be remembered.
+// The age of a key, compared with the TTL of its record.
 enum class KeyAge {
-    unknown,  // the key carries no time
+    unknown,  // the key contains no time
     current,
-    stale,        // older than the TTL: what became of it may be forgotten already
-    from_future,  // by more than the tolerance: its age will be underestimated
+    stale,        // older than the TTL: its record may have expired already
+    from_future,  // by more than the tolerance: its age would be underestimated
 };
 
 inline constexpr std::int64_t future_tolerance = 600'000'000;  // microseconds: 10 minutes

@@ -1,11 +1,13 @@
-// The rate of new claims: a token bucket, kept as GCRA keeps it.
+// The limit of new claims per minute: a token bucket, implemented as GCRA (the generic cell rate
+// algorithm).
 //
-// A bucket is one time, the theoretical arrival time: when it would be full again if nobody came. A
-// limit of N a minute admits N at once and then one every 60/N seconds. Those are rarely whole
-// microseconds, so the bucket keeps the fraction too, as a count of N-ths: nothing is rounded, and
-// exactly N a minute get through, for ever. Clock readings that arrive a little out of order are as
-// good as in order.
-// Pure functions; nothing thrown. Whoever shares a bucket locks it.
+// A limit of N per minute admits N claims at once and then one every 60/N seconds. A bucket stores
+// one time, GCRA's theoretical arrival time: when the bucket will be full again if no claim comes.
+// 60/N seconds are rarely whole microseconds, so the bucket also stores a fraction, in N-ths of a
+// microsecond. Nothing is rounded, and exactly N claims per minute are admitted. Clock readings may
+// arrive slightly out of order.
+//
+// Pure functions; no allocation, no exceptions. The caller locks a bucket that is shared.
 #pragma once
 
 #include <algorithm>
@@ -18,33 +20,34 @@ namespace idem::core {
 
 struct Bucket {
     std::int64_t arrival = std::numeric_limits<std::int64_t>::min();  // microseconds
-    std::int32_t fraction = 0;                                        // and N-ths of one more
-    std::int32_t per_minute = 1;                                      // the N of that fraction
+    std::int32_t fraction = 0;                                        // plus N-ths of one
+    std::int32_t per_minute = 1;                                      // the N above
 };
 
-// A bucket that is full again says nothing: a new one would be the same.
+// Whether the bucket is full again: it can then be dropped, because a new one is the same.
 constexpr bool is_idle(const Bucket& bucket, std::int64_t now) noexcept {
     return bucket.arrival < now || (bucket.arrival == now && bucket.fraction == 0);
 }
 
-// No bucket is ever filled further than a minute ahead, so a time two minutes ahead means that the
-// clock was set back. The bucket then counts as empty: that costs a tenant a minute at most.
-constexpr void settle(Bucket& bucket, std::int64_t now) noexcept {
+// Corrects the bucket after the clock was set back. The arrival time is never more than a minute
+// ahead, so one that is more than two minutes ahead belongs to the old time. The bucket then counts
+// as empty, which costs the tenant at most one minute.
+constexpr void cap_arrival(Bucket& bucket, std::int64_t now) noexcept {
     const auto ahead = static_cast<std::uint64_t>(bucket.arrival) - static_cast<std::uint64_t>(now);
     if (bucket.arrival <= now || ahead <= 2 * static_cast<std::uint64_t>(usecs_per_minute)) return;
     bucket.arrival = now + usecs_per_minute;
     bucket.fraction = 0;
 }
 
-// Takes one claim out of the bucket. Returns 0 when it is admitted, otherwise how long to wait, in
-// microseconds: at now + wait it is admitted, if nobody comes in between. A refusal costs nothing.
-// per_minute is at least 1.
+// Takes a token out of the bucket for a claim. Returns 0 when the claim is admitted. Otherwise it
+// returns the wait in microseconds, and leaves the bucket as it was: the claim will be admitted at
+// now + wait if no other claim comes first. per_minute is at least 1.
 constexpr std::int64_t charge(Bucket& bucket, std::int32_t per_minute, std::int64_t now) noexcept {
-    // No clock reads this; it only keeps the sums below in range.
+    // No clock shows such a time. This keeps the sums below from overflowing.
     now = std::min(now, std::numeric_limits<std::int64_t>::max() - 4 * usecs_per_minute);
-    settle(bucket, now);
+    cap_arrival(bucket, now);
     Bucket next = bucket;
-    // The limit was changed: what is in the bucket stays in the same proportion.
+    // The limit has changed: the bucket is as full as before, in proportion.
     if (next.per_minute != per_minute) {
         if (next.fraction > 0) ++next.arrival;
         next.fraction = 0;

@@ -41,7 +41,7 @@ TokenText encode(const Token& token) noexcept {
         bits = bits << 8 | std::to_integer<std::uint32_t>(b);
         for (held += 8; held >= 6; held -= 6) *at++ = alphabet[bits >> (held - 6) & 0x3f];
     }
-    *at = alphabet[bits << (6 - held) & 0x3f];  // 29 bytes leave four bits
+    *at = alphabet[bits << (6 - held) & 0x3f];  // four bits remain of 29 bytes
     return out;
 }
 
@@ -60,7 +60,7 @@ bool decode(std::string_view text, Token& out) noexcept {
         held -= 8;
         *at++ = static_cast<std::byte>(bits >> held & 0xff);
     }
-    if ((bits & ((1U << held) - 1)) != 0) return false;  // the last character has bits to spare
+    if ((bits & ((1U << held) - 1)) != 0) return false;  // the last character has two unused bits
 
     const Bytes parts(raw);
     out.kind = static_cast<TokenKind>(parts[0]);

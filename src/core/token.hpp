@@ -1,18 +1,20 @@
-// The token: opaque text that names one attempt of one key.
+// Tokens: an opaque text that identifies one attempt of one key.
 //
-// base64url, without padding, of kind, key digest, attempt and 64 random bits. It is text because
-// every driver can pass text back. The random bits are what makes it a token: digest and attempt
-// can be computed by anybody who knows the key. The kind says where those bits are kept: an atomic
-// claim's with its transaction, a leased one's in the record. In a leased token's text the digest
-// is sealed (see seal.hpp); encode() and decode() take it as it comes.
-// Pure functions; no allocation, nothing thrown.
+// A token is base64url, without padding, of kind, key digest, attempt number and 64 random bits. It
+// is text because every driver can pass text. Digest and attempt number can be computed or guessed
+// from the key, so only the random bits prove that the bearer made the claim. They are compared
+// with those that the claim's transaction keeps in memory (atomic) or that the record has (leased).
+// In the text of a leased token the digest is sealed (see digest.hpp); encode() and decode() leave
+// that to the caller.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include "core/digest.hpp"
 
 namespace idem::core {
 
-// Also the version of the layout: a new layout gets new kinds.
+// Also identifies the layout: a new layout gets new kinds.
 enum class TokenKind : std::uint8_t { atomic = 1, leased = 2 };
 
 struct Token {
@@ -31,7 +33,7 @@ using TokenText = std::array<char, token_length>;
 
 TokenText encode(const Token& token) noexcept;
 
-// False for anything that encode() does not produce.
+// False for every text that encode() does not produce.
 [[nodiscard]] bool decode(std::string_view text, Token& out) noexcept;
 
 }  // namespace idem::core

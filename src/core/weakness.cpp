@@ -11,7 +11,7 @@ constexpr bool is_digit(char c) noexcept {
     return c >= '0' && c <= '9';
 }
 
-// Beyond ASCII everything counts as a letter.
+// Every byte outside ASCII counts as a letter.
 constexpr bool is_letter(char c) noexcept {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 128;
 }
@@ -20,14 +20,14 @@ bool all_digits(std::string_view text) noexcept {
     return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
 }
 
-// Of at most 19 digits.
+// Takes at most 19 digits, which fit into 64 bits.
 std::uint64_t value_of(std::string_view digits) noexcept {
     std::uint64_t value = 0;
     for (char c : digits) value = value * 10 + static_cast<std::uint64_t>(c - '0');
     return value;
 }
 
-// Takes a text apart from the left.
+// Reads a text from left to right. Functions that return false may have consumed a part of it.
 class Scanner {
   public:
     explicit Scanner(std::string_view text) noexcept : rest_(text) {}
@@ -82,7 +82,7 @@ bool scan_zone(Scanner& scanner) noexcept {
     return scanner.at_end() || scanner.number(2, 0, 59);
 }
 
-// '2026-03-04', '2026-03-04T05:06:07.89Z', '2026-03-04 05:06+01', '20260304050607'.
+// Such as '2026-03-04', '2026-03-04T05:06:07.89Z', '2026-03-04 05:06+01', '20260304050607'.
 bool is_iso_time(std::string_view key) noexcept {
     Scanner scanner(key);
     if (!scan_date(scanner)) return false;
@@ -91,8 +91,8 @@ bool is_iso_time(std::string_view key) noexcept {
     return scan_time(scanner) && scan_zone(scanner) && scanner.at_end();
 }
 
-// Between the years 2001, when the seconds got their tenth digit, and 2100: in seconds, or in
-// milli-, micro- or nanoseconds; with a fraction or without.
+// A time between 2001, when the seconds since 1970 reached ten digits, and 2100: in seconds, or in
+// milli-, micro- or nanoseconds, with or without a fraction.
 bool is_epoch_time(std::string_view key) noexcept {
     constexpr std::size_t second_digits = 10;
     const std::size_t point = std::min(key.find('.'), key.size());
@@ -111,7 +111,7 @@ bool is_counter(std::string_view key) noexcept {
     return key.size() - zeros <= max_counter_digits;
 }
 
-// 'order-7': two letters or more, a separator, and a number.
+// Two or more letters, a separator and a number, such as 'order-7'.
 bool is_named_number(std::string_view key) noexcept {
     const auto separator = std::find_if_not(key.begin(), key.end(), is_letter);
     const auto at = static_cast<std::size_t>(separator - key.begin());

@@ -1,10 +1,11 @@
-// Which keys are likely to be used twice for different operations.
+// Weak keys: those that are likely to be used again for a different operation.
 //
-// A good key is unique by chance (a UUID, a ULID, any long random string) or by nature, because it
-// names one operation: 'order-4711'. A bare number, a bare time, a few characters or the same one
-// over and over is neither: another client, or the same one after a restart, will send it again.
-// Only the form can be judged, so what is not weak need not be good. Bytes, not characters, are
-// counted. Pure; allocates and throws nothing.
+// A good key is either random and long (a UUID, a ULID) or names one operation ('order-4711'). A
+// key that is only a number, only a time, very short or repetitive is neither: another client, or
+// the same client after a restart, is likely to send it again. Only the form of a key can be
+// checked, so a key that is not weak is not necessarily good. Lengths are in bytes, not characters.
+//
+// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +15,10 @@ namespace idem::core {
 
 enum class Weakness {
     none,
-    timestamp,   // seconds, or finer, since 1970; or an ISO 8601 date, with or without a time
-    number,      // a decimal number that a 64-bit counter could come to, leading zeros or not
+    timestamp,   // the time since 1970 in seconds or smaller units, or an ISO 8601 date or time
+    number,      // decimal digits that a 64-bit counter could reach, leading zeros aside
     too_short,   // fewer than 8 bytes, unless it is a name and a number, such as 'order-7'
-    repetitive,  // at most two different bytes, or fewer than one in eight
+    repetitive,  // at most two different bytes, or fewer than one different byte in eight
 };
 
 inline constexpr std::size_t min_strong_bytes = 8;

@@ -2,7 +2,7 @@
 // for what is stored alike. Names and paths are both in the server's encoding.
 #pragma once
 
-#include "core/path_filter.hpp"
+#include "core/path.hpp"
 #include "pg/path_list.hpp"
 #include "pg/server.hpp"
 

@@ -1,6 +1,5 @@
 #include "pg/key_lock.hpp"
 
-#include "core/lock_id.hpp"
 #include "pg/compat.hpp"
 #include "pg/prepared.hpp"
 #include "pg/secret.hpp"

@@ -141,7 +141,7 @@ void evict_from(std::uint32_t partition, TimestampTz now, Eviction& eviction) {
         for (std::uint32_t* link = &heads()[head]; *link != none;) {
             const std::uint32_t index = *link;
             Entry& entry = entries()[index];
-            core::settle(entry.bucket, now);
+            core::cap_arrival(entry.bucket, now);
             if (core::is_idle(entry.bucket, now)) {
                 *link = entry.next;
                 give_back(index);

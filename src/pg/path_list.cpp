@@ -1,6 +1,6 @@
 #include "pg/path_list.hpp"
 
-#include "core/path_notation.hpp"
+#include "core/path.hpp"
 #include "pg/report.hpp"
 
 namespace idem::pg {

@@ -1,6 +1,6 @@
 // Lists of paths into a jsonb value, as a scope keeps them: text arrays, judged once, read often.
 //
-// How a path is written is core/path_notation.hpp's concern, what it means core/path_filter.hpp's.
+// core/path.hpp says how a path is written and what it matches.
 // Backend-local; no locking.
 #pragma once
 

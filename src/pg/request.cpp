@@ -1,6 +1,5 @@
 #include "pg/request.hpp"
 
-#include "core/canonical.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/filtered_walk.hpp"
@@ -10,7 +9,7 @@
 namespace idem::pg {
 namespace {
 
-using Writer = core::Canonical<core::FingerprintSink>;
+using Writer = core::CanonicalWriter<core::FingerprintSink>;
 
 std::string_view bytes_of(const JsonbValue& string) {
     return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};

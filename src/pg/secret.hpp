@@ -7,9 +7,8 @@
 // are kept, because the fingerprints that were made with them are still compared under them.
 #pragma once
 
+#include "core/digest.hpp"
 #include "core/fingerprint.hpp"
-#include "core/lock_id.hpp"
-#include "core/seal.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {

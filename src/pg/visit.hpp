@@ -11,7 +11,7 @@ namespace idem::pg {
 
 enum class Ending {
     open,    // not reported: the worker failed, was killed or could not connect
-    swept,   // the tally says what was found
+    swept,   // the counts say what was found
     absent,  // no extension in this database
     busy,    // somebody is rebuilding the tables
     clocks,  // the clocks disagree: nothing, or no more, was purged
@@ -22,7 +22,7 @@ struct Visit {
     Oid database;
     core::Clocks clocks;  // as the launcher trusts them
     Ending ending;
-    core::Tally tally;
+    core::VisitCounts counts;
 };
 
 // Numbers the visit and opens it.

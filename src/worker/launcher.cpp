@@ -185,7 +185,7 @@ void complain(Launcher& self, std::int64_t now) {
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {
     switch (visit.ending) {
         case pg::Ending::swept:
-            return core::next_nap(nap, naptime(), visit.tally);
+            return core::next_nap(nap, naptime(), visit.counts);
         case pg::Ending::busy:
         case pg::Ending::clocks:
             return naptime();

@@ -107,10 +107,10 @@ void tidy_up() {
     end();
 }
 
-void show_progress(const pg::Swept& swept, const core::Tally& tally) {
+void show_progress(const pg::Swept& swept, const core::VisitCounts& counts) {
     char text[128];
     snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records deleted", swept.hand,
-             swept.table, static_cast<long long>(tally.deleted));
+             swept.table, static_cast<long long>(counts.deleted));
     show_progress(text);
 }
 
@@ -130,12 +130,12 @@ void work(pg::Visit& visit) {
         visit.ending = sweep(rate, swept);
         if (visit.ending != pg::Ending::swept) return;
         visited += swept.blocks;
-        visit.tally.seen += swept.seen;
-        visit.tally.deleted += swept.deleted;
-        visit.tally.more = visited < swept.table;
-        show_progress(swept, visit.tally);
+        visit.counts.seen += swept.seen;
+        visit.counts.deleted += swept.deleted;
+        visit.counts.more = visited < swept.table;
+        show_progress(swept, visit.counts);
         const std::int64_t now = pg::read_clocks().steady;
-        if (!visit.tally.more || now - start >= longest_visit) return;
+        if (!visit.counts.more || now - start >= longest_visit) return;
         const std::int64_t rest = core::rest_after(swept.deleted, rate, now - before.steady);
         if (rest > 0) sleep(rest, wait_event);
         CHECK_FOR_INTERRUPTS();

@@ -1,10 +1,9 @@
-// Any bytes as tenant and key: the digest depends on where one ends and the other begins, and keeps
-// in front the time that the key carries. Its age and its weakness can be told.
+// Takes any bytes as tenant and key. Checks that the digest depends on the boundary between the two
+// and begins with the time in the key, and that the key's shape, age and weakness are consistent.
 #include <cstdlib>
 
 #include "core/digest.hpp"
 #include "core/key.hpp"
-#include "core/lock_id.hpp"
 #include "core/weakness.hpp"
 
 using namespace idem::core;

@@ -1,15 +1,14 @@
-// Any walk over a request: the bytes are taken as its events. The canonical form can be read back
-// into the same events, whatever strings and digits are in it, which is what makes it unambiguous;
-// the path filter agrees with a plain one that builds whole paths; the fingerprint does not depend
-// on how the buffer was filled.
+// Takes any bytes as the events of a walk through a request. Checks that
+// - the canonical form can be read back into the same events, which shows that it is unambiguous;
+// - the path filter agrees with a simple one that builds whole paths;
+// - the fingerprint does not depend on the sizes of the pieces that are written.
 #include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "core/canonical.hpp"
 #include "core/fingerprint.hpp"
-#include "core/path_filter.hpp"
+#include "core/path.hpp"
 
 using namespace idem::core;
 
@@ -20,7 +19,7 @@ struct Text {
     void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
 };
 
-// The input, piece by piece; zeros after its end.
+// Reads the input in pieces; after its end there are only zeros.
 class Input {
   public:
     explicit Input(std::string_view bytes) : bytes_(bytes) {}
@@ -37,13 +36,13 @@ class Input {
 };
 
 struct Event {
-    char kind;  // as the canonical form tags it
+    char kind;  // the tag in the canonical form
     std::string text;
     int weight;
     friend bool operator==(const Event&, const Event&) = default;
 };
 
-// Reads a canonical form by its own rules alone.
+// Reads a canonical form back.
 std::vector<Event> read_back(std::string_view form) {
     std::vector<Event> events;
     Input in(form);
@@ -58,7 +57,7 @@ std::vector<Event> read_back(std::string_view form) {
     return events;
 }
 
-// What a number is when its leading and trailing zero digits are dropped, one by one.
+// The event of a number, with its leading and trailing zero digits removed one by one.
 Event plain_number(bool negative, int weight, std::string digits) {
     const auto zero_at = [&](std::size_t i) { return digits[i] == 0 && digits[i + 1] == 0; };
     for (; !digits.empty() && zero_at(0); --weight) digits.erase(0, 2);
@@ -67,8 +66,8 @@ Event plain_number(bool negative, int weight, std::string digits) {
     return {negative ? '-' : '+', digits, weight};
 }
 
-// The path filter as one would write it with all the memory in the world. Only names that are empty
-// could put a listed path deeper than the filter looks.
+// A path filter that may allocate memory. It has the other's limit of depth: only a path with empty
+// names could be short enough and deeper.
 class PlainFilter {
   public:
     explicit PlainFilter(std::span<const std::string_view> paths) : paths_(paths) {}
@@ -86,7 +85,7 @@ class PlainFilter {
 
   private:
     std::span<const std::string_view> paths_;
-    std::vector<std::string> objects_;  // the path of each object that is open
+    std::vector<std::string> objects_;  // the path of each open object
     std::string member_;
 };
 
@@ -112,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const std::size_t piece = 1 + in.byte() * 4;
 
     Text text;
-    Canonical<Text> writer(text);
+    CanonicalWriter<Text> writer(text);
     PathFilter filter(paths);
     PlainFilter plain(paths);
     std::vector<Event> events;

@@ -1,4 +1,4 @@
-// Any text given to decode(): it is refused, or it is exactly what encode() makes of the result.
+// Gives any text to decode(): it must refuse the text, or encode() must give the same text again.
 #include <algorithm>
 #include <cstdlib>
 
@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const std::string_view text(data, size);
     check(text);
 
-    // The other way round: any token is read back as itself.
+    // Conversely, decode() must read any token as encode() wrote it.
     Token any{};
     any.kind = size % 2 == 0 ? TokenKind::atomic : TokenKind::leased;
     const Bytes bytes = as_bytes(text.substr(0, any.digest.size()));
@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     Token token{};
     if (!decode({written.data(), written.size()}, token) || token != any) std::abort();
 
-    // Texts that nearly are tokens are more likely to be taken for one than arbitrary ones.
+    // Texts that differ little from a token are more likely to be accepted than arbitrary ones.
     for (std::size_t i = 0; i + 1 < size; i += 2) {
         written[static_cast<unsigned char>(data[i]) % written.size()] = data[i + 1];
         check({written.data(), written.size()});

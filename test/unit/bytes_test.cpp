@@ -1,4 +1,4 @@
-// How numbers are laid out: big-endian, in as many bytes as are asked for.
+// The byte order of numbers, and views of text.
 #include "core/bytes.hpp"
 
 #include "support.hpp"
@@ -14,12 +14,12 @@ TEST(Bytes, NumbersAreBigEndian) {
     EXPECT_EQ(hex(big_endian<4>(0)), "00000000");
 }
 
-TEST(Bytes, WhatDoesNotFitIsCutInFront) {
+TEST(Bytes, HighBytesThatDoNotFitAreDropped) {
     EXPECT_EQ(hex(big_endian<2>(0x123456U)), "3456");
     EXPECT_EQ(hex(big_endian<8>(static_cast<std::uint64_t>(std::int64_t{-1}))), "ffffffffffffffff");
 }
 
-TEST(Bytes, NumbersAreReadBack) {
+TEST(Bytes, NumbersRoundTrip) {
     for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{0x80},
                                       std::uint64_t{0x0102030405060708}, ~std::uint64_t{0}})
         EXPECT_EQ(from_big_endian(big_endian<8>(value)), value);
@@ -27,7 +27,7 @@ TEST(Bytes, NumbersAreReadBack) {
     EXPECT_EQ(from_big_endian({}), 0U);
 }
 
-TEST(Bytes, TextIsTakenByteForByte) {
+TEST(Bytes, TextIsTakenUnchanged) {
     EXPECT_EQ(hex(as_bytes(std::string_view("a\0\xc3\xa9", 4))), "6100c3a9");
     EXPECT_TRUE(as_bytes("").empty());
 }

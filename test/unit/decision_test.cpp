@@ -1,5 +1,7 @@
-// The whole table of what a claim does about what it found.
+// The decision tables, row for row, and the invariants of the rules behind them.
 #include "core/decision.hpp"
+
+#include <limits>
 
 #include "support.hpp"
 
@@ -22,12 +24,12 @@ using P = Presence;
 using V = Verdict;
 constexpr State done = State::completed, bad = State::failed;
 
-// Every combination that means something, spelled out.
+// Every combination that makes a difference.
 constexpr Row table[] = {
     {P::absent, false, true, true, done, V::claim},
     {P::absent, true, false, false, bad, V::claim},
 
-    // Another transaction's uncommitted row: its content is nobody's business yet.
+    // Another transaction's uncommitted row: its content must not matter.
     {P::inserting, false, true, true, done, V::in_flight},
     {P::inserting, true, true, true, done, V::in_flight},
     {P::inserting, false, false, false, bad, V::in_flight},
@@ -50,7 +52,7 @@ constexpr Row table[] = {
     {P::deleting, true, true, true, done, V::claim},
     {P::deleting, true, false, false, bad, V::claim},
 
-    // This transaction's own row never expires within it, and is always visible to it.
+    // A transaction's own row does not expire within it, and is always visible to it.
     {P::own, false, true, true, done, V::replay},
     {P::own, false, true, true, bad, V::failed},
     {P::own, false, true, false, done, V::conflict},
@@ -64,7 +66,7 @@ constexpr Row table[] = {
 
 TEST(Decision, FollowsTheTable) {
     for (const Row& row : table) {
-        // Expiry is a moment: at it the record is over, a microsecond before it is not.
+        // A record has expired when the clock reads `expires`, and not a microsecond earlier.
         for (std::int64_t expires : {row.expired ? now : now + 1, row.expired ? 0 : 2 * now}) {
             const Sighting seen{.presence = row.presence,
                                 .in_snapshot = row.in_snapshot,
@@ -82,8 +84,8 @@ TEST(Decision, FollowsTheTable) {
     }
 }
 
-// Rules that hold whatever else is true, over every combination.
-TEST(Decision, Invariants) {
+// Checked for every combination.
+TEST(Decision, KeepsItsInvariants) {
     for (auto presence : {P::absent, P::inserting, P::deleting, P::committed, P::own})
         for (bool in_snapshot : {false, true})
             for (bool same_request : {false, true})
@@ -123,7 +125,8 @@ struct Leased {
 
 constexpr auto none = std::nullopt;
 
-// A row in progress, which expires long after its lease. At the very end of the lease it is over.
+// A row in progress that expires long after its lease. The lease has ended when the clock reads
+// `lease_end`.
 constexpr Leased leased_table[] = {
     {P::committed, true, now + 1, 1, none, V::leased},
     {P::committed, true, now, 1, none, V::take_over},
@@ -131,14 +134,14 @@ constexpr Leased leased_table[] = {
     {P::committed, true, now + 1, 3, 3, V::leased},
     {P::committed, true, now, 2, 3, V::take_over},
     {P::committed, true, now, 3, 3, V::exhausted},
-    {P::committed, true, now, 4, 3, V::exhausted},  // the limit was lowered meanwhile
+    {P::committed, true, now, 4, 3, V::exhausted},  // the limit was lowered
     {P::committed, false, now + 1, 1, none, V::conflict},
     {P::committed, false, now, 1, none, V::conflict},
     {P::committed, false, now, 3, 3, V::conflict},
     {P::deleting, true, now, 1, none, V::in_flight},
     {P::inserting, true, now, 1, none, V::in_flight},
     {P::own, true, now + 1, 1, none, V::leased},
-    {P::own, true, now, 1, none, V::take_over},  // claimed and released here
+    {P::own, true, now, 1, none, V::take_over},  // claimed and released in this transaction
     {P::own, true, now, 3, 3, V::exhausted},
 };
 
@@ -171,4 +174,105 @@ TEST(Decision, AnExpiredRowInProgressBindsNothing) {
                       .max_attempts = 3},
                      now),
               V::claim);
+}
+
+// The fencing rules
+
+namespace {
+
+constexpr TokenSighting running{.binds = true,
+                                .same_attempt = true,
+                                .state = State::in_progress,
+                                .attempt = 2,
+                                .lease_end = now + 1,
+                                .max_attempts = std::nullopt};
+
+TokenSighting with(auto change) {
+    TokenSighting seen = running;
+    change(seen);
+    return seen;
+}
+
+}  // namespace
+
+TEST(TokenStanding, OfTheCurrentAttemptHolds) {
+    EXPECT_EQ(judge_token(running, now), TokenStanding::holds);
+}
+
+TEST(TokenStanding, HoldsAfterTheLeaseUntilATakeover) {
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.lease_end = now - 1000; }), now),
+              TokenStanding::holds);
+}
+
+TEST(TokenStanding, OfAnOlderAttemptIsLost) {
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.same_attempt = false; }), now),
+              TokenStanding::lost);
+    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.binds = false; }), now),
+              TokenStanding::lost);
+}
+
+TEST(TokenStanding, OfAFinishedAttemptIsFinished) {
+    for (State state : {State::completed, State::failed}) {
+        EXPECT_EQ(judge_token(with([=](TokenSighting& t) { t.state = state; }), now),
+                  TokenStanding::finished);
+        // A token that has been overtaken is lost, whichever attempt has finished the operation.
+        EXPECT_EQ(judge_token(with([=](TokenSighting& t) {
+                                  t.state = state;
+                                  t.same_attempt = false;
+                              }),
+                              now),
+                  TokenStanding::lost);
+    }
+}
+
+TEST(TokenStanding, OfTheLastAttemptIsLostWhenItsLeaseEnds) {
+    const auto last = [](std::int64_t lease_end) {
+        return with([=](TokenSighting& t) {
+            t.max_attempts = 2;
+            t.lease_end = lease_end;
+        });
+    };
+    EXPECT_EQ(judge_token(last(now + 1), now), TokenStanding::holds);
+    EXPECT_EQ(judge_token(last(now), now), TokenStanding::lost);
+}
+
+// The rule of the watermark, with the limits of its type
+
+namespace {
+
+constexpr std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t highest = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+TEST(Sequence, TheFirstMessageMayHaveAnyNumber) {
+    for (std::int64_t seq : {lowest, std::int64_t{-1}, std::int64_t{0}, std::int64_t{7}, highest})
+        for (bool contiguous : {false, true})
+            EXPECT_EQ(judge_sequence(std::nullopt, seq, contiguous), SequencePosition::ahead);
+}
+
+TEST(Sequence, NumbersUpToTheWatermarkAreBehind) {
+    for (bool contiguous : {false, true}) {
+        EXPECT_EQ(judge_sequence(7, 7, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(7, 6, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(7, lowest, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(highest, highest, contiguous), SequencePosition::behind);
+        EXPECT_EQ(judge_sequence(lowest, lowest, contiguous), SequencePosition::behind);
+    }
+}
+
+TEST(Sequence, TheNextNumberIsAhead) {
+    for (bool contiguous : {false, true}) {
+        EXPECT_EQ(judge_sequence(7, 8, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(-1, 0, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(lowest, lowest + 1, contiguous), SequencePosition::ahead);
+        EXPECT_EQ(judge_sequence(highest - 1, highest, contiguous), SequencePosition::ahead);
+    }
+}
+
+TEST(Sequence, GapsMatterOnlyInContiguousStreams) {
+    EXPECT_EQ(judge_sequence(7, 9, false), SequencePosition::ahead);
+    EXPECT_EQ(judge_sequence(7, 9, true), SequencePosition::gap);
+    EXPECT_EQ(judge_sequence(lowest, highest, false), SequencePosition::ahead);
+    EXPECT_EQ(judge_sequence(lowest, highest, true), SequencePosition::gap);
 }

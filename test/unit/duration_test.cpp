@@ -1,4 +1,4 @@
-// Intervals as fixed microseconds, and their limits.
+// Intervals as a fixed number of microseconds, and when to retry.
 #include "core/duration.hpp"
 
 #include <cstdint>
@@ -16,7 +16,7 @@ TEST(Duration, PartsHaveFixedLengths) {
     EXPECT_EQ(fixed_duration(-1, 0, 0), -30 * usecs_per_day);
 }
 
-TEST(Duration, EndsAtAThousandYears) {
+TEST(Duration, IsAtMostAThousandYears) {
     EXPECT_EQ(fixed_duration(0, 365'000, 0), max_duration);
     EXPECT_EQ(fixed_duration(0, 365'000, 1), std::nullopt);
     EXPECT_EQ(fixed_duration(0, 365'001, 0), std::nullopt);
@@ -24,7 +24,7 @@ TEST(Duration, EndsAtAThousandYears) {
     EXPECT_EQ(fixed_duration(0, -365'000, -1), std::nullopt);
 }
 
-TEST(Duration, NothingOverflows) {
+TEST(Duration, DoesNotOverflow) {
     constexpr auto most32 = std::numeric_limits<std::int32_t>::max();
     constexpr auto least32 = std::numeric_limits<std::int32_t>::min();
     constexpr auto most64 = std::numeric_limits<std::int64_t>::max();
@@ -37,14 +37,14 @@ TEST(Duration, NothingOverflows) {
             }
 }
 
-TEST(RetryAfter, IsAboutAsLongAsItHasTakenSoFar) {
+TEST(RetryAfter, IsTheAgeOfTheClaimWithinLimits) {
     EXPECT_EQ(retry_after(-5), 100'000);
     EXPECT_EQ(retry_after(0), 100'000);
     EXPECT_EQ(retry_after(2'000'000), 2'000'000);
     EXPECT_EQ(retry_after(max_duration), 10'000'000);
 }
 
-TEST(RetryAfter, GoesNoFurtherThanTheLease) {
+TEST(RetryAfter, IsAtMostTheRestOfTheLease) {
     EXPECT_EQ(retry_after(2'000'000, 60'000'000), 2'000'000);
     EXPECT_EQ(retry_after(2'000'000, 500'000), 500'000);
     EXPECT_EQ(retry_after(2'000'000, -7), 0);

@@ -1,12 +1,154 @@
-// The fingerprint: HMAC-SHA-256 checked against another implementation, and the buffer's edges.
+// The canonical form of a request, and its fingerprint.
 #include "core/fingerprint.hpp"
 
-#include "core/canonical.hpp"
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
 #include "support.hpp"
 
 using namespace idem::core;
 using idem::test::counting;
 using idem::test::hex;
+
+namespace {
+
+struct Text {
+    std::string bytes;
+    void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
+};
+using Writer = CanonicalWriter<Text>;
+
+std::string form(const std::function<void(Writer&)>& walk) {
+    Text text;
+    Writer writer(text);
+    walk(writer);
+    return text.bytes;
+}
+
+std::string number(bool negative, int weight, std::vector<std::uint16_t> digits) {
+    std::string wire;
+    for (auto d : digits) {
+        const auto bytes = big_endian<2>(d);
+        wire.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+    return form([&](Writer& w) { w.number({negative, weight, as_bytes(wire)}); });
+}
+
+// A JSON value for the property test: two values must have the same form exactly when the trees
+// are equal.
+struct Tree {
+    char kind;         // n t f s + [ {
+    std::string text;  // the string, or the number's only digit, which has weight 0
+    std::vector<Tree> items;
+    std::map<std::string, Tree> members;
+    friend bool operator==(const Tree&, const Tree&) = default;
+};
+
+// Writes every number with `padding` leading and trailing zero digits.
+void walk(const Tree& tree, Writer& w, int padding) {
+    switch (tree.kind) {
+        case 'n':
+            return w.null();
+        case 't':
+        case 'f':
+            return w.boolean(tree.kind == 't');
+        case 's':
+            return w.string(tree.text);
+        case '+': {
+            const std::string zeros(2 * static_cast<std::size_t>(padding), '\0');
+            return w.number({false, padding, as_bytes(zeros + tree.text + zeros)});
+        }
+        case '[':
+            w.begin_array();
+            for (const Tree& item : tree.items) walk(item, w, padding);
+            return w.end_array();
+        default:
+            w.begin_object();
+            for (const auto& [name, value] : tree.members) {
+                w.member(name);
+                walk(value, w, padding);
+            }
+            return w.end_object();
+    }
+}
+
+Tree random_tree(std::mt19937& rng, int depth) {
+    const auto pick = [&](unsigned n) { return static_cast<unsigned>(rng() % n); };
+    const char kind = "ntfs+[{"[depth == 0 ? pick(5) : pick(7)];
+    Tree tree{kind, {}, {}, {}};
+    if (kind == 's') tree.text = std::string(pick(3), "[{m"[pick(3)]);
+    if (kind == '+') tree.text = pick(2) ? std::string("\x00\x01", 2) : std::string("\x00\x02", 2);
+    if (kind == '[')
+        for (unsigned i = pick(3); i > 0; --i) tree.items.push_back(random_tree(rng, depth - 1));
+    if (kind == '{')
+        for (unsigned i = pick(3); i > 0; --i)
+            tree.members.emplace(std::string(pick(3), 'a'), random_tree(rng, depth - 1));
+    return tree;
+}
+
+}  // namespace
+
+TEST(CanonicalWriter, NumbersAreComparedByValue) {
+    const auto one = number(false, 0, {1});
+    EXPECT_EQ(number(false, 0, {1, 0, 0}), one);  // 1.00000000
+    EXPECT_EQ(number(false, 2, {0, 0, 1}), one);  // 00000000 1
+    EXPECT_NE(number(true, 0, {1}), one);         // -1
+    EXPECT_NE(number(false, 1, {1}), one);        // 10000
+    EXPECT_NE(number(false, -1, {1}), one);       // 0.0001
+    EXPECT_NE(number(false, 0, {2}), one);
+}
+
+TEST(CanonicalWriter, ThereIsOneZero) {
+    const auto zero = number(false, 0, {});
+    EXPECT_EQ(number(false, 0, {0}), zero);
+    EXPECT_EQ(number(true, 0, {}), zero);
+    EXPECT_EQ(number(false, -3, {0, 0}), zero);
+}
+
+TEST(CanonicalWriter, LongDecimalsAreNeverRounded) {
+    EXPECT_NE(number(false, 4, {9007, 1992, 5474, 992, 1}),
+              number(false, 4, {9007, 1992, 5474, 992, 2}));
+    EXPECT_NE(number(false, -1, {1, 0, 0, 0, 0, 0, 1}), number(false, -1, {1, 0, 0, 0, 0, 0, 2}));
+}
+
+TEST(CanonicalWriter, TypesDiffer) {
+    const auto text = form([](Writer& w) { w.string("1"); });
+    EXPECT_NE(text, number(false, 0, {1}));
+    EXPECT_NE(form([](Writer& w) { w.member("1"); }), text);
+    EXPECT_NE(form([](Writer& w) { w.null(); }), form([](Writer& w) { w.string("n"); }));
+    EXPECT_NE(form([](Writer& w) { w.boolean(true); }), form([](Writer& w) { w.boolean(false); }));
+}
+
+TEST(CanonicalWriter, AdjacentStringsAreSeparated) {
+    const auto two = [](std::string_view a, std::string_view b) {
+        return form([&](Writer& w) {
+            w.string(a);
+            w.string(b);
+        });
+    };
+    EXPECT_NE(two("ab", "c"), two("a", "bc"));
+    EXPECT_NE(two("", "abc"), two("abc", ""));
+}
+
+TEST(CanonicalWriter, BytesAreEqualExactlyWhenValuesAre) {
+    std::mt19937 rng(20261121);
+    std::map<std::string, Tree> seen;
+    int met_again = 0;
+    for (int i = 0; i < 20000; ++i) {
+        const Tree tree = random_tree(rng, 3);
+        const auto bytes = form([&](Writer& w) { walk(tree, w, 0); });
+        const auto otherwise = form([&](Writer& w) { walk(tree, w, 1 + i % 3); });
+        ASSERT_EQ(otherwise, bytes) << "the same value, written in two ways";
+        const auto [at, fresh] = seen.emplace(bytes, tree);
+        met_again += !fresh;
+        ASSERT_EQ(at->second, tree) << idem::test::hex(as_bytes(bytes));
+    }
+    EXPECT_GT(met_again, 100);
+    EXPECT_GT(seen.size(), 1000U);
+}
 
 namespace {
 
@@ -26,7 +168,7 @@ TEST(Fingerprint, IsHmacSha256OfTheCanonicalForm) {
     FingerprintSink sink;
     Fingerprint out{};
     ASSERT_TRUE(sink.begin(counting<Secret>(), 1));
-    Canonical<FingerprintSink> writer(sink);
+    CanonicalWriter<FingerprintSink> writer(sink);
     writer.begin_object();
     writer.member("a");
     writer.number({false, 0, as_bytes(std::string_view("\x00\x01", 2))});
@@ -35,7 +177,7 @@ TEST(Fingerprint, IsHmacSha256OfTheCanonicalForm) {
     EXPECT_EQ(hex(out.mac), "d5cd09d4c997d729d8e1fac18053a0c68476eb357e2516415c224c4691b4bd93");
 }
 
-TEST(Fingerprint, DoesNotDependOnHowItWasWritten) {
+TEST(Fingerprint, DoesNotDependOnTheSizesOfWrites) {
     for (std::size_t size : {0U, 1U, 511U, 512U, 513U, 1024U, 5000U}) {
         const std::string text(size, 'x');
         const auto whole = of_pieces(counting<Secret>(), text, size + 1);
@@ -46,14 +188,14 @@ TEST(Fingerprint, DoesNotDependOnHowItWasWritten) {
     }
 }
 
-TEST(Fingerprint, DependsOnTheSecretEachTime) {
+TEST(Fingerprint, ChangesWithTheSecret) {
     const auto first = of_pieces(counting<Secret>(), "request", 100);
     const auto other = of_pieces(counting<Secret>(1), "request", 100);
     EXPECT_FALSE(same_mac(first, other));
     EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), first));
 }
 
-TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
+TEST(Fingerprint, AbandonsAnUnfinishedWalk) {
     const auto whole = of_pieces(counting<Secret>(), "request", 100);
     FingerprintSink cut;
     for (std::size_t left_behind : {0U, 1U, 511U, 512U, 2000U}) {
@@ -61,7 +203,7 @@ TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
         cut.write(as_bytes(std::string(left_behind, 'y')));
         EXPECT_TRUE(same_mac(of_pieces(counting<Secret>(), "request", 100), whole)) << left_behind;
 
-        // The same sink again: what it had buffered is gone too.
+        // The same sink can be used again: its buffer is empty.
         ASSERT_TRUE(cut.begin(counting<Secret>(), 1));
         cut.write(as_bytes(std::string(left_behind, 'y')));
         Fingerprint out{};
@@ -74,7 +216,7 @@ TEST(Fingerprint, StartsCleanAfterAWalkThatWasCutShort) {
     }
 }
 
-TEST(Fingerprint, IsStoredWithVersionAndSecret) {
+TEST(Fingerprint, IsStoredWithVersionAndSecretId) {
     Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     from.secret_id = 0x01020304;
     auto stored = pack(from);
@@ -89,7 +231,7 @@ TEST(Fingerprint, IsStoredWithVersionAndSecret) {
     EXPECT_FALSE(unpack(stored, to));
 }
 
-TEST(Fingerprint, EveryByteOfTheMacCounts) {
+TEST(Fingerprint, ComparesEveryByteOfTheMac) {
     const Fingerprint a = of_pieces(counting<Secret>(), "request", 100);
     for (std::size_t i = 0; i < a.mac.size(); ++i) {
         Fingerprint b = a;

@@ -1,4 +1,4 @@
-// The shape of keys, and the time inside some of them.
+// The length of keys, and the time and age of those that contain a time.
 #include "core/key.hpp"
 
 #include <string>
@@ -7,7 +7,7 @@
 
 using namespace idem::core;
 
-TEST(KeyShape, LengthDecides) {
+TEST(KeyShape, DependsOnTheLength) {
     EXPECT_EQ(key_shape(""), KeyShape::empty);
     EXPECT_EQ(key_shape("k"), KeyShape::good);
     EXPECT_EQ(key_shape(std::string(255, 'k')), KeyShape::good);
@@ -26,24 +26,24 @@ TEST(EmbeddedTime, OfUlid) {
     EXPECT_EQ(embedded_time("7ZZZZZZZZZZZZZZZZZZZZZZZZZ"), 0xffffffffffffU);
 }
 
-TEST(EmbeddedTime, NotOfAnythingElse) {
+TEST(EmbeddedTime, OfNoOtherKey) {
     for (const char* key : {
              "", "order-4711",
              "0190b8f3-8c5e-4d2a-9b1c-4f5e6a7b8c9d",   // version 4
              "0190b8f3-8c5e-7d2a-1b1c-4f5e6a7b8c9d",   // not the RFC's variant
-             "0190b8f3-8c5e-7d2a-cb1c-4f5e6a7b8c9d",   // nor this
+             "0190b8f3-8c5e-7d2a-cb1c-4f5e6a7b8c9d",   // not the RFC's variant either
              "0190b8f38c5e7d2a9b1c4f5e6a7b8c9d",       // no hyphens
              "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9g",   // not hexadecimal
              "0190b8f3+8c5e-7d2a-9b1c-4f5e6a7b8c9d",   // not a hyphen
              "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d0",  // too long
              "81J2WF7330Q8XYZABCDEFGHJKM",             // more than 128 bits
-             "01J2WF7330Q8XYZABCDEFGHJKU",             // U is no digit
+             "01J2WF7330Q8XYZABCDEFGHJKU",             // U is not a digit
              "01J2WF7330Q8XYZABCDEFGHJK",              // too short
          })
         EXPECT_EQ(embedded_time(key), std::nullopt) << key;
 }
 
-TEST(KeyAge, AgainstTheTtl) {
+TEST(KeyAge, IsComparedWithTheTtl) {
     constexpr std::int64_t made = 0x0190b8f38c5eLL * 1000;
     constexpr std::int64_t day = 86'400'000'000;
     for (const char* key : {"0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d", "01J2WF732YQ8XYZABCDEFGHJKM"}) {
@@ -61,7 +61,7 @@ TEST(KeyAge, Extremes) {
               KeyAge::stale);
 }
 
-TEST(KeyAge, UnknownWithoutATime) {
+TEST(KeyAge, IsUnknownWithoutATime) {
     for (const char* key : {"order-4711", "f47ac10b-58cc-4372-a567-0e02b2c3d479"})
         EXPECT_EQ(key_age(key, 1'700'000'000'000'000, 1), KeyAge::unknown) << key;
 }

@@ -1,4 +1,4 @@
-// How often and how much to purge.
+// How often to purge, how much at once, and when not to.
 #include "core/pacing.hpp"
 
 #include <cstdint>
@@ -14,31 +14,31 @@ constexpr std::int64_t naptime = 10 * second;
 
 }  // namespace
 
-TEST(Pacing, ABacklogIsVisitedAgainAtOnce) {
+TEST(Pacing, ABacklogGetsTheShortestNap) {
     EXPECT_EQ(next_nap(naptime, naptime, {100, 100, true}), second);
     EXPECT_EQ(next_nap(300 * second, naptime, {1000, 250, true}), second);
 }
 
-TEST(Pacing, MuchToDeleteShortensTheNap) {
+TEST(Pacing, ManyDeletionsShortenTheNap) {
     EXPECT_EQ(next_nap(naptime, naptime, {1000, 250, false}), naptime / 2);
     EXPECT_EQ(next_nap(second, naptime, {1000, 1000, false}), second);
     EXPECT_EQ(next_nap(naptime, naptime, {1, 1, false}), naptime / 2);
 }
 
-TEST(Pacing, LittleToDeleteMakesItLonger) {
+TEST(Pacing, FewDeletionsLengthenTheNap) {
     EXPECT_EQ(next_nap(naptime, naptime, {0, 0, false}), 2 * naptime);
     EXPECT_EQ(next_nap(naptime, naptime, {1000, 100, false}), 2 * naptime);
     EXPECT_EQ(next_nap(naptime, naptime, {1'000'000, 0, true}), 2 * naptime);
     EXPECT_EQ(next_nap(40 * second, naptime, {0, 0, false}), 50 * second);
 }
 
-TEST(Pacing, InBetweenItStays) {
+TEST(Pacing, InBetweenTheNapStays) {
     EXPECT_EQ(next_nap(7 * second, naptime, {1000, 101, false}), 7 * second);
     EXPECT_EQ(next_nap(7 * second, naptime, {1000, 249, true}), 7 * second);
 }
 
-// The time between visits finds the one at which a tenth to a quarter has expired.
-TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
+// With a steady load, naps become such that a tenth to a quarter of the records has expired.
+TEST(Pacing, TheNapConverges) {
     constexpr std::int64_t lifetime = 300 * second;
     std::int64_t nap = naptime;
     for (int i = 0; i < 20; ++i) {
@@ -49,7 +49,7 @@ TEST(Pacing, NapsSettleWhereEachDeletionPaysForItsReads) {
     EXPECT_LT(nap, lifetime / 4);
 }
 
-TEST(Pacing, AChangedNaptimeCountsAtOnce) {
+TEST(Pacing, AChangedNaptimeTakesEffectAtOnce) {
     EXPECT_EQ(next_nap(300 * second, second, {1000, 150, false}), 5 * second);
     EXPECT_EQ(next_nap(second, 3600 * second, {1000, 150, false}), 360 * second);
     EXPECT_EQ(next_nap(0, 1, {1000, 150, false}), 10'000);
@@ -61,7 +61,7 @@ TEST(Pacing, ADatabaseWithoutTheExtensionIsVisitedRarely) {
     EXPECT_EQ(absent_nap(INT64_MAX, naptime), 300 * second);
 }
 
-TEST(Pacing, NoWorkerMeansWaitingLonger) {
+TEST(Pacing, WithoutAWorkerTheWaitDoubles) {
     std::int64_t wait = 0;
     for (const int seconds : {1, 2, 4, 8, 16, 32, 60, 60}) {
         wait = back_off(wait);
@@ -69,7 +69,7 @@ TEST(Pacing, NoWorkerMeansWaitingLonger) {
     }
 }
 
-TEST(Pacing, TheRateIsKept) {
+TEST(Pacing, BatchesKeepToTheRate) {
     EXPECT_EQ(batch_records(0), 1000);
     EXPECT_EQ(batch_records(1'000'000), 1000);
     EXPECT_EQ(batch_records(500), 50);

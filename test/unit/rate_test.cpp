@@ -1,4 +1,4 @@
-// The token bucket of new claims: exact counts, true waits, and clocks that misbehave.
+// The limit of new claims per minute: exact counts and waits, also when clocks misbehave.
 #include "core/rate.hpp"
 
 #include <cstdint>
@@ -11,10 +11,10 @@ using namespace idem::core;
 
 namespace {
 
-constexpr std::int64_t noon = 800'000'000'000'000;  // some time of day
+constexpr std::int64_t noon = 800'000'000'000'000;
 constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
 
-// How many claims get through at one moment.
+// The number of claims that are admitted at one moment.
 std::int64_t burst(Bucket& bucket, std::int32_t per_minute, std::int64_t now) {
     std::int64_t admitted = 0;
     while (charge(bucket, per_minute, now) == 0) ++admitted;
@@ -23,7 +23,7 @@ std::int64_t burst(Bucket& bucket, std::int32_t per_minute, std::int64_t now) {
 
 }  // namespace
 
-TEST(Rate, AFullBucketAdmitsExactlyTheAllowanceAtOnce) {
+TEST(Rate, AFullBucketAdmitsExactlyTheLimit) {
     for (std::int32_t per_minute : {1, 2, 3, 7, 59, 60, 61, 999, 1'000'003}) {
         Bucket bucket;
         EXPECT_EQ(burst(bucket, per_minute, noon), per_minute);
@@ -31,7 +31,7 @@ TEST(Rate, AFullBucketAdmitsExactlyTheAllowanceAtOnce) {
     }
 }
 
-TEST(Rate, ThenOneEverySixtiethOfTheAllowance) {
+TEST(Rate, AnEmptyBucketAdmitsOneClaimPerInterval) {
     Bucket bucket;
     ASSERT_EQ(burst(bucket, 60, noon), 60);
     EXPECT_EQ(charge(bucket, 60, noon), usecs_per_second);
@@ -41,7 +41,7 @@ TEST(Rate, ThenOneEverySixtiethOfTheAllowance) {
     EXPECT_EQ(burst(bucket, 60, noon + 4'000'000), 3);
 }
 
-TEST(Rate, AMinuteLaterTheBucketIsFullAgain) {
+TEST(Rate, ABucketIsFullAfterAMinute) {
     for (std::int32_t per_minute : {1, 7, 60, 1'000'003}) {
         Bucket bucket;
         ASSERT_EQ(burst(bucket, per_minute, noon), per_minute);
@@ -51,7 +51,7 @@ TEST(Rate, AMinuteLaterTheBucketIsFullAgain) {
     }
 }
 
-// 7 a minute is one every 8,571,428.57 microseconds: over seven of them nothing may be lost.
+// With a limit of 7 per minute, one claim is admitted per 8,571,428.57 microseconds.
 TEST(Rate, FractionsOfAMicrosecondAreKept) {
     for (std::int32_t per_minute : {7, 11, 13, 9'973}) {
         Bucket bucket;
@@ -67,15 +67,15 @@ TEST(Rate, FractionsOfAMicrosecondAreKept) {
     }
 }
 
-// More than one a microsecond: the step has no whole microsecond at all.
-TEST(Rate, LargeLimitsAreExactToo) {
+// More than one claim per microsecond: the interval is only a fraction.
+TEST(Rate, LargeLimitsAreExact) {
     Bucket bucket{noon + usecs_per_minute, 0, 90'000'000};
     std::int64_t admitted = 0;
     for (int i = 1; i <= 1000; ++i) admitted += burst(bucket, 90'000'000, noon + i);
     EXPECT_EQ(admitted, 1500);
 }
 
-TEST(Rate, TheWaitIsTrueToTheMicrosecond) {
+TEST(Rate, TheWaitIsExact) {
     for (std::int32_t per_minute : {1, 7, 60, 61, 999'983, most}) {
         Bucket bucket;
         std::int64_t now = noon;
@@ -103,7 +103,7 @@ TEST(Rate, ARefusalCostsNothing) {
     EXPECT_EQ(charge(bucket, 2, noon + 30 * usecs_per_second), 0);
 }
 
-TEST(Rate, ReadingsOutOfOrderAdmitNoneTooMany) {
+TEST(Rate, ReadingsOutOfOrderDoNotExceedTheLimit) {
     Bucket bucket;
     std::mt19937 random(3);
     std::int64_t admitted = 0;
@@ -112,12 +112,12 @@ TEST(Rate, ReadingsOutOfOrderAdmitNoneTooMany) {
         admitted += charge(bucket, 100, noon - late) == 0 ? 1 : 0;
     }
     admitted += burst(bucket, 100, noon);
-    // Between the earliest reading and noon lie two seconds, in which three more may come.
+    // Two seconds before noon, the earliest reading, three more claims can be admitted by noon.
     EXPECT_GE(admitted, 100);
     EXPECT_LE(admitted, 103);
 }
 
-TEST(Rate, AClockSetBackCostsAMinuteAtMost) {
+TEST(Rate, AClockSetBackCostsAtMostAMinute) {
     for (std::int64_t back : {std::int64_t{1}, usecs_per_minute, 2 * usecs_per_minute,
                               2 * usecs_per_minute + 1, usecs_per_day, noon + noon}) {
         Bucket bucket;
@@ -143,13 +143,13 @@ TEST(Rate, AChangedLimitKeepsTheProportion) {
     EXPECT_EQ(burst(bucket, 6, noon), 0);
     EXPECT_EQ(charge(bucket, 6, noon), 10 * usecs_per_second);
 
-    // A fraction in the old unit is rounded against the tenant.
+    // A fraction in the old unit is rounded up, against the tenant.
     Bucket sevenths;
     ASSERT_EQ(charge(sevenths, 7, noon), 0);
     EXPECT_EQ(burst(sevenths, 7'000'000, noon), 5'999'999);
 }
 
-TEST(Rate, NothingOverflows) {
+TEST(Rate, DoesNotOverflow) {
     constexpr auto last = std::numeric_limits<std::int64_t>::max();
     constexpr auto first = std::numeric_limits<std::int64_t>::min();
     for (std::int64_t now : {first, first + 1, std::int64_t{0}, last - 1, last})

@@ -1,4 +1,4 @@
-// What the core's unit tests share.
+// Helpers for the unit tests of core.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ inline std::string hex(core::Bytes bytes) {
     return out;
 }
 
-// 00 01 02 ...: a secret or a seed with nothing special about it.
+// An arbitrary secret or seed: 00 01 02 ...
 template <class Array>
 Array counting(unsigned from = 0) {
     Array out{};

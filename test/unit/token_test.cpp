@@ -1,4 +1,4 @@
-// Tokens: what encode() makes is read back, and nothing else is.
+// Tokens: decode() reads what encode() writes, and refuses everything else.
 #include "core/token.hpp"
 
 #include "support.hpp"
@@ -55,11 +55,11 @@ TEST(Token, EveryOtherTextIsRefusedOrAnotherToken) {
         }
 }
 
-TEST(Token, WrongShapesAreRefused) {
+TEST(Token, MalformedTextsAreRefused) {
     Token out{};
     const std::string good = text_of(sample);
     for (const std::string& text :
          {std::string(), good.substr(1), good + "A", good + "=", std::string(39, '\0'),
-          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* another kind */})
+          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* unknown kind */})
         EXPECT_FALSE(decode(text, out)) << text;
 }

@@ -1,4 +1,4 @@
-// Which keys are weak, by their form.
+// Which keys are weak, and why.
 #include "core/weakness.hpp"
 
 #include <string>
@@ -15,17 +15,17 @@ void expect_all(Weakness expected, std::initializer_list<const char*> keys) {
 
 }  // namespace
 
-TEST(Weakness, NoneOfRandomKeys) {
+TEST(Weakness, RandomKeysAreNotWeak) {
     expect_all(Weakness::none,
                {
                    "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d", "f47ac10b-58cc-4372-a567-0e02b2c3d479",
                    "F47AC10B58CC4372A5670E02B2C3D479", "01J2WF7330Q8XYZABCDEFGHJKM",
                    "dGhlIHF1aWNrIGJyb3du",
-                   "48151623421082345791",  // 20 digits: no counter
+                   "48151623421082345791",  // 20 digits: more than a counter has
                });
 }
 
-TEST(Weakness, NoneOfNames) {
+TEST(Weakness, NamesAreNotWeak) {
     expect_all(Weakness::none, {"order-4711", "order-7", "inv_1", "bestellung/9", "größe:1",
                                 "2026-03-04-invoice-17", "invoice 2026-03-04", "payroll-2026-03"});
 }
@@ -44,7 +44,7 @@ TEST(Weakness, OfTimes) {
          "2026-03-04t05:06:07-0330", "2026-03-04T05:06+01", "20260304050607", "20260304T050607Z"});
 }
 
-TEST(Weakness, NotATime) {
+TEST(Weakness, OfTextsThatResembleTimes) {
     expect_all(Weakness::number,
                {"999999999", "4102444800", "17672256001", "20261304", "20260332"});
     expect_all(Weakness::none,
@@ -68,7 +68,7 @@ TEST(Weakness, OfRepetitiveKeys) {
     EXPECT_EQ(weakness(std::string(21, '1')), Weakness::repetitive);
 }
 
-TEST(Weakness, AnyBytes) {
+TEST(Weakness, OfEveryRepeatedByte) {
     for (int byte = 0; byte < 256; ++byte)
         for (std::size_t size : {1, 7, 8, 9, 40}) {
             const Weakness found = weakness(std::string(size, static_cast<char>(byte)));
@@ -76,7 +76,7 @@ TEST(Weakness, AnyBytes) {
         }
 }
 
-TEST(Weakness, Names) {
+TEST(Weakness, HasNames) {
     EXPECT_EQ(weakness_name(Weakness::none), "");
     EXPECT_EQ(weakness_name(Weakness::timestamp), "timestamp");
     EXPECT_EQ(weakness_name(Weakness::number), "number");

@@ -1,9 +1,9 @@
-// How paths are written: what is refused as another notation, and what it means in ours.
-#include "core/path_notation.hpp"
+// The notation of paths, the translation of other notations, and the filter that follows a walk.
+#include "core/path.hpp"
 
 #include <string>
+#include <vector>
 
-#include "core/path_filter.hpp"
 #include "support.hpp"
 
 using namespace idem::core;
@@ -20,7 +20,7 @@ std::string plain(std::string_view path) {
 
 }  // namespace
 
-TEST(PathNotation, NamesJoinedByDotsAreGood) {
+TEST(PathNotation, NamesJoinedByDotsAreAccepted) {
     for (const char* path :
          {"card", "card.number", "größe", "$schema", "$ref.x", "a.$", "@id", "a-b", "a:b", "a b",
           "x1", "1x", "a*", "it's", "a\\b", "a>b", "#tag", "-", "~"}) {
@@ -77,14 +77,14 @@ TEST(PathNotation, OtherNotationsAreTranslated) {
     }
 }
 
-TEST(PathNotation, QuotesMakeANameOfWhatLooksOtherwise) {
+TEST(PathNotation, EveryNameCanBeQuoted) {
     EXPECT_EQ(plain("\"/card/number\""), "/card/number");
     EXPECT_EQ(plain("\"$\".\"a/b\".c"), "$.a/b.c");
     EXPECT_EQ(plain("years.\"2024\""), "years.2024");
     EXPECT_EQ(plain("\"a\\\"b\\\\c\""), "a\"b\\c");
     EXPECT_EQ(plain("a.\"\""), "a.");
     EXPECT_EQ(plain("\"a.b\""), "a.b");
-    // Every name can be written, up to the longest, and comes back.
+    // Names up to the maximum length.
     for (const std::string& name :
          {std::string("/"), std::string("x[1]"), std::string("\\"), std::string("\""),
           std::string("\\\""), std::string(max_path_bytes, '"'),
@@ -95,8 +95,8 @@ TEST(PathNotation, QuotesMakeANameOfWhatLooksOtherwise) {
     }
 }
 
-// Every short path of the characters that mean something somewhere: the advice is always good.
-TEST(PathNotation, WhateverIsRefusedHasASpelling) {
+// Tries every short path of the characters that have a meaning in any notation.
+TEST(PathNotation, EveryTranslationIsAccepted) {
     const std::string characters = "ab.$/[]{},\"\\*0->#' ";
     std::string path;
     const auto check = [&] {
@@ -114,4 +114,53 @@ TEST(PathNotation, WhateverIsRefusedHasASpelling) {
         }
     };
     each(each, 4);
+}
+
+TEST(PathFilter, ExcludesNothingWithoutPaths) {
+    PathFilter filter({});
+    filter.begin_object();
+    EXPECT_FALSE(filter.excludes("sent_at"));
+    EXPECT_FALSE(filter.excludes(""));
+}
+
+TEST(PathFilter, FollowsTheWalk) {
+    const std::vector<std::string_view> paths = {"sent_at", "meta.trace_id", "a.b.c"};
+    PathFilter filter(paths);
+    filter.begin_object();
+    EXPECT_TRUE(filter.excludes("sent_at"));
+    EXPECT_FALSE(filter.excludes("sent_at_all"));
+    EXPECT_FALSE(filter.excludes("sent"));
+    EXPECT_FALSE(filter.excludes("trace_id"));
+    EXPECT_FALSE(filter.excludes("meta"));
+    filter.begin_object();
+    EXPECT_TRUE(filter.excludes("trace_id"));
+    EXPECT_FALSE(filter.excludes("sent_at"));
+    filter.end_object();
+    EXPECT_FALSE(filter.excludes("a"));
+    filter.begin_object();
+    EXPECT_FALSE(filter.excludes("x"));
+    filter.begin_object();
+    EXPECT_FALSE(filter.excludes("c"));  // a.x.c
+    filter.end_object();
+    EXPECT_FALSE(filter.excludes("b"));
+    filter.begin_object();
+    EXPECT_TRUE(filter.excludes("c"));
+    filter.end_object();
+    filter.end_object();
+    EXPECT_TRUE(filter.excludes("sent_at"));  // back at the top
+}
+
+TEST(PathFilter, DoesNotExcludeDeepOrLongPaths) {
+    const std::string longest(max_path_bytes, 'k');
+    const std::vector<std::string_view> paths = {longest, "a"};
+    PathFilter filter(paths);
+    filter.begin_object();
+    EXPECT_TRUE(filter.excludes(longest));
+    EXPECT_FALSE(filter.excludes(longest + "k"));
+    for (int depth = 0; depth < 1000; ++depth) {
+        filter.begin_object();
+        EXPECT_FALSE(filter.excludes("a"));
+    }
+    for (int depth = 0; depth < 1000; ++depth) filter.end_object();
+    EXPECT_TRUE(filter.excludes("a"));
 }

@@ -1,4 +1,4 @@
-#include "core/path_notation.hpp"
+#include "core/path.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -48,7 +48,7 @@ PathFault name_fault(std::string_view name, bool first) noexcept {
     return name.empty() ? PathFault::empty_step : PathFault::none;
 }
 
-// Where the quoted name that begins at position 0 ends: behind its closing quote, or npos.
+// The position after the closing quote of the name that begins at position 0, or npos.
 std::size_t end_of_quoted(std::string_view text) noexcept {
     for (std::size_t i = 1; i < text.size(); ++i) {
         if (text[i] == '\\')
@@ -66,7 +66,7 @@ void append_unescaped(PathText& text, std::string_view quoted) noexcept {
     }
 }
 
-// Takes the path apart, and calls use(name, quoted) for each, the inside of quotes as it stands.
+// Calls use(name, quoted) for each name of the path: without its quotes, with its backslashes.
 template <class Use>
 PathFault each_name(std::string_view path, Use use) noexcept {
     for (bool first = true;; first = false) {
@@ -94,7 +94,7 @@ void append_name(PathText& text, std::string_view name) noexcept {
     append(text, plain ? name : quoted_name(name).view());
 }
 
-// The inside of a quoted name, whose closing quote may be missing.
+// Without its quotes; the closing one may be missing.
 std::string_view trimmed_quotes(std::string_view quoted) noexcept {
     const bool closed = end_of_quoted(quoted) == quoted.size();
     quoted.remove_prefix(1);
@@ -102,19 +102,19 @@ std::string_view trimmed_quotes(std::string_view quoted) noexcept {
     return quoted;
 }
 
-// Other notations' steps for the items of an array, of which ours has none.
+// Whether the name is another notation's step for items of an array. This one has none.
 bool names_items(std::string_view name) noexcept {
     return name.empty() || is_number(name) || is_wildcard(name);
 }
 
-// Without the blanks and single quotes that operators and subscripts have around a name.
+// Without the spaces and single quotes that operators and subscripts have around a name.
 std::string_view trimmed(std::string_view name) noexcept {
     const auto begin = std::min(name.find_first_not_of(" '"), name.size());
     name.remove_prefix(begin);
     return name.substr(0, name.find_last_not_of(" '") + 1);
 }
 
-// The root in front of a path, which ours has not.
+// Without the root that JSONPath and JSON Pointer begin with.
 std::string_view without_root(std::string_view path) noexcept {
     for (const std::string_view mode : {"lax ", "strict "})
         if (path.starts_with(mode)) path.remove_prefix(mode.size());
@@ -123,7 +123,7 @@ std::string_view without_root(std::string_view path) noexcept {
     return path;
 }
 
-// RFC 6901: ~1 stands for /, ~0 for ~.
+// Reads a name in a JSON Pointer (RFC 6901), in which ~1 stands for / and ~0 for ~.
 PathText pointer_name(std::string_view name) noexcept {
     PathText text;
     for (std::size_t i = 0; i < name.size(); ++i) {
@@ -178,7 +178,7 @@ PathText translated_path(std::string_view path) noexcept {
             path.remove_prefix(end);
             continue;
         }
-        // Up to whatever may be between two names in one of the notations.
+        // Up to any character that separates names in one of the notations.
         const std::size_t end = std::min(path.find_first_of("./[]{},>\""), path.size());
         std::string_view name = path.substr(0, end);
         if (path.substr(end).starts_with('>') && (name.ends_with('-') || name.ends_with('#')))
