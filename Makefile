@@ -1,8 +1,9 @@
 # idem: PGXS build. "make && make install" needs only PostgreSQL's development files, a C++20
-# compiler and OpenSSL 3; "make demo", "make check" and "make bench" bring what they need.
+# compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
-# These work on a fresh machine, where there is no pg_config to include PGXS from yet.
-ON_FRESH_MACHINE = demo quick check check-server check-all check-examples tidy coverage deb check-deb bench
+# These targets work on a fresh machine, which has no pg_config to include PGXS from.
+ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz tidy coverage deb \
+  check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
 demo:
@@ -21,6 +22,10 @@ check-all:
 check-examples:
 	@tools/setup examples
 	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl
+unit:
+	@test/run unit
+fuzz:
+	@test/run fuzz
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources
@@ -42,13 +47,13 @@ EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp src/worker/*.cpp)))
 DATA_built = idem--$(EXTVERSION).sql
-# Releases before this one, and the way from each to the next.
+# The scripts of earlier releases, and the updates from each to the next.
 DATA = $(sort $(wildcard sql/idem--*.sql))
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
-# The warnings are for our code: the server's headers are system headers. They are errors where it is
-# tested (tools/setup), and not where a compiler is newer than our tests.
+# The server's headers are system headers, so that the warnings are about our code alone. tools/setup
+# makes them errors for the tests; for users, whose compiler may be newer, they stay warnings.
 WARNINGS ?= -Wall -Wextra -Wshadow -Wconversion
 PG_CPPFLAGS = -Isrc -isystem $(SERVER_INCLUDES) -MMD -MP
 PG_CXXFLAGS = -std=c++20 $(WARNINGS) $(WERROR)
@@ -58,15 +63,15 @@ REGRESS = $(patsubst test/sql/%.sql,%,$(sort $(wildcard test/sql/*.sql)))
 REGRESS_OPTS = --inputdir=test --load-extension=idem
 ISOLATION = $(filter-out $(LEFT_OUT),$(patsubst test/specs/%.spec,%,$(sort $(wildcard test/specs/*.spec))))
 ISOLATION_OPTS = --inputdir=test --outputdir=. --load-extension=idem
-# "make installcheck" runs on the server that PGHOST and so on name. Left to its defaults, a server has
-# no prepared transactions.
+# "make installcheck" runs on the server that PGHOST and so on name. With default settings, a server
+# refuses PREPARE TRANSACTION.
 ifneq (,$(filter installcheck,$(MAKECMDGOALS)))
 ifeq (0,$(shell $(shell $(PG_CONFIG) --bindir)/psql -XAtc 'SHOW max_prepared_transactions' postgres))
 LEFT_OUT = iso_advance iso_prepared
-$(info max_prepared_transactions is 0: LEFT OUT are $(LEFT_OUT))
+$(info max_prepared_transactions is 0: NOT TESTED are $(LEFT_OUT))
 endif
 endif
-# The TAP tests make servers of their own, which refuse to run as root (test/run-tap copes with that).
+# The TAP tests start servers, which refuse to run as root. test/run-tap runs them as another user.
 TAP_TESTS = 1
 PROVE_TESTS ?= test/t/*.pl
 override PROVE_FLAGS += -I test/t
@@ -84,8 +89,8 @@ $(DATA_built): sql/idem.sql idem.control
 
 -include $(OBJS:.o=.d)
 
-# TIDY="src/core/key.cpp ..." for some of them alone. The number of warnings in the server's own headers
-# is no news.
+# TIDY="src/core/key.cpp ..." checks some of them alone. The filter drops the lines that count warnings in
+# the server's own headers.
 TIDY ?= $(OBJS:.o=.cpp)
 CLANG_TIDY ?= clang-tidy
 .PHONY: tidy-sources

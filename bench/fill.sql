@@ -1,5 +1,5 @@
--- Fills the three tables with :rows rows that are never asked for, with random (UUIDv4) keys. The
--- primary keys are built afterwards, as a long life would have left them: packed at random.
+-- Fills the three tables with :rows rows that no operation asks for, with random (UUIDv4) keys, and
+-- then builds the primary keys.
 \set ON_ERROR_STOP on
 SET client_min_messages = warning;
 SET maintenance_work_mem = '1GB';

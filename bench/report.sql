@@ -1,4 +1,4 @@
--- Medians over the rounds, and what they mean against the targets.
+-- Reports medians over the rounds and compares them with the targets.
 \pset border 2
 \pset footer off
 \pset null ''
@@ -10,29 +10,29 @@ CREATE TEMP VIEW median AS
     FROM measure WHERE scene NOT LIKE 'warm-up%' GROUP BY 1, 2;
 
 \echo
-\echo 'Inside the server: a procedure that commits after each operation'
+\echo 'Inside the server: a procedure commits after each operation'
 SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((m.usec - b.usec)::numeric, 1) AS "adds µs",
        round(((i.usec - b.usec) / NULLIF(m.usec - b.usec, 0))::numeric, 2) AS "idem adds ×",
-       round(m.wal::numeric) AS "WAL bytes/op", round(d.dead::numeric, 2) AS "row versions made dead/op"
+       round(m.wal::numeric) AS "WAL bytes/op", round(d.dead::numeric, 2) AS "dead row versions/op"
   FROM median m LEFT JOIN median d ON d.scene = 'dead rows' AND d.contender = m.contender AND m.scene = 'fresh v4' JOIN median b ON b.scene = m.scene AND b.contender = 'bare' JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'fresh%' ORDER BY m.scene, m.usec;
 SELECT m.scene, m.contender, round(m.usec::numeric, 1) AS "µs/op", round((i.usec / m.usec)::numeric, 2) AS "idem takes ×"
   FROM median m JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'replay%' ORDER BY m.scene, m.usec;
 
-\echo 'Client transactions: pgbench'
+\echo 'Transactions of clients (pgbench)'
 SELECT m.scene, m.contender, round((1e6 / m.usec)::numeric) AS "tps", round((m.usec / i.usec)::numeric, 2) AS "idem's throughput ×"
   FROM median m JOIN median i ON i.scene = m.scene AND i.contender = 'idem'
  WHERE m.scene LIKE 'client%' OR m.scene LIKE 'limits, %' ORDER BY m.scene, m.usec;
 
-\echo 'WAL of the primary key of 5 million records just after a checkpoint (or as many as were filled)'
+\echo 'WAL of the primary key just after a checkpoint, in a large table'
 SELECT scene, contender AS keys, round(wal::numeric) AS "WAL bytes/index entry" FROM median WHERE scene = 'index wal' ORDER BY wal DESC;
 
-\echo 'Consumers: pgbench, 1 client; and limits, inside the server'
+\echo 'Consumers (pgbench, 1 client), and limits (inside the server)'
 SELECT scene, contender, round((usec / CASE WHEN contender IN ('once_each', 'making the keys') THEN 1000 ELSE 1 END)::numeric, 2) AS "µs/key"
   FROM median WHERE scene LIKE 'consumer%' OR scene = 'limits' ORDER BY 1, 3;
 
-\echo 'Against the targets'
+\echo 'Targets'
 WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
      v AS (SELECT scene, max(usec) FILTER (WHERE contender = 'bare') bare, max(usec) FILTER (WHERE contender = 'insert') ins,
                   max(usec) FILTER (WHERE contender = 'recipe') recipe, max(usec) FILTER (WHERE contender = 'idem') idem,
@@ -51,7 +51,7 @@ WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
        UNION ALL SELECT scene || ': throughput with limits / without', idem / NULLIF(limited, 0), 0.9, false FROM v WHERE scene LIKE 'limits%'
        UNION ALL SELECT scene || ': once_each / calls of once, per key', once_each / 1000 / NULLIF(once, 0), 0.25, true FROM v WHERE scene LIKE 'consumer%'
        UNION ALL SELECT scene || ': WAL / the recipe''s', wal_idem / NULLIF(wal_recipe, 0), 0.70, true FROM v WHERE scene = 'fresh v4'
-       UNION ALL SELECT 'row versions made dead per operation', dead_idem, 0, true FROM v WHERE scene = 'dead rows'
+       UNION ALL SELECT 'dead row versions per operation', dead_idem, 0, true FROM v WHERE scene = 'dead rows'
        UNION ALL SELECT 'index WAL of UUIDv7 / of UUIDv4 keys', (SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v7')
                         / NULLIF((SELECT wal FROM m WHERE scene = 'index wal' AND contender = 'v4'), 0), 0.1, true)
 SELECT target, round(measured::numeric, 2) AS measured, CASE WHEN at_most THEN '<= ' ELSE '>= ' END || bound AS target_value,

@@ -1,5 +1,5 @@
--- The contenders, each the same procedure around the same effect, so that only the way in which the
--- retry is made safe differs. Everything is in schema bench.
+-- The contenders: the same procedure around the same effect, made safe for retries in different
+-- ways. Everything is in schema bench.
 \set ON_ERROR_STOP on
 SET client_min_messages = warning;
 CREATE EXTENSION idem;
@@ -19,7 +19,7 @@ BEGIN
   RETURN jsonb_build_object('payment', payment_id);
 END $$;
 
--- insert: effect and one plain INSERT of a finished row; not safe, but the least that can be stored
+-- insert: the effect and one plain INSERT of a finished row; not safe, but the least to store
 CREATE TABLE finished (
   tenant text, scope text, key text, request_hash text, response jsonb, created timestamptz, expires_at timestamptz,
   PRIMARY KEY (tenant, scope, key));
@@ -32,7 +32,7 @@ BEGIN
   RETURN answer;
 END $$;
 
--- recipe: what is written by hand: INSERT ... ON CONFLICT, effect, UPDATE
+-- recipe: the usual hand-written form: INSERT ... ON CONFLICT, effect, UPDATE
 CREATE TABLE recipe (
   tenant text, scope text, key text, request_hash text, state text, response jsonb, created timestamptz, expires_at timestamptz,
   PRIMARY KEY (tenant, scope, key));
@@ -62,7 +62,7 @@ BEGIN
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
 END $$;
 
--- limited: idem in a scope whose new claims are counted
+-- limited: idem in a scope with claims_per_minute
 SELECT idem.create_scope('limited', claims_per_minute => 1000000000) \g /dev/null
 CREATE FUNCTION pay_limited(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
@@ -76,7 +76,7 @@ END $$;
 -- once and once_each: message consumers
 SELECT idem.create_scope('events') \g /dev/null
 
--- select: the least that a replay can be
+-- select: the least that a replay can cost
 CREATE FUNCTION pay_select(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE answer jsonb;
 BEGIN
@@ -84,25 +84,25 @@ BEGIN
   RETURN answer;
 END $$;
 
--- claim: idem without an effect, for the WAL of its index alone
+-- claim: idem without an effect, to measure the WAL of its index
 CREATE FUNCTION pay_claim(key text, request jsonb) RETURNS jsonb LANGUAGE sql AS $$
   SELECT idem.complete((idem.claim('payments', key, request)).token, '{"payment": 1}') $$;
 
--- A UUIDv7; one expression, so that with the transaction's start it is inlined and costs little.
+-- A UUIDv7 from the transaction's start; one expression, so that it is inlined and costs little.
 CREATE FUNCTION uuid7(at timestamptz DEFAULT now()) RETURNS text LANGUAGE sql AS $$
   SELECT '0' || substr(to_hex((extract(epoch FROM at) * 1000)::bigint), 1, 7) || '-' ||
          substr(to_hex((extract(epoch FROM at) * 1000)::bigint), 8, 4) || '-7' || substr(gen_random_uuid()::text, 16) $$;
--- Known keys have no common prefix: it would keep them together in an index by text, and not in ours.
+-- Known keys have no common prefix, which would be an advantage to the indexes by text.
 CREATE FUNCTION keys(kind text, n int) RETURNS text[] LANGUAGE sql AS $$
   SELECT array_agg(CASE kind WHEN 'v7' THEN bench.uuid7(clock_timestamp()) WHEN 'known' THEN md5(i::text)::uuid::text ELSE gen_random_uuid()::text END)
     FROM generate_series(1, n) i $$;
 
--- Row versions that became dead; pruning may remove some of them again, at a price of its own.
+-- Row versions that became dead, including those that pruning has removed.
 CREATE FUNCTION dead() RETURNS bigint LANGUAGE sql AS $$
   SELECT sum(pg_stat_get_tuples_updated(t) + pg_stat_get_tuples_deleted(t))
     FROM unnest(ARRAY['idem.record', 'bench.finished', 'bench.recipe', 'bench.payment']::regclass[]) t $$;
 
--- run_X(scene, keys): one transaction an operation, no client round trip; keys are made beforehand.
+-- run_X(scene, keys): one transaction per operation, no client round trip, keys made beforehand
 DO $do$
 DECLARE contender text;
 BEGIN

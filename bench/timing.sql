@@ -1,5 +1,5 @@
--- bench/timing: the refusals that it compares. Each is a function of one text, a key or a token, that
--- is refused and swallows the refusal.
+-- The refusals that bench/timing compares. Each is a function of one text, a key or a token, that
+-- makes a refused call and catches the error.
 \set VERBOSITY terse
 CREATE EXTENSION idem;
 CREATE ROLE timing_owner;
@@ -9,7 +9,7 @@ CREATE SCHEMA timing;
 GRANT USAGE ON SCHEMA timing TO PUBLIC;
 SELECT idem.create_scope('vault', owner => 'timing_owner', wait => '0') \gset ignored_
 
--- What is there: finished operations; leases with a small and with a large state.
+-- Existing keys: finished operations, and leases with a small and a large recovery state.
 SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT 'order-' || i FROM generate_series(1, 20000) i)) \g /dev/null
 CREATE TABLE timing.leased AS
     SELECT size, token FROM (VALUES ('small', 10), ('large', 2000000)) AS state (size, bytes), generate_series(1, 20) i,
@@ -18,7 +18,7 @@ SELECT idem.checkpoint(token, 'step', to_jsonb((SELECT string_agg(md5(i::text), 
   FROM timing.leased \g /dev/null
 VACUUM ANALYZE;
 
--- A token that nobody has given out; its first two characters say its kind.
+-- A token that was never issued; its first two characters give its kind.
 CREATE FUNCTION timing.made_up(token text) RETURNS text LANGUAGE sql VOLATILE AS $$
     SELECT left(token, 2) || left(translate(encode(decode(md5(random()::text) || md5(random()::text), 'hex'), 'base64'), '+/=', '-_'), 36) || 'A'
 $$;
@@ -40,7 +40,7 @@ BEGIN
 END $do$;
 CREATE FUNCTION timing.records(given text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM FROM idem.records WHERE key = given; END $$;
 
--- Microseconds a call, sample by sample: the two sides take turns, in random order.
+-- Microseconds per call, sample by sample: the two sides take turns, in random order.
 CREATE FUNCTION timing.measure(what regproc, there text[], absent text[], rounds int,
                                OUT median_there numeric, OUT median_absent numeric, OUT ratio numeric, OUT slower numeric)
 LANGUAGE plpgsql AS $$
@@ -109,5 +109,5 @@ RESET ROLE;
 SET ROLE timing_member;
 SELECT timing.run(:rounds, :calls) \g /dev/null
 RESET ROLE;
-\echo 'microseconds to refuse: what is there against what is not (medians); slower: how often the former took longer'
+\echo 'Microseconds per refusal (medians); slower: share of samples where an existing key took longer'
 SELECT role, refusal, of, there, absent, ratio, slower FROM timing.result ORDER BY id;

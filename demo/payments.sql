@@ -1,5 +1,6 @@
--- The same procedure twice: as it is often written, and with idem. The nap of a millisecond between
--- effect and COMMIT stands for the rest of a real procedure's work, and gives the killer a chance.
+-- The same procedure twice: as it is often written, and with idem. The sleep between effect and
+-- COMMIT stands for the rest of a real procedure's work, and makes it likely that a kill hits this
+-- moment.
 \set ON_ERROR_STOP on
 CREATE EXTENSION idem;
 SELECT idem.create_scope('payments') \g /dev/null
@@ -8,7 +9,8 @@ CREATE TABLE unprotected_payment (id bigserial PRIMARY KEY, key text, amount num
 CREATE FUNCTION pay_unprotected(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE payment_id bigint;
 BEGIN
-  INSERT INTO unprotected_payment(key, amount) VALUES (key, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  INSERT INTO unprotected_payment(key, amount) VALUES (key, (request->>'amount')::numeric)
+    RETURNING id INTO payment_id;
   PERFORM pg_sleep(0.001);
   RETURN jsonb_build_object('payment', payment_id);
 END $$;
@@ -18,8 +20,9 @@ CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $
 DECLARE c idem.claim_result; payment_id bigint;
 BEGIN
   c := idem.claim('payments', key, request);
-  IF NOT c.claimed THEN RETURN c.response; END IF;      -- a retry: the first answer, unchanged
-  INSERT INTO payment(key, amount) VALUES (key, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  IF NOT c.claimed THEN RETURN c.response; END IF;      -- a retry: return the first answer
+  INSERT INTO payment(key, amount) VALUES (key, (request->>'amount')::numeric)
+    RETURNING id INTO payment_id;
   PERFORM pg_sleep(0.001);
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
 END $$;

@@ -1,12 +1,12 @@
-// A retry storm: many clients call a procedure, each operation is sent several times, and all the
-// while somebody kills connections that are at work. A client that loses its connection does what a
-// client can do: it connects again and sends the same key until it has an answer.
+// A retry storm: many clients call a procedure, each operation is sent several times, and a killer
+// terminates busy connections all the while. A client that loses its connection does what a real
+// client can do: it reconnects and sends the same key until it has an answer.
 //
 //   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]
 //
-// Connects as libpq's environment says (with several hosts in it, to the one that accepts writes),
-// and prints what it saw, a "name value" pair a line. Into the file ANSWERS go the answers that
-// clients were given: key, tab, the first answer.
+// It connects as libpq's environment variables say (if they name several hosts, to the one that
+// accepts writes), and prints what it counted, one "name value" pair per line. The file ANSWERS
+// gets one line per operation: the key, a tab, and the first answer that a client got.
 #include <libpq-fe.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Plan {
     const char* answers_file;
 };
 
-// Everything that the clients see, shared by all of them.
+// What the clients share and count.
 struct Storm {
     std::vector<int> requests;  // operations, in the order in which they are sent
     std::atomic<std::size_t> next = 0;
@@ -71,7 +71,7 @@ class Connection {
     PGconn* handle_ = nullptr;
 };
 
-// Sends of one operation stay near each other, so that some of them overlap.
+// The sends of one operation stay close together, so that some of them overlap.
 std::vector<int> shuffled(const Plan& plan) {
     std::mt19937 rng(4711);
     std::vector<std::pair<double, int>> order;
@@ -84,8 +84,8 @@ std::vector<int> shuffled(const Plan& plan) {
     return requests;
 }
 
-// In flight, or what the server or the way to it suffers from: connections, conflicts, resources,
-// operators.
+// In flight, or a fault of the server or the network: a lost connection, a conflict, a lack of
+// resources, an operator's shutdown.
 bool worth_a_retry(std::string_view sqlstate) {
     const std::string_view sqlstate_class = sqlstate.substr(0, 2);
     return sqlstate == "ID001" || sqlstate_class == "08" || sqlstate_class == "40" ||
@@ -96,7 +96,7 @@ std::string key_of(int op) {
     return "operation-" + std::to_string(op);
 }
 
-// One request: the same key until there is an answer. A server that gives none for ever is broken.
+// One request: sends the same key until there is an answer, but gives up after five minutes.
 std::string answer_to(int op, Connection& connection, const std::string& call, Storm& storm) {
     const auto began = Clock::now();
     const std::string key = key_of(op);
@@ -145,7 +145,7 @@ void client(const Plan& plan, Storm& storm) {
     }
 }
 
-// Kills backends while they are at work on a request.
+// Kills backends while they execute a request.
 void killer(const Plan& plan, Storm& storm) {
     Connection connection("storm's killer");
     while (!storm.over) {

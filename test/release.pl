@@ -1,6 +1,7 @@
-# What is published is well-formed and agrees with itself: META.json as PGXN's specification 1.0.0 wants
-# it, one version everywhere, the same errors in docs/reference.md and in COMMENTs, the messages of
-# Troubleshooting as they are raised, and links that lead somewhere. Needs no server: prove test/release.pl
+# What is published is well-formed and agrees with itself: META.json follows PGXN's specification 1.0.0, the
+# version is the same everywhere, docs/reference.md has the errors of the COMMENTs, Troubleshooting has
+# messages as they are raised, links lead somewhere, and test/README.md lists every test. Needs no server:
+# prove test/release.pl
 use strict;
 use warnings;
 
@@ -218,7 +219,21 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for qw(README.md SECURITY.md CHANGELOG.md), glob('docs/*.md examples/*.md');
+  for glob('*.md docs/*.md examples/*.md test/*.md');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
+
+# Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.
+my $guide = slurp('test/README.md');
+my ($tests) = $guide =~ /^## Where is the test of \.\.\.\n(.*?)^## /ms;
+my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
+my %times;
+$times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
+my @files = map { s{^test/}{}r } grep { -f } map { glob } qw(test/* test/*/*);
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/|^t/.*\.pl$|^release\.pl$} } @files;
+is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
+my %exists = map { $_ => 1 } @files;
+is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');
+my %is_test = map { $_ => 1 } @is_test;
+ok($shared =~ /`\Q$_\E`/, "test/README.md says what $_ is for") for grep { !$is_test{$_} && $_ ne 'README.md' } @files;
 
 done_testing();

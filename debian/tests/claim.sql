@@ -1,4 +1,4 @@
--- The scripts of earlier releases are in the package, and the way from them.
+-- The package has the scripts of earlier releases and the updates from them.
 CREATE EXTENSION idem VERSION '0.1.0';
 ALTER EXTENSION idem UPDATE;
 DROP EXTENSION idem;
@@ -14,11 +14,12 @@ BEGIN
     INSERT INTO effect VALUES (1);
     PERFORM idem.complete(first.token, '{"payment": 1}');
     again := idem.claim('payments', 'key', '{"amount": 1.0}');
-    ASSERT NOT again.claimed AND again.response = '{"payment": 1}', 'its retry gets the answer';
+    ASSERT NOT again.claimed AND again.response = '{"payment": 1}', 'a retry gets the first answer';
 END $$;
 DO $$
 DECLARE again idem.claim_result := idem.claim('payments', 'key', '{"amount": 1}');
 BEGIN
-    ASSERT NOT again.claimed AND again.response = '{"payment": 1}', 'from another transaction too';
-    ASSERT (SELECT count(*) = 1 FROM effect), 'one effect';
+    ASSERT NOT again.claimed AND again.response = '{"payment": 1}',
+        'a retry in another transaction gets it too';
+    ASSERT (SELECT count(*) = 1 FROM effect), 'there is one effect';
 END $$;

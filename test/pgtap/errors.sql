@@ -1,8 +1,8 @@
--- The contract of the errors: wrong use gets the documented SQLSTATE, with a message, a detail and a
--- hint, and leaves nothing behind.
+-- The contract of the errors: wrong use gets the documented SQLSTATE, with a message, a detail and
+-- a hint, and stores nothing.
 
--- COMMIT and other sessions are out of reach of a test that is one transaction: this scope is
--- committed, and the sessions that need it are psql's of their own.
+-- A test is one transaction and cannot show COMMIT or other sessions. So this scope is committed,
+-- and those statements run in psql sessions of their own.
 SELECT idem.create_scope('errors');
 \set psql 'psql -X -q -A -t -v VERBOSITY=verbose -d '
 \set open_at_commit `:psql :'DBNAME' -c "BEGIN" -c "SELECT (idem.claim('errors', 'uncommitted')).claimed" -c "COMMIT" 2>&1`
@@ -25,11 +25,11 @@ SELECT matches(:'open_at_prepare'::text, '^t\n(psql:)?.*ERROR:  ID006: .+\nDETAI
                'ID006: an open claim at PREPARE TRANSACTION, with detail and hint');
 SELECT is((idem.lookup('errors', key)).state, 'absent', key || ' was not stored')
   FROM (VALUES ('uncommitted'), ('unprepared'), ('alone'), ('forgotten')) AS refused (key);
-SELECT matches(said, 'ID006.*HINT: .*BEGIN.*COMMIT', 'ID006: a claim outside BEGIN is told to begin a transaction')
+SELECT matches(said, 'ID006.*HINT: .*BEGIN.*COMMIT', 'ID006: the hint for a claim outside BEGIN is to begin a transaction')
   FROM (VALUES (:'alone'), (:'alone_in_list')) AS lone (said);
-SELECT matches(said, 'ID006.*HINT: .*idem.complete\(\), idem.fail\(\) or idem.release\(\)', 'ID006: another is told to finish the claim')
+SELECT matches(said, 'ID006.*HINT: .*idem.complete\(\), idem.fail\(\) or idem.release\(\)', 'ID006: the hint for any other open claim is to finish it')
   FROM (VALUES (:'open_at_commit'), (:'open_at_prepare'), (:'forgotten')) AS open (said);
-SELECT doesnt_match(said, 'HINT: .*BEGIN', 'for which BEGIN would be no help')
+SELECT doesnt_match(said, 'HINT: .*BEGIN', 'ID006: and does not mention BEGIN')
   FROM (VALUES (:'open_at_commit'), (:'open_at_prepare'), (:'forgotten')) AS open (said);
 SELECT is_empty('SELECT gid FROM pg_prepared_xacts WHERE database = current_database()', 'nothing was prepared');
 
@@ -37,9 +37,9 @@ SELECT ok((idem.claim('errors', 'held')).claimed, 'this session holds a claim');
 \set held `:psql :'DBNAME' -c "SELECT idem.claim('errors', 'held', wait => '0')" 2>&1`
 SELECT matches(:'held'::text, '^(psql:)?.*ERROR:  ID001: .+\nDETAIL:  .+\nHINT:  .+',
                'ID001: a claim in flight elsewhere, with detail and hint');
-SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'which name the process that holds it');
+SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'ID001: the detail names the process that holds the key');
 
--- The scopes and keys that the calls below meet -------------------------------------------------
+-- The scopes and keys of the calls below ---------------------------------------------------------
 
 CREATE ROLE test_nobody;
 CREATE ROLE test_administrator;
@@ -51,7 +51,7 @@ SELECT idem.fail((idem.claim('errors', key)).token, error)
   FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
                ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
        ) AS failure (key, error);
--- What earlier releases let pass.
+-- Failures that earlier releases accepted.
 SELECT idem.fail((idem.claim('errors', key)).token, '{"message": "to be replaced"}')
   FROM unnest('{bare,odd,"lower case",success,warning,ours,number}'::text[]) AS key;
 UPDATE idem.record AS r SET error = old.error
@@ -64,14 +64,14 @@ UPDATE idem.record AS r SET error = old.error
                ('number', '{"message": 7, "sqlstate": 12345, "detail": [], "hint": null}')
        ) AS old (key, error)
  WHERE r.key = old.key;
--- A record whose digest is another key's, as an accident of 2^-128 would leave it.
+-- A record with the digest of another key: an accident with a probability of 2^-128.
 SELECT idem.complete((idem.claim('errors', 'collided')).token);
 UPDATE idem.record SET key = 'another key' WHERE key = 'collided';
--- Text that no input function would let in.
+-- Text that no input function accepts.
 CREATE CAST (bytea AS text) WITHOUT FUNCTION;
 
--- Calls, as the role that makes them; explained: idem's own error, with detail and hint. The others
--- are the server's own.
+-- Calls, with the role that makes them. "explained" means idem's own error, which has a detail and
+-- a hint; the other errors are the server's own.
 CREATE TEMP TABLE wrong (id int GENERATED ALWAYS AS IDENTITY, state text, what text, call text,
                          explained boolean DEFAULT true, role name DEFAULT current_user);
 INSERT INTO wrong (state, what, call) VALUES
@@ -92,13 +92,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID005', 'no token', $$SELECT idem.complete(NULL)$$),
     ('ID005', 'empty token', $$SELECT idem.complete('')$$),
     ('ID005', 'garbage for a token', $$SELECT idem.complete('banana')$$),
-    ('ID005', 'a token of nobody', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
+    ('ID005', 'a token that was never issued', $$SELECT idem.complete('AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA')$$),
     ('ID005', 'release of no token', $$SELECT idem.release(NULL)$$),
     ('ID005', 'fail of no token', $$SELECT idem.fail(NULL, '{"message": "no"}')$$),
     ('ID005', 'complete twice', $$SELECT idem.complete(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
     ('ID005', 'complete, then fail', $$SELECT idem.complete(token), idem.fail(token, '{"message": "no"}') FROM idem.claim('errors', 'new')$$),
     ('ID005', 'release, then complete', $$SELECT idem.release(token), idem.complete(token) FROM idem.claim('errors', 'new')$$),
-    ('ID005', 'a token of before release and claim anew', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
+    ('ID005', 'a token from before a release and a new claim', $$DO $do$ DECLARE stale text := (idem.claim('errors', 'new')).token; BEGIN
                   PERFORM idem.release(stale);
                   PERFORM idem.claim('errors', 'new');
                   PERFORM idem.complete(stale);
@@ -265,7 +265,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
-    ('42501', 'who may not use the scope is not told its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
+    ('42501', 'a role that may not use the scope does not learn its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
     ('42501', 'once_each by a role that is no member', $$SELECT idem.once_each('errors', '{new}')$$, 'test_nobody'),
     ('42501', 'advance by a role that is no member', $$SELECT idem.advance('errors', 'new', 1)$$, 'test_nobody'),
@@ -309,7 +309,7 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
                             detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
 END $$;
 
--- What idem knows, and the key locks that this transaction holds.
+-- The number of records and scopes, and of key locks of this transaction.
 CREATE FUNCTION pg_temp.kept(OUT records bigint, OUT scopes bigint, OUT locks bigint) LANGUAGE sql AS $$
     SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM idem.scope),
            (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())
@@ -323,16 +323,16 @@ CREATE TEMP TABLE got AS
 SELECT is(state, expected, expected || ': ' || what) FROM got ORDER BY id;
 SELECT ok(message <> '' AND detail <> '' AND hint <> '', expected || ' has message, detail and hint: ' || what)
   FROM got WHERE explained ORDER BY id;
--- The style of the server: message without a capital and a full stop, detail and hint as sentences.
-SELECT ok(message !~ '^[A-Z]|[.]$' AND detail ~ '[.]$' AND hint ~ '[.]$', expected || ' is worded as the server words: ' || what)
+-- PostgreSQL's style: a message without a capital and a full stop, detail and hint as sentences.
+SELECT ok(message !~ '^[A-Z]|[.]$' AND detail ~ '[.]$' AND hint ~ '[.]$', expected || ' follows the error style: ' || what)
   FROM got WHERE explained AND expected NOT IN ('ID003', 'P0042') ORDER BY id;
 SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
-                  'no record, no scope and no key lock is left of all that');
+                  'these errors leave no record, no scope and no key lock');
 
 SELECT results_eq($$SELECT DISTINCT state, message, detail, hint FROM got WHERE expected = 'P0042'$$,
                   $$VALUES ('P0042', 'card declined', 'Stolen.', 'Call 110.')$$,
                   'a stored failure is raised with its own SQLSTATE, message, detail and hint');
--- What each says to the one who meets it. A pattern for detail and hint, and one that must not match.
+-- What detail and hint say to the caller: a pattern that must match, and one that must not.
 CREATE ROLE test_owner;
 ALTER ROLE test_nobody NOINHERIT;
 GRANT test_owner TO test_nobody;
@@ -399,17 +399,17 @@ CREATE TEMP TABLE advised AS
     SELECT call, says, never, role, (error).detail || ' ' || (error).hint AS said
       FROM (SELECT *, pg_temp.attempt(call, role) AS error FROM advice) AS asked;
 SELECT matches(said, says, 'advice: ' || call || ' by ' || role) FROM advised;
-SELECT doesnt_match(said, never, 'nothing beside the point: ' || call || ' by ' || role)
+SELECT doesnt_match(said, never, 'no misleading advice: ' || call || ' by ' || role)
   FROM advised WHERE never IS NOT NULL;
-SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'nothing is left of these either');
-SELECT is(count(DISTINCT said), 1::bigint, 'a stranger hears the same of every leased token')
+SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'these errors leave nothing either');
+SELECT is(count(DISTINCT said), 1::bigint, 'a stranger gets the same error for every leased token')
   FROM advised WHERE role = 'Test Stranger' AND call LIKE '%complete%';
 
 SELECT is_empty($$SELECT what, message, detail, hint FROM got
                    WHERE expected = 'ID002' AND concat(message, detail, hint) ~ 'answer|42|amount'$$,
                 'a conflict does not show what is stored');
 
--- The same as data -------------------------------------------------------------------------------
+-- The same as results of try_claim ---------------------------------------------------------------
 
 CREATE TEMP TABLE reported (outcome text, call text);
 INSERT INTO reported VALUES
@@ -428,12 +428,12 @@ SELECT results_eq(format('SELECT outcome, claimed, token FROM pg_temp.result_of(
                   format('VALUES (%L::text, false, NULL::text)', outcome), outcome || ': ' || call)
   FROM reported;
 SET LOCAL idem.max_open_claims = 1;
-SELECT is(outcome, 'limited', 'limited: another claim than the one that is held') FROM idem.try_claim('errors', 'new');
+SELECT is(outcome, 'limited', 'limited: a second open claim') FROM idem.try_claim('errors', 'new');
 RESET idem.max_open_claims;
-SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'and these leave nothing either');
+SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'these calls leave nothing either');
 SELECT is((idem.try_claim('errors', 'own')).error,
           '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}'::jsonb,
-          'try_claim hands out the stored error as it was given to fail');
+          'try_claim returns the stored error as it was given to fail');
 
 SELECT * FROM finish();
 ROLLBACK;

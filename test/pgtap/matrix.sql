@@ -1,5 +1,6 @@
--- Who may do what: every function and every relation of the extension, for every kind of role. What
--- the extension contains is read from the catalogs, so that nothing new goes without a row here.
+-- Privileges of every function and every relation of the extension, for every kind of role. The
+-- contents of the extension are read from the catalogs, so that a new object without a row here
+-- fails the test.
 BEGIN;
 SELECT no_plan();
 
@@ -29,7 +30,7 @@ CREATE TEMP TABLE rule (rule text PRIMARY KEY, admin text, owner text, member te
                         stranger text, public text, reader text, watcher text, super text);
 INSERT INTO rule VALUES
     --                admin    owner    member   dormant  stranger public   reader   watcher  super
-    ('everybody',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
+    ('every role',     'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok',    'ok'),
     ('user',          'ok',    'ok',    'ok',    '42501', '42501', '42501', '42501', '42501', 'ok'),
     ('lease holder',  'ok',    'ok',    'ok',    'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ok'),
     ('administrator', 'ok',    '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
@@ -45,7 +46,7 @@ INSERT INTO rule VALUES
     ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'none',  'rows'),
     ('observes',      'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows',  'rows'),
     ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
--- What lives in shared memory is there where the library is preloaded.
+-- What is kept in shared memory exists only where the library is preloaded.
 SELECT CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'sees' ELSE 'sees nothing' END AS sees_counted,
        CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'observes' ELSE 'sees nothing' END AS observes_counted \gset
 CREATE TEMP VIEW verdict AS
@@ -74,16 +75,17 @@ INSERT INTO call VALUES
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{finished}')$$),
     ('idem.advance(text,text,bigint,text,boolean)', 'user', $$SELECT idem.advance('owned', 'stream', 1)$$),
     -- An atomic token is the right to finish, within the transaction that claimed.
-    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.complete($1)$$),
-    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'everybody', $$SELECT idem.fail($1, '{"message": "no"}')$$),
-    ('idem.release(text)', 'everybody', $$SELECT idem.release($1)$$),
-    ('idem.child_key(text,text)', 'everybody', $$SELECT idem.child_key($1, 'step')$$),
-    -- One that was made up is nothing, whatever it is made from: here, all but the random bits.
+    ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'every role', $$SELECT idem.complete($1)$$),
+    ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'every role', $$SELECT idem.fail($1, '{"message": "no"}')$$),
+    ('idem.release(text)', 'every role', $$SELECT idem.release($1)$$),
+    ('idem.child_key(text,text)', 'every role', $$SELECT idem.child_key($1, 'step')$$),
+    -- A made-up token is invalid, whatever it is made from: here, everything but the random bits.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.complete(left($1, 28) || 'AAAAAAAAAAA')$$),
     ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'no token', $$SELECT idem.fail(left($1, 28) || 'AAAAAAAAAAA', '{"message": "no"}')$$),
     ('idem.release(text)', 'no token', $$SELECT idem.release(left($1, 28) || 'AAAAAAAAAAA')$$),
     ('idem.child_key(text,text)', 'no token', $$SELECT idem.child_key(left($1, 28) || 'AAAAAAAAAAA', 'step')$$),
-    -- A leased one lives on, so it is no right by itself: it takes the scope's owner's privileges too.
+    -- A leased token lives on, so it is not sufficient: it also takes the privileges of the scope's
+    -- owner.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'lease holder', $$SELECT idem.complete($2)$$),
     ('idem.fail(text,jsonb,integer,jsonb,bytea)', 'lease holder', $$SELECT idem.fail($2, '{"message": "no"}')$$),
     ('idem.release(text)', 'lease holder', $$SELECT idem.release($2)$$),
@@ -95,7 +97,7 @@ INSERT INTO call VALUES
     ('idem.release(text)', 'no lease', $$SELECT idem.release(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.renew(text,interval)', 'no lease', $$SELECT idem.renew(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.checkpoint(text,text,jsonb)', 'no lease', $$SELECT idem.checkpoint(left($2, 28) || 'AAAAAAAAAAA', 'step')$$),
-    ('idem.current_key()', 'everybody', $$SELECT idem.current_key()$$),
+    ('idem.current_key()', 'every role', $$SELECT idem.current_key()$$),
     ('idem.announce_change()', 'own trigger', $$SELECT idem.announce_change()$$),
     ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
     -- Scopes and their records.
@@ -112,32 +114,32 @@ INSERT INTO call VALUES
     ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('owned')$$),
     ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
     ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
-    -- The whole database: whoever is granted EXECUTE, see below.
+    -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
-    ('idem.purge_block()', 'everybody', $$SELECT idem.purge_block()$$),
+    ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
-    -- The views below are made of these.
+    -- The views below use these.
     ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
     ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
-    -- Figures are also for those who watch the server.
+    -- Members of pg_monitor may also see figures.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
     ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
     ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
-    ('idem.preloaded()', 'everybody', $$SELECT idem.preloaded()$$),
+    ('idem.preloaded()', 'every role', $$SELECT idem.preloaded()$$),
     -- These only compute.
-    ('idem.new_key()', 'everybody', $$SELECT idem.new_key()$$),
-    ('idem.derive_key(text[])', 'everybody', $$SELECT idem.derive_key('a', 'b')$$),
-    ('idem.key_weakness(text)', 'everybody', $$SELECT idem.key_weakness('4711')$$),
-    ('idem.http_status(text)', 'everybody', $$SELECT idem.http_status('ID001')$$),
-    ('idem.problem(text,text)', 'everybody', $$SELECT idem.problem('ID001')$$),
-    ('idem.retention_window(interval,interval,interval,interval)', 'everybody', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
-    ('idem.records_needed(double precision,interval,double precision)', 'everybody', $$SELECT idem.records_needed(1, '1 s')$$),
-    ('idem.collision_probability(bigint,integer)', 'everybody', $$SELECT idem.collision_probability(1, 1)$$);
+    ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
+    ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
+    ('idem.key_weakness(text)', 'every role', $$SELECT idem.key_weakness('4711')$$),
+    ('idem.http_status(text)', 'every role', $$SELECT idem.http_status('ID001')$$),
+    ('idem.problem(text,text)', 'every role', $$SELECT idem.problem('ID001')$$),
+    ('idem.retention_window(interval,interval,interval,interval)', 'every role', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
+    ('idem.records_needed(double precision,interval,double precision)', 'every role', $$SELECT idem.records_needed(1, '1 s')$$),
+    ('idem.collision_probability(bigint,integer)', 'every role', $$SELECT idem.collision_probability(1, 1)$$);
 
 -- The relations. 'rows' or 'none' is what the query finds of scope "owned".
 CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);
@@ -151,7 +153,7 @@ INSERT INTO query VALUES
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
     ('idem.storage', 'reads figures', $$SELECT FROM idem.storage$$),
     ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
--- The tables are for idem's eyes only; pg_read_all_data is the superuser's decision, see below.
+-- Only idem reads the tables; pg_read_all_data is a superuser's grant, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
       FROM pg_class c,
@@ -164,7 +166,7 @@ INSERT INTO query
                    ('superuser', $$SELECT setval('%s', 1)$$, 'S')) AS v (rule, query, kinds)
      WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S') AND strpos(kinds, relkind::text) > 0;
 
--- Nothing is left out ----------------------------------------------------------------------------
+-- Completeness -----------------------------------------------------------------------------------
 
 CREATE TEMP VIEW owned AS
     SELECT classid, objid FROM pg_depend
@@ -176,12 +178,12 @@ SELECT set_eq('SELECT DISTINCT function FROM call',
 SELECT set_eq('SELECT DISTINCT relation FROM query',
               $$SELECT objid::regclass FROM owned JOIN pg_class c ON c.oid = objid
                  WHERE classid = 'pg_class'::regclass AND relkind <> 'c'$$,
-              'and every relation');
+              'every relation of the extension is in the matrix');
 SELECT is_empty($$SELECT function, call FROM call JOIN pg_proc ON oid = function
                    WHERE strpos(call, 'idem.' || proname || '(') = 0$$,
                 'each call calls its function');
 
--- A call as a role, undone: 'ok', 'rows', 'none' or the SQLSTATE.
+-- A call as a role, undone. Returns 'ok', 'rows', 'none' or the SQLSTATE.
 CREATE FUNCTION pg_temp.attempt(as_role name, call text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     atomic text;
@@ -198,7 +200,7 @@ EXCEPTION WHEN OTHERS THEN
     IF SQLSTATE <> 'ZZ000' THEN RETURN SQLSTATE; END IF;
     RETURN SQLERRM;
 END $$;
--- A view says nothing of what it hides; everything else works or does not.
+-- A view hides rows without an error; everything else works or fails.
 CREATE FUNCTION pg_temp.verdict(as_role name, call text, rule text) RETURNS text LANGUAGE sql AS $$
     SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^(sees|observes)' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
       FROM pg_temp.attempt(as_role, call) AS got
@@ -210,12 +212,12 @@ CREATE TEMP VIEW task AS
 SELECT is(pg_temp.verdict(role, task, rule), expected, format('%s: %s', role, task))
   FROM task JOIN verdict USING (rule) ORDER BY task, role;
 
--- A member by SET ROLE alone has the owner's rights once he has taken the role.
+-- A NOINHERIT member has the owner's rights only after SET ROLE.
 SELECT is(pg_temp.verdict('matrix_dormant', 'SET LOCAL ROLE matrix_owner; ' || task, rule), expected,
           format('matrix_dormant, after SET ROLE matrix_owner: %s', task))
   FROM task JOIN verdict USING (rule) WHERE role = 'matrix_owner' ORDER BY task;
 
--- A SECURITY DEFINER function acts as its owner, whoever calls it.
+-- A SECURITY DEFINER function acts as its owner, whatever role calls it.
 CREATE FUNCTION pg_temp.as_owner(call text, atomic text, leased text) RETURNS bigint SECURITY DEFINER LANGUAGE plpgsql AS $$
 DECLARE found_rows bigint;
 BEGIN
@@ -229,13 +231,13 @@ SELECT is(pg_temp.verdict(caller.role, format('SELECT FROM pg_temp.as_owner(%L, 
   FROM task JOIN verdict USING (rule), (VALUES ('matrix_public'), ('matrix_super')) AS caller (role)
  WHERE verdict.role = 'matrix_owner' ORDER BY task, caller.role;
 
--- What a grant of EXECUTE is for.
+-- What a grant of EXECUTE allows.
 GRANT EXECUTE ON FUNCTION idem.purge(integer), idem.rotate_secret(), idem.stats_reset(text) TO matrix_public;
 SELECT is(pg_temp.verdict('matrix_public', call, rule), 'ok', 'granted to matrix_public: ' || call)
   FROM call WHERE function IN ('idem.purge(integer)', 'idem.rotate_secret()', 'idem.stats_reset(text)');
 
--- pg_read_all_data and pg_write_all_data: the superuser's grants, which go past every scope. What they
--- give, and what they don't, is documented (SECURITY.md).
+-- pg_read_all_data and pg_write_all_data are a superuser's grants and ignore scopes. SECURITY.md
+-- documents what they allow.
 CREATE FUNCTION pg_temp.asked(as_role name, query text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE answer text;
 BEGIN
@@ -246,14 +248,15 @@ BEGIN
 END $$;
 SELECT is(pg_temp.asked('matrix_reader', $$SELECT response->>'answer' FROM idem.record WHERE key = 'finished'$$), 'swordfish',
           'a member of pg_read_all_data reads every stored answer');
-SELECT is(pg_temp.asked('matrix_reader', $$SELECT min(length(secret)) FROM idem.secret$$), '32', 'and the secrets');
-SELECT is(pg_temp.asked('matrix_reader', $$SELECT count(*) FROM idem.scopes$$), '0', 'but the views show him only his own');
+SELECT is(pg_temp.asked('matrix_reader', $$SELECT min(length(secret)) FROM idem.secret$$), '32', 'a member of pg_read_all_data reads the secrets');
+SELECT is(pg_temp.asked('matrix_reader', $$SELECT count(*) FROM idem.scopes$$), '0', 'the views show a member of pg_read_all_data only its own scopes');
 SELECT is(pg_temp.attempt('matrix_writer', $$SELECT FROM idem.record$$), '42501', 'a member of pg_write_all_data reads nothing');
-SELECT cmp_ok(length(pg_temp.attempt('matrix_writer', $$UPDATE idem.record SET response = '1'$$)), '<', 5, 'but may forge every answer');
+SELECT cmp_ok(length(pg_temp.attempt('matrix_writer', $$UPDATE idem.record SET response = '1'$$)), '<', 5, 'a member of pg_write_all_data may forge every answer');
 
 -- Identity through a transaction -----------------------------------------------------------------
 
--- SET ROLE between claim and complete: an atomic claim is the transaction's, a leased one the scope's.
+-- SET ROLE between claim and complete: an atomic claim belongs to the transaction, a leased one to
+-- the scope.
 SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
     DECLARE token text := (idem.claim('owned', 'mine')).token;
     BEGIN
@@ -270,16 +273,16 @@ SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
         SET LOCAL ROLE NONE;
         SET LOCAL ROLE matrix_stranger;
         PERFORM idem.complete(token);
-    END $do$ $$), 'ID004', 'a leased claim is not completed by a stranger, though he has the token');
+    END $do$ $$), 'ID004', 'a stranger with the token cannot complete a leased claim');
 SELECT is(pg_temp.attempt('matrix_member', $$DO $do$
     BEGIN
         PERFORM idem.claim('owned', 'mine');
         SET LOCAL ROLE NONE;
         SET LOCAL ROLE matrix_stranger;
         PERFORM idem.claim('owned', 'mine');
-    END $do$ $$), '42501', 'nor is a key of this transaction''s another role''s business');
+    END $do$ $$), '42501', 'a stranger cannot claim a key of this transaction');
 
--- Membership that is taken away ends with the next claim; an operation that is running may finish.
+-- A revoked membership counts from the next claim on; a running operation may finish.
 SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
     DECLARE token text;
     BEGIN
@@ -290,7 +293,7 @@ SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
         SET LOCAL ROLE matrix_member;
         PERFORM idem.complete(token);
         PERFORM idem.claim('owned', 'another');
-    END $do$ $$), '42501', 'revoked: no more claims');
+    END $do$ $$), '42501', 'revoked: no new claim');
 SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
     DECLARE token text;
     BEGIN
@@ -300,7 +303,7 @@ SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
         REVOKE matrix_owner FROM matrix_member;
         SET LOCAL ROLE matrix_member;
         PERFORM idem.complete(token);
-    END $do$ $$), '0', 'but the open one is completed');
+    END $do$ $$), '0', 'revoked: an open atomic claim is completed');
 SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
     DECLARE token text;
     BEGIN
@@ -310,9 +313,9 @@ SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
         REVOKE matrix_owner FROM matrix_member;
         SET LOCAL ROLE matrix_member;
         PERFORM idem.complete(token);
-    END $do$ $$), 'ID004', 'and a leased one is not');
+    END $do$ $$), 'ID004', 'revoked: an open leased claim is not completed');
 
--- A scope goes by the role, not by its name.
+-- A scope belongs to the role, not to its name.
 SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
     BEGIN
         ALTER ROLE matrix_owner RENAME TO matrix_renamed;
@@ -323,7 +326,7 @@ SELECT is(pg_temp.attempt('matrix_super', $$DO $do$
         SET LOCAL ROLE NONE;
         SET LOCAL ROLE matrix_owner;
         PERFORM idem.claim('owned', 'new 2');
-    END $do$ $$), '42501', 'a renamed owner keeps the scope, and the next role of that name has none of it');
+    END $do$ $$), '42501', 'a renamed owner keeps the scope; a new role of the old name has no access');
 
 SELECT * FROM finish();
 ROLLBACK;

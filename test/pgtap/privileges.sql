@@ -1,5 +1,5 @@
--- Who may do what: a scope belongs to a role, whoever has that role's privileges may use it, and
--- nobody touches the tables.
+-- Privileges: a scope belongs to a role, every role with that role's privileges may use it, and
+-- only superusers touch the tables.
 BEGIN;
 SELECT no_plan();
 
@@ -69,15 +69,15 @@ SELECT is((pg_temp.attempt(role, format(call, 'orphan'))).state, of_orphan,
           format('%s: ' || call || ', whose owner was dropped', role, 'orphan'))
   FROM reader, scoped_call ORDER BY role, call;
 SELECT is((pg_temp.attempt(role, $$SELECT idem.claim('unknown', 'new')$$)).state, 'ID008',
-          format('%s: an unknown scope is unknown to everybody', role))
+          format('%s: an unknown scope is unknown to every role', role))
   FROM reader ORDER BY role;
 
--- A member by SET ROLE alone has the owner's privileges once he has taken the role.
+-- A NOINHERIT member has the owner's privileges only after SET ROLE.
 SELECT is((pg_temp.attempt('test_dormant', $$SET LOCAL ROLE test_owner; SELECT idem.claim('owned', 'new')$$)).state,
           'ok', 'test_dormant may claim after SET ROLE test_owner');
 
--- The token is the right to finish, whatever the current role: a claim's identity is that of the
--- role that claimed.
+-- The token is the right to finish, whatever the current role: a claim belongs to the role that
+-- claimed.
 SELECT is((pg_temp.attempt(role, call)).state, 'ok', format('%s, with the token: %s', role, call))
   FROM reader, (VALUES ('SELECT idem.complete($1)'), ('SELECT idem.release($1)'),
                        ($$SELECT idem.fail($1, '{"message": "no"}')$$)) AS finish (call)
@@ -87,14 +87,14 @@ SELECT is((pg_temp.attempt(role, call)).state, 'ID005', format('%s, without one:
                        ($$SELECT idem.fail('', '{"message": "no"}')$$)) AS finish (call)
  ORDER BY role, call;
 
--- A stranger must not learn whether a key exists, let alone what is stored under it.
+-- A stranger must not learn whether a key exists, nor what is stored under it.
 SELECT is(pg_temp.attempt('test_stranger', replace(call, 'finished', 'new')),
           pg_temp.attempt('test_stranger', call),
           'a stranger hears the same of a key that exists and of one that does not: ' || call)
   FROM (SELECT format(call, 'owned') FROM scoped_call) AS scoped (call)
  WHERE call LIKE '%finished%' ORDER BY call;
 SELECT unalike((pg_temp.attempt(role, format(call, 'owned'))).words, '%' || leak || '%',
-               format('%s does not hear of "%s": ' || call, role, leak, 'owned'))
+               format('%s does not learn of "%s": ' || call, role, leak, 'owned'))
   FROM reader, scoped_call, (VALUES ('swordfish'), ('hunter2'), ('finished')) AS stored (leak)
  WHERE of_owned <> 'ok' ORDER BY role, call, leak;
 SELECT ok(state = 'ID002' AND words !~ 'hunter2|swordfish',
@@ -132,18 +132,18 @@ SELECT is_empty(
     $$SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')
          AND NOT coalesce(reloptions, '{}') @> '{security_barrier=true}'$$,
     'every view is a security barrier');
--- A cheap function of the reader's own must not be shown what the view hides.
+-- A cheap function of the reader must not be called with what the view hides.
 CREATE FUNCTION pg_temp.peek(name text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
 BEGIN
     IF name IN ('owned', 'orphan') THEN RAISE EXCEPTION 'seen: %', name; END IF;
     RETURN true;
 END $$;
 SELECT is((pg_temp.attempt('test_stranger', 'SELECT FROM idem.scopes WHERE pg_temp.peek(name)')).state, 'ok',
-          'a stranger''s predicate is not evaluated on scopes that he may not see');
+          'a stranger''s predicate is not evaluated on hidden scopes');
 SELECT is((pg_temp.attempt('test_member', 'SELECT FROM idem.scopes WHERE pg_temp.peek(name)')).state, 'P0001',
-          '(and a member''s is, so that test can fail)');
+          'a member''s predicate is evaluated, so that test can fail');
 
--- Those who watch: figures of every scope, of those without an owner too, and not one key -------------
+-- Members of pg_monitor: the figures of every scope, even of those without an owner, but no key --
 
 CREATE ROLE test_watcher IN ROLE pg_monitor;
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s AS v WHERE scope IN (''owned'', ''orphan'')) = %s; END'$$,
@@ -158,9 +158,9 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, role || ': ' || call)
 SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, expected, role || ': the report on a scope')
   FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
 SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
-          'who watches sees nothing in ' || source)
+          'a member of pg_monitor sees nothing in ' || source)
   FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
-SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('who watches: ' || call, 'owned'))
+SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('a member of pg_monitor: ' || call, 'owned'))
   FROM scoped_call ORDER BY call;
 
 -- Creating scopes --------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ CREATE ROLE test_creator IN ROLE test_owner;
 CREATE ROLE test_dormant_creator NOINHERIT IN ROLE test_owner;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_creator, test_dormant_creator;
 SELECT is((pg_temp.attempt(role, format($$SELECT idem.create_scope('fresh', owner => %L)$$, owner))).state, expected,
-          format('%s creates a scope for %s', role, coalesce(owner, 'himself')))
+          format('%s creates a scope for %s', role, coalesce(owner, 'itself')))
   FROM (VALUES
         ('test_stranger', NULL, '42501'),                -- no EXECUTE
         ('test_owner', 'test_owner', '42501'),
@@ -188,7 +188,7 @@ SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
               ASSERT (SELECT owner = 'test_creator'::regrole FROM idem.scopes WHERE name = 'mine');
           END $do$ $call$)).state, 'ok', 'a scope belongs to the named owner, by default to its creator');
 
--- Until 0.1.0 it was CREATE on the schema, which gives nothing now.
+-- Until 0.1.0 it was CREATE on the schema, which gives nothing any more.
 SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
               GRANT CREATE ON SCHEMA idem TO test_owner;
               SET LOCAL ROLE test_owner;
@@ -197,7 +197,7 @@ SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
   FROM (VALUES ($$PERFORM idem.create_scope('fresh')$$), ($$PERFORM idem.alter_scope('owned', ttl => '1 day')$$),
                ($$PERFORM idem.drop_scope('owned')$$), ($$PERFORM idem.forget('owned', 'finished')$$)) AS c (call);
 
--- Administering scopes: the owner's privileges and EXECUTE, one is not enough ---------------------
+-- Administering scopes takes the owner's privileges and EXECUTE ----------------------------------
 
 CREATE ROLE test_other_creator;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_other_creator;
@@ -222,12 +222,12 @@ SELECT is((pg_temp.attempt(role, format($$SELECT idem.alter_scope('owned', owner
                ('test_super', 'test_stranger', 'ok')) AS attempt (role, owner, expected);
 SELECT is(pg_temp.attempt('test_member', $$SELECT idem.forget('owned', 'new')$$),
           pg_temp.attempt('test_member', $$SELECT idem.forget('owned', 'finished')$$),
-          'who may not forget hears the same of a key that exists and of one that does not');
+          'a role that may not forget gets the same error for a key that exists and for one that does not');
 SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
               PERFORM idem.alter_scope('owned', owner => 'test_creator');
               SET LOCAL ROLE test_owner;
               PERFORM idem.lookup('owned', 'finished');
-          END $do$ $call$)).state, '42501', 'a scope that was given away is its old owner''s no more');
+          END $do$ $call$)).state, '42501', 'the old owner of a scope that was given away cannot administer it');
 
 -- Maintenance ------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ SELECT set_eq(
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
-    'everybody may call everything else: the scope decides');
+    'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------
 
@@ -259,10 +259,10 @@ SELECT is_empty(
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
          AND grantee <> relowner AND NOT (relkind = 'v' AND privilege_type = 'SELECT'
                                           AND grantee = CASE c.oid WHEN 'idem.storage'::regclass THEN 'pg_monitor'::regrole ELSE 0 END)$$,
-    'nobody has rights on a table or sequence, and on the views only SELECT');
+    'no role has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                    WHERE attacl IS NOT NULL AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)$$,
-                'nor on a single column');
+                'no role has rights on a single column');
 SELECT is((pg_temp.attempt(role, format(call, relation))).state, '42501', format('%s: ' || call, role, relation))
   FROM (VALUES ('test_owner'), ('test_stranger'), ('test_creator'), ('test_purger')) AS r (role),
        (VALUES ('idem.record'), ('idem.scope'), ('idem.dropped_scope'), ('idem.secret'), ('idem.sweep'), ('idem.watermark')) AS t (relation),

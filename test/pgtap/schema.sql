@@ -1,13 +1,13 @@
--- The contract's shape: every object of the extension with its exact signature and properties. A
--- change of one of these is a change for somebody's code, and needs an upgrade script.
+-- The shape of the contract: every object of the extension with its exact signature and properties.
+-- Changing one of these can break users' code and needs an update script.
 BEGIN;
 SELECT no_plan();
 
--- A fresh installation, whatever other tests have left.
+-- A fresh installation, independent of other tests.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 
--- Everything the extension owns, whatever schema it is in.
+-- Everything that the extension owns, in any schema.
 CREATE TEMP VIEW owned AS
     SELECT classid, objid FROM pg_depend
      WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
@@ -69,7 +69,8 @@ SELECT set_eq(
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 
--- STRICT would turn a NULL key into a silent NULL; a parallel worker would share its leader's lock.
+-- STRICT would return NULL for a NULL key without an error; a parallel worker would share its
+-- leader's lock.
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
@@ -168,7 +169,7 @@ SELECT is_empty(
          AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)$$,
     'every table that can be published has a key: an update without one stops a subscription');
 
--- The one index of the record table is its primary key: as such it is the replica identity too.
+-- The only index of the record table is its primary key, so that it is the replica identity too.
 SELECT results_eq(
     $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.record'::regclass$$,
     $$VALUES ('CREATE UNIQUE INDEX record_pkey ON idem.record USING btree (digest)', true)$$,
@@ -187,9 +188,10 @@ SELECT set_eq(
     $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
                     'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
         FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
-    'the only triggers announce changes of what is cached, whoever makes them');
+    'the only triggers announce changes of what is cached, whatever makes them');
 
--- Dump: what a restore needs to answer replays, the sequence included (scope ids are never reused).
+-- A dump has what a restore needs to answer replays, with the sequence (scope ids are never
+-- reused).
 SELECT set_eq(
     $$SELECT r::regclass::text, c FROM pg_extension, unnest(extconfig, extcondition) AS u(r, c)
        WHERE extname = 'idem'$$,
@@ -222,7 +224,7 @@ SELECT results_eq(
 
 -- Settings --------------------------------------------------------------------------------------
 
--- What is fixed at server start is so only where the library is preloaded; here it is not.
+-- Settings fixed at server start are so only where the library is preloaded; here it is not.
 
 LOAD 'idem';
 SELECT set_eq(

@@ -1,4 +1,4 @@
--- Administration: changing and dropping scopes, forgetting keys; what each does to records that are there.
+-- Administration: changing and dropping scopes, forgetting keys, and what it does to the records.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE FUNCTION answer(scope text, key text, request jsonb DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
@@ -9,7 +9,7 @@ BEGIN
   RETURN c.outcome;
 END $$;
 
--- NULL keeps, a value replaces, -1 means none
+-- NULL keeps a setting, a value replaces it, -1 removes the limit
 SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn',
   store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0042,22}',
@@ -26,7 +26,7 @@ SELECT max_attempts, claims_per_minute, weak_keys FROM idem.scopes;
 SELECT idem.alter_scope('s', ttl => '1 hour', max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow');
 \x off
 
--- what cannot be
+-- invalid values are refused
 SELECT idem.alter_scope('unknown');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.alter_scope(NULL);
@@ -64,7 +64,7 @@ SELECT idem.forget('s', 'k');
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;
 
--- a rule counts from the next call on; what is stored stays; a rollback restores
+-- a changed rule counts from the next call on; stored records stay; a rollback restores the rule
 SELECT answer('s', 'k'), answer('s', 'k');
 BEGIN;
 SELECT idem.alter_scope('s', request_required => true);
@@ -82,14 +82,14 @@ SELECT tenant_required FROM idem.scopes;
 ROLLBACK TO before_change;
 SELECT answer('s', 'k');
 COMMIT;
--- two changes in one transaction, and the paths are read anew
+-- two changes in one transaction: the paths are read again
 BEGIN;
 SELECT idem.alter_scope('s', request_exclude => '{x}'), idem.alter_scope('s', request_exclude => '{sent_at}');
 SELECT answer('s', 'paths', '{"a": 1, "sent_at": 1}'), answer('s', 'paths', '{"a": 1, "sent_at": 2}');
 COMMIT;
 
--- SQLSTATEs that the scope takes for transient: execute raises them, by the rules of the moment of failure; what
--- fail() stores is final
+-- The scope's transient SQLSTATEs: execute raises them, by the rules at the moment of failure. A
+-- failure that fail() has stored stays final.
 CREATE FUNCTION upstream(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
   IF request ? 'then' THEN PERFORM idem.alter_scope('s', transient_sqlstates => ARRAY[request->>'then']); END IF;
@@ -115,7 +115,7 @@ SELECT idem.alter_scope('s', transient_sqlstates => '{}');
 SELECT bool_and(idem.forget('s', key)) FROM unnest('{tP0001,tP0002,t23505,changing,final}'::text[]) key;
 DROP FUNCTION upstream, attempt;
 
--- dropped: unknown at once, also to a claim that is open; a scope of that name starts anew
+-- dropped: unknown at once, even to an open claim; a new scope of the same name starts empty
 BEGIN;
 SELECT token AS t FROM idem.claim('s', 'open') \gset
 SELECT idem.drop_scope('s');
@@ -133,7 +133,7 @@ SELECT idem.lookup('s', 'k');
 SELECT idem.create_scope('s');
 SELECT answer('s', 'k'), answer('s', 'k');
 
--- the purger deletes what dropped scopes held, and nothing else
+-- the purger deletes the records of dropped scopes, and no others
 SELECT idem.create_scope('other');
 SELECT answer('other', 'k');
 SELECT count(*) FROM idem.record;
@@ -150,7 +150,8 @@ SELECT idem.purge();
 SELECT idem.create_scope('restored');
 SELECT idem.purge();
 SELECT count(*) FROM idem.record;
--- while a dump is restored, records may come before their scopes: what is not there was not dropped for that
+-- While a dump is restored, records may come before their scopes. A missing scope is not a dropped
+-- one.
 SELECT answer('restored', 'k');
 BEGIN;
 UPDATE idem.record SET scope = scope + 1;
@@ -165,7 +166,7 @@ INSERT INTO idem.scope SELECT * FROM scope_rows;
 SELECT answer('restored', 'k');
 ROLLBACK;
 
--- an id is not given again, whatever the sequence says: nothing that is left of another scope answers
+-- An id is never reused, whatever the sequence says: no record of another scope answers.
 CREATE FUNCTION next_is_new(name text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.create_scope(name);
@@ -179,7 +180,7 @@ ALTER SEQUENCE idem.scope_id RESTART;
 SELECT next_is_new('after a restart'), idem.drop_scope('after a restart');
 SELECT setval('idem.scope_id', 1) \gset
 SELECT next_is_new('set back'), idem.drop_scope('set back');
--- nor where the scopes were lost with the sequence, and records or watermarks are all there is
+-- Nor is it when the scopes and the sequence are lost, and only records or watermarks remain.
 BEGIN;
 DELETE FROM idem.scope;
 DELETE FROM idem.dropped_scope;
@@ -190,12 +191,12 @@ DELETE FROM idem.record;
 ALTER SEQUENCE idem.scope_id RESTART;
 SELECT next_is_new('beside watermarks');
 ROLLBACK;
--- nor one that the sequence has given to anybody
+-- Nor is an id reused that the sequence has given out.
 SELECT nextval('idem.scope_id') AS given \gset
 SELECT next_is_new('next');
 SELECT id > :given AS beyond FROM idem.scope WHERE name = 'next';
 SELECT idem.drop_scope('next');
--- and when there are none left, that is said
+-- when no ids are left, the error says so
 SELECT last_value AS last FROM idem.scope_id \gset
 SELECT setval('idem.scope_id', 2147483647) \gset
 SELECT idem.create_scope('one too many');
@@ -217,7 +218,7 @@ SELECT state FROM idem.lookup('restored', 'k');
 SELECT answer('restored', 'k', '"another request"');
 ROLLBACK;
 SELECT answer('restored', 'k');
--- completed here, forgotten here, and a savepoint that brings it back
+-- completed and forgotten in one transaction; a savepoint brings the record back
 BEGIN;
 SELECT answer('restored', 'here');
 SAVEPOINT before_forget;
@@ -228,7 +229,7 @@ SELECT answer('restored', 'here');
 SELECT idem.forget('restored', 'here');
 COMMIT;
 SELECT state FROM idem.lookup('restored', 'here');
--- not what this transaction has open, but what it has released
+-- a claim that this transaction holds open cannot be forgotten, one that it has released can
 BEGIN;
 SELECT token AS t FROM idem.claim('restored', 'open') \gset
 SAVEPOINT open;
@@ -238,7 +239,7 @@ ROLLBACK TO open;
 SELECT idem.release(:'t');
 SELECT idem.forget('restored', 'open');
 COMMIT;
--- not while a lease runs, but what remains of one; the token is fenced off for good
+-- a running lease cannot be forgotten, a lapsed one can; the old token stays fenced off
 SELECT idem.alter_scope('restored', wait => '0');
 SELECT token AS t FROM idem.claim('restored', 'leased', lease => '1 hour') \gset
 \set VERBOSITY sqlstate
@@ -251,20 +252,20 @@ SELECT :'outcome' AS outcome, :attempt AS attempt;
 SELECT idem.complete(:'t');
 SELECT idem.complete(:'next', '"second"');
 \set VERBOSITY default
--- dropped under a lease: nobody has it any more
+-- dropped under a lease: the token is worthless
 SELECT idem.create_scope('leased');
 SELECT token AS t FROM idem.claim('leased', 'k', lease => '1 hour') \gset
 SELECT idem.drop_scope('leased');
 SELECT idem.complete(:'t');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.purge();
--- an expired record is deleted, but there was nothing to forget
+-- an expired record is deleted, but forget() reports that there was none
 SELECT idem.alter_scope('restored', ttl => '1 microsecond');
 SELECT answer('restored', 'short');
 SELECT idem.forget('restored', 'short');
 SELECT count(*) FROM idem.record WHERE key = 'short';
 SELECT idem.alter_scope('restored', ttl => '1 day');
--- it fills no lock table
+-- forgetting many keys does not fill the lock table
 SELECT count(*) FILTER (WHERE answer('restored', i::text) = 'claimed') FROM generate_series(1, 50) i;
 BEGIN;
 SELECT count(*) FILTER (WHERE idem.forget('restored', i::text)) FROM generate_series(1, 100) i;
@@ -279,7 +280,7 @@ SELECT idem.forget('unknown', 'k');
 SELECT idem.forget(NULL, 'k');
 \echo :LAST_ERROR_SQLSTATE
 
--- whoever merely uses a scope cannot administer it
+-- a role that may use a scope cannot administer it
 CREATE ROLE idem_regress_owner;
 CREATE ROLE idem_regress_admin IN ROLE idem_regress_owner;
 CREATE ROLE idem_regress_creator;

@@ -1,4 +1,4 @@
--- A claimed operation, its answer, and every way to get it again.
+-- A claimed operation, its answer, and every way to get the answer again.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('payments');
@@ -19,20 +19,20 @@ SELECT pay('one', '{"amount": 99}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT * FROM payment ORDER BY id;
 
--- what a claim says
+-- what a claim returns
 BEGIN;
 SELECT c.claimed, c.outcome, length(c.token) AS token, c.attempt, c.created_at <= clock_timestamp() AS created,
        c.expires_at IS NULL AS unexpiring, c.token AS t FROM idem.claim('payments', 'three') c \gset c_
 \echo :c_claimed :c_outcome :c_token :c_attempt :c_created :c_unexpiring
 SELECT idem.complete(:'c_t', '{"n": 1.50}', 201, '{"Location": "/3"}', decode('00ff0a', 'hex'));
--- and what a replay says, in the same transaction and after it
+-- what a replay returns, in the same transaction and after it
 SELECT c.claimed, c.outcome, c.token, c.attempt, c.response, c.status, c.headers, c.body, c.expires_at - c.created_at >= '24 hours' AS ttl
   FROM idem.claim('payments', 'three') c;
 COMMIT;
 SELECT c.claimed, c.outcome, c.token, c.attempt, c.response, c.status, c.headers, c.body, c.expires_at - c.created_at >= '24 hours' AS ttl
   FROM idem.try_claim('payments', 'three') c;
 
--- no answer is an answer; a body of every byte comes back as it was, and so does a large response
+-- an empty answer is an answer; a body with every byte and a large response come back unchanged
 DO $$
 DECLARE c idem.claim_result; bytes bytea := ''; big jsonb;
 BEGIN
@@ -50,14 +50,14 @@ SELECT length(c.body), md5(c.body) FROM idem.claim('payments', 'bytes') c;
 SELECT jsonb_array_length(c.response), c.response = (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 50000) i) AS same
   FROM idem.claim('payments', 'big') c;
 
--- called once per column, a claim meets itself
+-- called once per column, a claim meets its own key
 SELECT (idem.claim('payments', 'star')).*;
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;
 SELECT outcome FROM idem.try_claim('payments', 'star') UNION ALL SELECT outcome FROM idem.try_claim('payments', 'star');
 ROLLBACK;
 
--- released: nothing is stored; the same transaction may claim again, and an old token stays dead
+-- released: nothing is stored; the transaction may claim again, and the old token stays invalid
 BEGIN;
 SELECT token AS first FROM idem.claim('payments', 'released') \gset
 SELECT idem.release(:'first');
@@ -76,7 +76,7 @@ SELECT idem.release(:'t');
 COMMIT;
 SELECT state FROM idem.lookup('payments', 'given up');
 
--- the answer may be completed elsewhere and by another role of the transaction: the token is enough
+-- another role of the same transaction may complete the claim: the token is enough
 CREATE ROLE idem_regress_other;
 GRANT ALL ON payment TO idem_regress_other;
 BEGIN;

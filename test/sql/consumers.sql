@@ -7,7 +7,7 @@ SELECT idem.create_scope('messages', wait => '0', ttl => '1 day');
 CREATE VIEW seen AS SELECT key, tenant, state, attempt, response, fingerprint IS NOT NULL AS bound,
   expires - created BETWEEN interval '1 day' AND interval '1 day 1 min' AS ttl FROM idem.record ORDER BY tenant, key;
 
--- once: true the first time, and that commits with the effect
+-- once: true the first time; the record commits with the effect
 SELECT idem.once('messages', 'm1'), idem.once('messages', 'm1'), idem.once('messages', 'm1', tenant => 'acme');
 SELECT idem.once('messages', 'm1');
 SELECT * FROM seen;
@@ -15,7 +15,7 @@ BEGIN;
 SELECT idem.once('messages', 'm2');
 ROLLBACK;
 SELECT idem.once('messages', 'm2');
--- a savepoint takes it along
+-- a rollback to a savepoint removes the record
 BEGIN;
 SAVEPOINT s;
 SELECT idem.once('messages', 'm3');
@@ -23,7 +23,7 @@ ROLLBACK TO s;
 SELECT idem.once('messages', 'm3');
 COMMIT;
 SELECT idem.once('messages', 'm3');
--- the same record as claim's and complete's
+-- once writes the same record as claim and complete
 SELECT outcome, response FROM idem.claim('messages', 'm1');
 SELECT idem.complete((idem.claim('messages', 'm4', '{"n": 1}')).token, '"answer"');
 SELECT idem.once('messages', 'm4', '{"n": 1.0}');
@@ -31,7 +31,7 @@ SELECT idem.once('messages', 'm4', '{"n": 2}');  -- ID002
 SELECT idem.once('messages', 'm4');
 SELECT idem.once('messages', 'm5', '{"n": 1}'), idem.once('messages', 'm5', '{"n": 1}');
 SELECT bound FROM seen WHERE key = 'm5';
--- what claim raises, once raises
+-- once raises what claim raises
 SELECT idem.fail((idem.claim('messages', 'm6')).token, '{"sqlstate": "P0042", "message": "poisoned"}');
 SELECT idem.once('messages', 'm6');
 BEGIN;
@@ -45,43 +45,43 @@ SELECT idem.once('messages', 'm8');
 UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'm8';
 SELECT idem.once('messages', 'm8'), idem.once('messages', 'm8');  -- taken over
 SELECT * FROM seen WHERE key = 'm8';
--- an expired one is new again
+-- an expired key is new again
 UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'm1' AND tenant = '';
 SELECT idem.once('messages', 'm1'), idem.once('messages', 'm1');
--- the scope's rules
+-- the scope's rules apply
 SELECT idem.create_scope('strict', request_required => true, tenant_required => true);
 SELECT idem.once('strict', 'm1', '{}');
 SELECT idem.once('strict', 'm1', tenant => 'acme');
 SELECT idem.once('strict', 'm1', '{}', 'acme');
 
--- once_each: the keys that are new, each once, in the order of the array
+-- once_each: the new keys, each once, in the order of the array
 SELECT * FROM idem.once_each('messages', '{e3,e1,e2,e1,m1,e3,e0}');
 SELECT count(*) FROM idem.once_each('messages', '{e3,e1,e2,e1,m1,e3,e0}');
 SELECT * FROM idem.once_each('messages', '{e1,e4}', 'acme');
 SELECT * FROM seen WHERE key LIKE 'e%';
 SELECT count(*) FROM idem.once_each('messages', '{}');
 SELECT idem.once_each('messages', '{e5}'), idem.once_each('messages', '[7:8]={e5,e6}');  -- in a SELECT list too
--- it is once, and claim, of each
+-- once_each treats each key as once and claim do
 SELECT idem.once('messages', 'e5'), idem.once('messages', 'e7');
 SELECT * FROM idem.once_each('messages', '{e7,e8}');
 SELECT outcome, attempt, response FROM idem.claim('messages', 'e8');
 SELECT idem.once('messages', 'e8', '{"n": 1}');  -- ID002: it was bound to no request
--- whatever holds the key, it is not new: another request (m4), a failure (m6), a running lease
+-- a key is not new if its record has another request (m4), a failure (m6) or a running lease
 SELECT token FROM idem.claim('messages', 'e9', '{"n": 1}', lease => '1 hour') \gset
 SELECT * FROM idem.once_each('messages', '{m4,m6,e9,e10}');
--- a lease that is over is taken over: the token is fenced off, the request stays bound
+-- a lapsed lease is taken over: the old token is fenced off, the request stays bound
 UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'e9';
 SELECT * FROM idem.once_each('messages', '{e9}');
 SELECT * FROM seen WHERE key = 'e9';
 \set VERBOSITY sqlstate
 SELECT idem.complete(:'token');
 \set VERBOSITY default
--- the last attempt's lease is over: failed, not new
+-- the lease of the last attempt has lapsed: failed, not new
 SELECT idem.create_scope('attempts', max_attempts => 1);
 SELECT claimed FROM idem.claim('attempts', 'x1', lease => '1 hour');
 UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE lease_end IS NOT NULL;
 SELECT * FROM idem.once_each('attempts', '{x1,x2}');
--- an expired one is new again, and so is one that was purged
+-- an expired key is new again, and so is a purged one
 UPDATE idem.record SET expires = now() - interval '1 s' WHERE key IN ('e1', 'e2', 'e3') AND tenant = '';
 SELECT * FROM idem.once_each('messages', '{e0,e1,e2,e3}');
 SELECT key FROM idem.record WHERE expires <= now();
@@ -94,7 +94,7 @@ ROLLBACK TO s;
 SELECT * FROM idem.once_each('messages', '{r2,r3,r4}');
 COMMIT;
 SELECT key FROM seen WHERE key LIKE 'r%';
--- a key that this transaction has claimed and not finished; released is free, finished is known
+-- a key that this transaction has claimed: open it raises, released it is new, finished it is not
 BEGIN;
 SELECT token FROM idem.claim('messages', 'o1') \gset
 SAVEPOINT s;
@@ -113,7 +113,7 @@ SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT 'b' || i FROM gener
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 SELECT claimed FROM idem.claim('messages', 'o5');
 ROLLBACK;
--- a bad element: nothing is stored
+-- an invalid element: nothing is stored
 SELECT idem.once_each('messages', '{n1,NULL,n2}');
 SELECT idem.once_each('messages', '{n1,""}');
 SELECT idem.once_each('messages', ARRAY['n1', repeat('k', 256)]);
@@ -121,12 +121,12 @@ SELECT idem.once_each('messages', NULL);
 SELECT idem.once_each('messages', '{{n1},{n2}}');
 SELECT idem.once_each('strict', '{n1}', 'acme');
 SELECT count(*) FROM seen WHERE key LIKE 'n%';
--- the scope's rules for new keys
+-- the scope's rules for new keys apply
 SELECT idem.create_scope('picky', reject_stale_keys => true, weak_keys => 'reject');
 SELECT idem.once_each('picky', ARRAY[idem.new_key(), '00000000-0001-7000-8000-00000000f00d']);
 SELECT idem.once_each('picky', ARRAY[idem.new_key(), '12345']);
 SELECT count(*) FROM idem.once_each('picky', ARRAY[idem.new_key()]);
--- what is new counts for require_claim, until its savepoint is rolled back
+-- a new key counts for require_claim until its savepoint is rolled back
 CREATE TABLE shipment (id text);
 CREATE TRIGGER guarded BEFORE INSERT ON shipment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('messages');
 \set VERBOSITY sqlstate
@@ -167,7 +167,7 @@ ROLLBACK;
 \set VERBOSITY default
 SELECT * FROM shipment;
 DROP TABLE shipment;
--- every index is maintained, not only the primary key; the digest decides, also after a REINDEX
+-- Every index is maintained, not only the primary key. The digest decides, also after a REINDEX.
 CREATE INDEX by_key ON idem.record (upper(key)) WHERE key LIKE 'i%';
 SELECT * FROM idem.once_each('messages', '{i1,i2,e0}');
 REINDEX INDEX CONCURRENTLY idem.record_pkey;
@@ -176,21 +176,21 @@ SET enable_seqscan = off;
 SELECT key FROM idem.record WHERE key LIKE 'i%' ORDER BY upper(key);
 RESET enable_seqscan;
 DROP INDEX idem.by_key;
--- a digest that another key has taken
+-- a digest that belongs to another key
 UPDATE idem.record SET key = 'other' WHERE key = 'i1';
 \set VERBOSITY sqlstate
 SELECT idem.once_each('messages', '{i4,i1}');
 \set VERBOSITY default
 
--- advance: one watermark a source
+-- advance: one watermark per source
 SELECT idem.advance('messages', 'orders-0', 7), idem.advance('messages', 'orders-0', 7),
        idem.advance('messages', 'orders-0', 6), idem.advance('messages', 'orders-0', 9);
 SELECT idem.advance('messages', 'orders-1', -3), idem.advance('messages', 'orders-0', 1, 'acme');
 SELECT idem.advance('messages', 'orders-0', seq) AS new, seq FROM generate_series(8, 11) seq;
 SELECT source, tenant, seq, updated > now() - interval '1 min' AS just_now FROM idem.watermark ORDER BY tenant, source;
--- a source and a key of the same name have nothing to do with each other
+-- a source and a key of the same name are independent
 SELECT idem.once('messages', 'orders-0'), idem.advance('messages', 'e1', 1), idem.once('messages', 'e1');
--- without gaps: the first may be any
+-- without gaps: the first number may be any
 SELECT idem.advance('messages', 'ledger', 100, contiguous => true), idem.advance('messages', 'ledger', 101, contiguous => true),
        idem.advance('messages', 'ledger', 101, contiguous => true);
 SELECT idem.advance('messages', 'ledger', 103, contiguous => true);
@@ -207,7 +207,7 @@ ROLLBACK TO s;
 SELECT idem.advance('messages', 'orders-0', 13), idem.advance('messages', 'orders-0', 13);
 ROLLBACK;
 SELECT idem.advance('messages', 'orders-0', 12);
--- a source is locked once, a duplicate not at all
+-- a source is locked once, for a duplicate not at all
 BEGIN;
 SET LOCAL idem.max_open_claims = 2;
 SELECT idem.advance('messages', 'l1', seq) FROM generate_series(1, 4) seq;
@@ -218,7 +218,7 @@ SELECT idem.advance('messages', 'l3', 1);
 ROLLBACK TO s;
 SELECT idem.advance('messages', 'l2', 2);
 COMMIT;
--- it counts for require_claim as a claim does; a duplicate does not
+-- advance counts for require_claim as a claim does; a duplicate does not
 CREATE TABLE shipment (id text);
 CREATE TRIGGER guarded BEFORE INSERT ON shipment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('messages');
 \set VERBOSITY sqlstate
@@ -248,8 +248,8 @@ SELECT idem.advance('messages', repeat('s', 256), 1);
 SELECT idem.advance('messages', 'orders-0', NULL);
 SELECT idem.advance('messages', 'orders-0', 1, contiguous => NULL);
 SELECT idem.advance('strict', 'orders-0', 1);
-SELECT idem.advance('strict', 'orders-0', 1, 'acme');  -- has nothing to do with requests
--- a watermark is moved within its page: the index hears of a source once
+SELECT idem.advance('strict', 'orders-0', 1, 'acme');  -- advance ignores request_required
+-- a watermark moves within its page: the index gets one entry per source
 BEGIN;
 SELECT idem.advance('messages', 'hot', 1), idem.advance('messages', 'hot', 2), idem.advance('messages', 'hot', 3);
 SELECT u >= 2 AND u = hot AS in_place FROM pg_stat_get_xact_tuples_updated('idem.watermark'::regclass) u,

@@ -30,7 +30,7 @@ SELECT * FROM run('null', '{"do": "null"}');
 SELECT * FROM run('null', '{"do": "null"}');
 SELECT * FROM effect ORDER BY key;
 
--- final failures: one effectless record, the same data on each retry, the effect rolled back
+-- final failures: the record is stored, the effect is rolled back, each retry gets the same data
 SELECT * FROM run('declined', '{"do": "raise", "sqlstate": "P0001"}');
 SELECT * FROM run('declined', '{"do": "raise", "sqlstate": "P0001"}');
 SELECT * FROM run('taken', '{"do": "unique"}');
@@ -46,7 +46,7 @@ SELECT outcome, error->>'message' AS message FROM idem.try_claim('ops', 'decline
 \set VERBOSITY sqlstate
 SELECT idem.claim('ops', 'declined', '{"do": "raise", "sqlstate": "P0001", "key": "declined"}');
 
--- transient ones leave nothing, and the retry runs
+-- transient failures store nothing, and the retry runs
 CREATE FUNCTION attempt(code text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM run('t' || code, jsonb_build_object('do', 'raise', 'sqlstate', code));
@@ -59,7 +59,7 @@ END $$;
 SELECT attempt(state) FROM unnest(ARRAY['08006', '25001', '40001', '40P01', '53100', '53200', '55P03', '57014', '58030', '72000', 'XX000', 'ID001', 'ID004', 'ID006', 'ID008', 'ID009', 'ID012']) AS state;
 SELECT * FROM run('t40001', '{"amount": 1}');
 SELECT note, count(*) FROM effect WHERE key = 't40001' GROUP BY 1;
--- so is what a deployment in progress looks like: the operation runs again when it is done
+-- errors that a deployment in progress causes are transient: the operation runs again afterwards
 CREATE FUNCTION deployed(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
   CASE request->>'missing'
@@ -86,7 +86,7 @@ SELECT missing, attempt_without(missing)
 CREATE TABLE new_table (id int);
 SELECT attempt_without('table');
 
--- outcomes that are no verdict are raised as claim() raises them
+-- other outcomes are raised as claim() raises them
 SELECT run('pay', '{"amount": 8}');
 BEGIN;
 SELECT claimed FROM idem.claim('ops', 'held');
@@ -97,11 +97,11 @@ SELECT run('lost', '{}');
 UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'lost';
 SELECT run('lost', '{}');
 
--- an operation that leaves a claim open fails at COMMIT, as everything does that leaves one
+-- an operation that leaves a claim open fails at COMMIT, as any other transaction would
 SELECT * FROM run('leaves', '{"do": "open"}');
 SELECT state FROM idem.lookup('ops', 'leaves');
 
--- a missing operation, privilege or shape is no verdict
+-- a missing operation, a missing privilege and a wrong signature are not stored as failures
 CREATE ROLE regress_idem_op;
 SELECT idem.create_scope('theirs', owner => 'regress_idem_op');
 CREATE FUNCTION secret_op(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '1'::jsonb $$;
@@ -126,7 +126,7 @@ SELECT response FROM idem.execute('ops', 'overloaded any', 'overloaded(anyelemen
 CREATE AGGREGATE agg(jsonb) (sfunc = jsonb_concat, stype = jsonb);
 SELECT idem.execute('ops', 'agg', 'agg(jsonb)');
 
--- inside savepoints and EXCEPTION blocks: the verdict goes with them
+-- inside savepoints and EXCEPTION blocks: the record is rolled back with them
 BEGIN;
 SAVEPOINT s;
 SELECT outcome FROM run('undone', '{"do": "zero"}');
@@ -135,14 +135,14 @@ SELECT outcome, replayed FROM run('undone', '{"do": "zero"}');
 SELECT outcome, replayed FROM run('undone', '{"do": "zero"}');
 COMMIT;
 -- in SERIALIZABLE, and nested: an operation that executes another
--- not to_jsonb(): PostgreSQL's reads the members' names after it has let go of the row type
+-- not to_jsonb(), which reads the members' names after it has released the row type
 CREATE FUNCTION outer_op(jsonb) RETURNS jsonb LANGUAGE sql AS
   $$ SELECT row_to_json(e)::jsonb FROM idem.execute('ops', 'inner', 'op(jsonb)', '{"do": "zero"}') e $$;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT outcome, response FROM idem.execute('ops', 'outer', 'outer_op(jsonb)');
 COMMIT;
 SELECT key, state FROM idem.record WHERE key IN ('inner', 'outer') ORDER BY key;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
 \set VERBOSITY default
 SET client_min_messages = warning;

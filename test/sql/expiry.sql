@@ -1,4 +1,4 @@
--- Expiry: a key is free at once when its time is over, purged or not.
+-- Expiry: an expired key is free at once, purged or not.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('short', ttl => '1 microsecond');
@@ -22,7 +22,7 @@ SELECT state FROM idem.lookup('long', 'k');
 SELECT run('long', 'k', 'second');
 SELECT run('long', 'k', 'third');
 
--- the request of an expired record binds nobody, nor does its failure
+-- an expired record binds neither its request nor its failure
 DO $$ BEGIN PERFORM idem.complete((idem.claim('short', 'bound', '{"a": 1}')).token);
             PERFORM idem.fail((idem.claim('short', 'failed')).token, '{"message": "no"}'); END $$;
 SELECT outcome FROM idem.try_claim('short', 'bound', '{"a": 2}');
@@ -32,14 +32,14 @@ SELECT c.outcome, c.token AS t FROM idem.try_claim('short', 'bound', '{"a": 2}')
 SELECT idem.complete(:'t', '1');
 SELECT c.outcome, c.token AS t FROM idem.try_claim('short', 'failed') c \gset
 SELECT idem.complete(:'t', '2');
--- a record that this transaction wrote does not expire within it
+-- a record that this transaction wrote does not expire within the transaction
 SELECT pg_sleep(0.001);
 SELECT outcome FROM idem.try_claim('short', 'bound', '{"a": 2}') UNION ALL SELECT outcome FROM idem.try_claim('short', 'bound', '{"a": 1}');
 SELECT state FROM idem.lookup('short', 'bound');
 COMMIT;
 SELECT state FROM idem.lookup('short', 'bound');
 
--- the row was replaced between claim and complete: purged
+-- the row was purged between claim and complete
 BEGIN;
 SELECT c.token AS t FROM idem.claim('short', 'bound') c \gset
 SELECT idem.purge() > 0 AS purged;
@@ -47,7 +47,7 @@ SELECT idem.complete(:'t', '"after the purge"');
 COMMIT;
 SELECT key, response FROM idem.record ORDER BY key, response;
 
--- nor does a purge take it
+-- and a purge does not delete it
 BEGIN;
 SELECT run('short', 'kept', 'first');
 SELECT pg_sleep(0.001);
@@ -56,7 +56,7 @@ SELECT run('short', 'kept', 'second');
 COMMIT;
 SELECT idem.purge();
 
--- purging: what has expired, so many at a time, going on where it stopped, nothing else
+-- purging: expired records only, in batches, each batch starting where the last one stopped
 TRUNCATE idem.record;
 SELECT count(run('short', 'k' || i, 'x')) + count(run('long', 'k' || i, 'x')) AS made FROM generate_series(1, 1000) i;
 SELECT idem.purge(300), idem.purge(300), idem.purge(300), idem.purge(300), idem.purge(300);

@@ -1,4 +1,4 @@
--- A final failure is stored, and raised again with what it was stored with.
+-- A final failure is stored and raised again with the same data.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('failures');
@@ -23,7 +23,7 @@ SELECT k, r.state FROM unnest(ARRAY['standard']) k, raised(k) r;
 SELECT c.claimed, c.outcome, c.error, c.status, c.headers, c.body FROM idem.try_claim('failures', 'whole') c;
 SELECT state, error FROM idem.lookup('failures', 'whole');
 
--- what could not be raised again as it was meant is refused at once, and the claim stays open
+-- an error that could not be raised again as given is refused at once, and the claim stays open
 CREATE FUNCTION refused(error jsonb) RETURNS TABLE (state text, detail text, hint text) LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM fail('refused', error);
@@ -48,7 +48,8 @@ SELECT idem.fail(:'t', '{"sqlstate": "P0001"}');
 COMMIT;
 SELECT error FROM idem.lookup('failures', 'second try');
 
--- what earlier releases have stored is raised as it was: under its sqlstate, or, where that is no failure's, as ID003
+-- Failures that earlier releases stored: raised under their sqlstate, or as ID003 if that names no
+-- failure.
 CREATE FUNCTION stored(k text, stored jsonb) RETURNS void LANGUAGE sql AS $$
   SELECT fail(k, '{"message": "to be replaced"}');
   UPDATE idem.record SET error = stored WHERE key = k $$;
@@ -60,7 +61,7 @@ SELECT k, r.* FROM unnest(ARRAY['nothing', 'empty', 'not text']) k, raised(k) r;
 SELECT sqlstate, r.state FROM unnest('{p0001,P00011,00000,01000,02000,03000,ID002,42P01,XX000}'::text[]) sqlstate,
   LATERAL (SELECT stored(sqlstate, jsonb_build_object('sqlstate', sqlstate))) s, raised(sqlstate) r;
 
--- another request comes before the failure
+-- a different request conflicts, before the failure is raised
 DO $$ BEGIN PERFORM idem.fail((idem.claim('failures', 'bound', '{"a": 1}')).token, '{"message": "no"}'); END $$;
 SELECT idem.claim('failures', 'bound', '{"a": 2}');
 \echo :LAST_ERROR_SQLSTATE

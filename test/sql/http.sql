@@ -1,4 +1,4 @@
--- Errors as HTTP and RFC 9457 put them.
+-- Errors as HTTP statuses and as problems of RFC 9457.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT s AS sqlstate, idem.http_status(s), idem.problem(s)->>'type' AS type, idem.problem(s)->>'title' AS title

@@ -2,7 +2,7 @@
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 
--- new_key: UUIDv7, in ascending order, as far as the clock
+-- new_key: UUIDv7, ascending, with the clock's time
 SELECT bool_and(key ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$') AS uuid_v7,
        bool_and(key COLLATE "C" > previous COLLATE "C") AS ascending, count(DISTINCT right(key, 12)) AS random
   FROM (SELECT key, lag(key) OVER (ORDER BY i) AS previous FROM (SELECT i, idem.new_key() AS key FROM generate_series(1, 10000) i) made) pairs;
@@ -28,7 +28,7 @@ SELECT idem.derive_key('a', NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.derive_key(VARIADIC NULL);
 \echo :LAST_ERROR_SQLSTATE
--- usable where only an immutable function is
+-- usable where an immutable function is required
 CREATE TABLE event (source text NOT NULL, number text NOT NULL, key text GENERATED ALWAYS AS (idem.derive_key(source, number)) STORED UNIQUE);
 INSERT INTO event VALUES ('bank', '7') RETURNING key = idem.derive_key('bank', '7') AS same;
 DROP TABLE event;
@@ -42,7 +42,7 @@ SELECT octet_length('M' || chr(252) || 'ller') AS bytes, idem.derive_key('M' || 
 \c :here
 DROP DATABASE idem_regress_latin1;
 
--- child_key: the same for the same step of the same operation, whatever the attempt
+-- child_key: the same for the same step of the same operation, in every attempt
 SELECT idem.create_scope('orders');
 SELECT idem.create_scope('other');
 BEGIN;
@@ -61,7 +61,7 @@ SELECT count(DISTINCT key), count(*) FROM (
 SAVEPOINT refused;
 SELECT idem.child_key(:'first_token', 'charge') AS of_a_claim_that_was_rolled_back;
 ROLLBACK TO refused;
--- anybody could compute all of a token but its last characters, from what he knows of the key
+-- A caller who knows the key can compute all of a token but its random bits. That is no token.
 SELECT idem.child_key(left(:'retry_second_token', 28) || CASE right(:'retry_second_token', 11) WHEN 'AAAAAAAAAAA' THEN 'BAAAAAAAAAA' ELSE 'AAAAAAAAAAA' END, 'charge') AS of_a_token_that_was_made_up;
 ROLLBACK;
 BEGIN;
@@ -92,7 +92,7 @@ COMMIT;
 BEGIN;
 SELECT idem.child_key(token, 'charge') = :'charge' AS of_another_key FROM idem.claim('orders', 'leased 2');
 ROLLBACK;
--- for whoever may use the scope
+-- for roles that may use the scope
 CREATE ROLE test_stranger;
 SET ROLE test_stranger;
 SELECT idem.child_key(:'leased', 'charge');
@@ -100,7 +100,7 @@ SELECT idem.child_key(:'leased', 'charge');
 RESET ROLE;
 DROP ROLE test_stranger;
 
--- current_key: of the newest claim that is open, through savepoints
+-- current_key: the key of the newest open claim, through savepoints
 CREATE TABLE effect (id int, key text DEFAULT idem.current_key());
 INSERT INTO effect VALUES (0) RETURNING key;
 BEGIN;
@@ -122,20 +122,20 @@ SELECT idem.release(:'inner');
 INSERT INTO effect VALUES (3);
 SELECT idem.complete(:'outer');
 INSERT INTO effect VALUES (4);
--- a replay is no claim
+-- a replay is not a claim
 SELECT outcome FROM idem.claim('orders', 'outer', tenant => 't');
 SELECT idem.current_key();
 COMMIT;
 SELECT idem.current_key();
 SELECT * FROM effect ORDER BY id;
 DROP TABLE effect;
--- of a leased claim in the transaction that claims it or takes it up, and no other
+-- of a leased claim only in the transaction that claims it or resumes it
 SELECT idem.current_key();
 BEGIN;
 SELECT idem.renew(:'leased_second') > now() AS renewed, idem.current_key();
 COMMIT;
 SELECT idem.current_key();
--- a parallel worker does not answer for its leader, even behind a wrong label
+-- a parallel worker does not answer for its leader, even if the function is labelled parallel safe
 CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN idem.current_key(); END $$;
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_
 SELECT mislabelled();

@@ -4,7 +4,7 @@ CREATE EXTENSION idem;
 CREATE SCHEMA leases;
 SET search_path = leases;
 SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3);
--- The clock cannot be turned: the row can. Ends a lease, or a record, a second ago.
+-- The tests change the row instead of the clock: these end a lease, or a record, a second ago.
 CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
   $$ UPDATE idem.record SET lease_end = now() - interval '1 s', expires = expires WHERE key = k $$;
 CREATE PROCEDURE expire(k text) LANGUAGE sql AS
@@ -12,12 +12,12 @@ CREATE PROCEDURE expire(k text) LANGUAGE sql AS
 CREATE VIEW seen AS SELECT key, state, attempt, lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
   recovery_point, recovery_state, response, error FROM idem.record ORDER BY key;
 
--- claim, and go on in other transactions
+-- claim, then continue in other transactions
 SELECT token AS t, claimed, outcome, attempt, recovery_point, expires_at FROM idem.claim('jobs', 'a', '{"n": 1}', lease => '1 minute') \gset
 \echo :claimed :outcome :attempt
 SELECT state, attempt, holder_pid, lease_end > now() + interval '50 s' AS minute, expires_at - lease_end AS ttl FROM idem.lookup('jobs', 'a');
 SELECT outcome, claimed, retry_after <= interval '10 s' AS soon FROM idem.try_claim('jobs', 'a', '{"n": 1}');
-SELECT outcome FROM idem.try_claim('jobs', 'a', '{"n": 2}');  -- conflict comes before the state
+SELECT outcome FROM idem.try_claim('jobs', 'a', '{"n": 2}');  -- a conflict comes before the state
 \set VERBOSITY sqlstate
 SELECT idem.claim('jobs', 'a', '{"n": 1}');
 \set VERBOSITY default
@@ -29,7 +29,7 @@ SELECT * FROM seen;
 SELECT outcome, response, status, headers, body, attempt, expires_at - now() BETWEEN interval '23 h' AND interval '1 day' AS ttl
   FROM idem.claim('jobs', 'a', '{"n": 1}');
 
--- finished is finished: by this attempt ID005
+-- finished: this attempt's token raises ID005
 \set VERBOSITY sqlstate
 SELECT idem.complete(:'t');
 SELECT idem.fail(:'t', '{"message": "no"}');
@@ -37,7 +37,7 @@ SELECT idem.release(:'t');
 SELECT idem.renew(:'t');
 SELECT idem.checkpoint(:'t', 'x');
 
--- takeover: attempt + 1, the recovery point goes along, the older token is fenced off
+-- takeover: attempt + 1, the recovery point is kept, the older token is fenced off
 SELECT token AS t1, created_at AS born FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t1', 'charged', '{"charge": 7}');
 CALL lapse('b');
@@ -57,7 +57,7 @@ SELECT idem.complete(:'t2', '"late, but not overtaken"');
 SELECT idem.complete(:'t1');
 SELECT attempt, response FROM idem.claim('jobs', 'b');
 
--- max_attempts: the last attempt's lease is over; derived, not written
+-- max_attempts: the last attempt's lease has lapsed; the failure is derived, not written
 SELECT token AS t1 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
 CALL lapse('c');
 SELECT token AS t2 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
@@ -75,7 +75,7 @@ SELECT idem.complete(:'t3');
 SELECT idem.renew(:'t3');
 SELECT * FROM seen WHERE key = 'c';
 
--- release: the next claim gets it at once, with the recovery point; the old token stays fenced
+-- release: the next claim succeeds at once, with the recovery point; the old token stays fenced off
 SELECT token AS t1 FROM idem.claim('jobs', 'd', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t1', 'half');
 SELECT idem.release(:'t1');
@@ -112,13 +112,13 @@ SELECT attempt, response FROM idem.claim('jobs', 'e');
 
 -- one statement: claim and complete of one row
 SELECT idem.complete((idem.claim('jobs', 'f', lease => '1 minute')).token, '1');
--- rolled back: as if it had never been
+-- rolled back: no trace
 BEGIN;
 SELECT token AS t FROM idem.claim('jobs', 'g', lease => '1 minute') \gset
 ROLLBACK;
 SELECT state FROM idem.lookup('jobs', 'g');
 SELECT idem.renew(:'t');
--- rolled back to a savepoint, and gone on after another's claim was renewed there
+-- rolled back to a savepoint in which the claim was renewed
 BEGIN;
 SAVEPOINT s;
 SELECT token AS t FROM idem.claim('jobs', 'g', lease => '1 minute') \gset
@@ -127,7 +127,7 @@ SELECT idem.complete((idem.claim('jobs', 'g')).token, '"atomic"');
 COMMIT;
 SELECT * FROM seen WHERE key = 'g';
 
--- an atomic claim takes over; when it aborts, the old attempt is as it was
+-- an atomic claim takes over; when it aborts, the old attempt is unchanged
 SELECT token AS t1 FROM idem.claim('jobs', 'h', lease => '1 minute') \gset
 CALL lapse('h');
 BEGIN;
@@ -141,7 +141,7 @@ SELECT idem.complete(token, '"atomic"'), attempt FROM idem.claim('jobs', 'h');
 SELECT idem.complete(:'t1');
 SELECT * FROM seen WHERE key = 'h';
 
--- expired: free at once, and the token is worth nothing, purged or not
+-- expired: the key is free at once and the token is worthless, purged or not
 SELECT token AS t1 FROM idem.claim('jobs', 'i', '1', lease => '1 minute') \gset
 CALL expire('i');
 SELECT state FROM idem.lookup('jobs', 'i');
@@ -153,7 +153,7 @@ CALL expire('i');
 SELECT idem.purge();
 SELECT idem.complete(:'t2');
 
--- a tampered token leads nowhere
+-- a tampered token finds nothing
 SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
 SELECT idem.renew(left(:'t', 38) || CASE right(:'t', 1) WHEN 'A' THEN 'Q' ELSE 'A' END);
 SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELSE 'A' END || substr(:'t', 7));
@@ -161,9 +161,9 @@ SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELS
 -- updates of a leased row stay in the heap
 SELECT pg_stat_force_next_flush();
 SELECT n_tup_upd > 20 AS many, n_tup_upd = n_tup_hot_upd AS all_hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
--- a claim holds its transaction's locks only: many leased claims, many transactions
+-- a claim locks only for its transaction: many leased claims in many transactions
 SET idem.max_open_claims = 2;
 BEGIN;
 SELECT count(idem.renew(token)) FROM (SELECT (idem.claim('jobs', 'm' || i, lease => '1 minute')).token FROM generate_series(1, 2) i) x;

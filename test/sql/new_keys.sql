@@ -1,10 +1,10 @@
--- Rules for new keys: not older than the scope remembers, and not easily used twice.
+-- Rules for new keys: not older than the scope remembers, and unlikely to be used twice.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SET timezone = 'UTC';
 SELECT idem.create_scope('remembering', ttl => '1 day', reject_stale_keys => true);
 SELECT idem.create_scope('indifferent', ttl => '1 day');
--- a key whose time lies that far from now, as UUIDv7 and as ULID
+-- a key whose time is that far from now, as UUIDv7 and as ULID
 CREATE FUNCTION uuid_key(age interval) RETURNS text LANGUAGE sql AS $$
   SELECT left(h, 8) || '-' || right(h, 4) || '-7d2a-9b1c-4f5e6a7b8c9d'
     FROM lpad(to_hex((extract(epoch FROM clock_timestamp() - age) * 1000)::bigint), 12, '0') h
@@ -21,7 +21,7 @@ BEGIN
   IF c.claimed THEN PERFORM idem.complete(c.token, '"done"'); END IF;
   RETURN c.outcome;
 END $$;
--- claim raises what try_claim reports; keys have a time of their own, so only the SQLSTATE is shown
+-- Claim raises what try_claim reports. Keys carry their own time, so only the SQLSTATE is shown.
 CREATE FUNCTION sqlstate_of(scope text, key text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.release((idem.claim(scope, key)).token);
@@ -32,11 +32,11 @@ END $$;
 SELECT age, outcome('remembering', uuid_key(age)) AS uuid, outcome('remembering', ulid_key(age)) AS ulid, outcome('indifferent', uuid_key(age))
   FROM unnest('{0, 23 hours, 25 hours, 10 years, -9 minutes, -11 minutes, -1 year}'::interval[]) age;
 SELECT sqlstate_of('remembering', uuid_key('25 hours')), sqlstate_of('remembering', ulid_key('-11 minutes')), sqlstate_of('remembering', uuid_key('1 hour'));
--- the claim's TTL counts
+-- the TTL of the claim counts
 SELECT outcome('remembering', uuid_key('25 hours'), '2 days'), outcome('remembering', uuid_key('2 hours'), '1 hour');
 -- other keys carry no time
 SELECT outcome('remembering', 'order-4711'), outcome('remembering', 'f47ac10b-58cc-4372-a567-0e02b2c3d479');
--- a retry of a live record is always answered, an expired one is new again; a conflict comes first
+-- a retry of a live record is always answered, an expired key is new again; a conflict comes first
 SELECT uuid_key('2 days') AS old \gset
 SELECT idem.alter_scope('remembering', reject_stale_keys => false);
 SELECT outcome('remembering', :'old');
@@ -45,17 +45,17 @@ SELECT outcome('remembering', :'old');
 SELECT outcome FROM idem.try_claim('remembering', :'old', '1');
 UPDATE idem.record SET expires = now() - interval '1 second' WHERE key = :'old';
 SELECT outcome('remembering', :'old');
--- nothing is left of a refusal, no lock either
+-- a refusal leaves nothing behind, not even a lock
 BEGIN;
 SELECT outcome, token, attempt FROM idem.try_claim('remembering', :'old');
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 COMMIT;
--- what the error says
+-- message, detail and hint
 SELECT idem.claim('remembering', '00000000-0000-7000-8000-000000000001');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.claim('remembering', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ');
 \echo :LAST_ERROR_SQLSTATE
--- a takeover is no new record
+-- a takeover is not a new record
 SELECT idem.create_scope('leasing', ttl => '1 microsecond', reject_stale_keys => false, weak_keys => 'allow');
 SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microsecond', ttl => '1 hour');
 SELECT idem.alter_scope('leasing', weak_keys => 'reject');
@@ -67,7 +67,7 @@ SELECT key, idem.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026
 SELECT idem.key_weakness(NULL);
 \echo :LAST_ERROR_SQLSTATE
 
--- a scope lets them pass, warns, or refuses; only new ones
+-- a scope accepts them, warns, or refuses; existing keys are not affected
 SELECT idem.create_scope('open'), idem.create_scope('warning', weak_keys => 'warn'), idem.create_scope('strict', weak_keys => 'reject');
 SELECT outcome('open', '4711'), outcome('open', '4711');
 SELECT outcome('warning', '4711');
@@ -81,11 +81,11 @@ SELECT idem.alter_scope('strict', weak_keys => 'allow');
 SELECT outcome('strict', '4711');
 SELECT idem.alter_scope('strict', weak_keys => 'reject');
 SELECT outcome('strict', '4711');
--- a stale key comes first
+-- staleness is checked first
 SELECT idem.create_scope('both', reject_stale_keys => true, weak_keys => 'reject');
 SELECT outcome('both', '00000000-0000-7000-8000-000000000000'), idem.key_weakness('00000000-0000-7000-8000-000000000000');
 
--- what is there: live records of the scopes that the reader may use
+-- the view lists live records of the scopes that the reader may use
 SELECT outcome('open', k) FROM unnest(ARRAY['1', '2', '2026-03-04', 'order-1']) k;
 SELECT idem.complete(token) FROM idem.claim('open', '3', tenant => 'acme');
 SELECT * FROM idem.weak_keys ORDER BY 1, 2, 3;

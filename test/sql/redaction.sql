@@ -10,13 +10,13 @@ BEGIN
   RETURN QUERY SELECT c.outcome, c.response, c.status, c.headers, c.body, c.redacted;
 END $$;
 
--- nothing is stored but the status; the first caller gets the answer as it is
+-- only the status is stored; the first caller gets the whole answer
 SELECT idem.create_scope('silent', store_response => false);
 SELECT * FROM answer('silent', 'k', '{"card": "4111"}', 201, '{"Location": "/1"}', '\x01');
 SELECT * FROM answer('silent', 'k', '{"card": "4111"}', 201, '{"Location": "/1"}', '\x01');
 SELECT state, response, status, headers, body, redacted FROM idem.lookup('silent', 'k');
 SELECT status, redacted, response, headers, body FROM idem.record;
--- what was not given was not kept out
+-- a part that was not given does not count as redacted
 SELECT * FROM answer('silent', 'status only', NULL, 204);
 SELECT * FROM answer('silent', 'status only', NULL, 204);
 SELECT * FROM answer('silent', 'headers', NULL, NULL, '{"A": "b"}');
@@ -26,7 +26,7 @@ SELECT redacted FROM answer('silent', 'body', NULL);
 SELECT * FROM answer('silent', 'null', 'null');
 SELECT redacted FROM answer('silent', 'null', NULL);
 
--- members by path, through arrays, at any depth; the rest is as it was
+-- members by path, through arrays, at any depth; the rest is unchanged
 SELECT idem.create_scope('discreet', response_exclude => '{secret, card.number, items.token, a.b.c, x.y}');
 CREATE FUNCTION stored(key text, given jsonb) RETURNS TABLE (returned boolean, stored jsonb, redacted boolean) LANGUAGE plpgsql AS $$
 DECLARE first jsonb; a record;
@@ -50,7 +50,7 @@ SELECT given, s.* FROM (VALUES
   ('"secret"'), ('42'), ('null'), ('[]'), ('{}')) v(given), stored(given::text, given) s;
 SELECT * FROM answer('discreet', 'no response', NULL, 204);
 SELECT * FROM answer('discreet', 'no response', NULL);
--- headers and body are the caller's to mind
+-- headers and body are stored as given
 SELECT * FROM answer('discreet', 'http', '{"secret": 1, "id": 7}', 200, '{"secret": "kept"}', '\x02');
 SELECT * FROM answer('discreet', 'http', NULL);
 
@@ -70,7 +70,8 @@ SELECT idem.redacted('discreet', '{}');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
 DROP ROLE idem_regress_stranger;
--- names in double quotes are members, whatever they look like; a dot within is as one between names
+-- Names in double quotes are members, whatever they look like. A dot inside the quotes means the same
+-- as one between names.
 SELECT idem.create_scope('quoted', request_exclude => ARRAY['"/sent"'],
   response_exclude => ARRAY['"/card/number"', 'items."2024"', '"x[1]"."\"\\"', '"a.b"', '"$"', 'c.""']);
 SELECT given, idem.redacted('quoted', given) FROM (VALUES
@@ -82,7 +83,7 @@ SELECT outcome FROM idem.try_claim('quoted', 'request', '{"/sent": 2, "sent": 1}
 SELECT outcome FROM idem.try_claim('quoted', 'request', '{"/sent": 2, "sent": 2}');
 SELECT response_exclude FROM idem.scopes WHERE name = 'quoted';
 
--- rules of the moment of completion count; what is stored stays
+-- the rules at the moment of completion count; stored answers stay
 SELECT idem.create_scope('changing');
 SELECT response FROM answer('changing', 'before', '{"a": 1, "b": 2}');
 BEGIN;
@@ -103,13 +104,13 @@ SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'o
 SELECT replayed, redacted, response FROM idem.execute('discreet', 'executed', 'operation(jsonb)', '{"id": 7}');
 
 
--- failures are kept whole
+-- failures are stored whole
 SELECT idem.fail(token, '{"message": "no", "detail": "said the bank"}', 402, '{"A": "b"}', '\x03') FROM idem.claim('silent', 'failed');
 SELECT outcome, error, status, headers, body, redacted FROM idem.try_claim('silent', 'failed');
 SELECT idem.fail(token, '{"message": "no", "detail": "secret"}') FROM idem.claim('discreet', 'failed');
 SELECT outcome, error, redacted FROM idem.try_claim('discreet', 'failed');
 
--- no word of it where there is no stored answer
+-- "redacted" is false where there is no stored answer
 SELECT redacted FROM idem.lookup('silent', 'absent');
 BEGIN;
 SELECT outcome, redacted FROM idem.claim('silent', 'open');

@@ -1,4 +1,4 @@
--- Which requests are the same, and which are not.
+-- Which requests are equal, and which are not.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('requests', request_exclude => '{sent_at, meta.trace_id, items.seen_at}');
@@ -24,7 +24,7 @@ SELECT left(a::text, 40) AS a, left(b::text, 40) AS b, same(a, b), same(b, a) FR
 ) x(a, b);
 SELECT same(NULL, NULL), same(NULL, 'null'), same('null', NULL), same(NULL, '{}'), same('{}', NULL);
 
--- what is left out
+-- excluded members
 SELECT a, b, same(a, b) FROM (VALUES
   ('{"a": 1, "sent_at": 1}'::jsonb, '{"a": 1, "sent_at": [2, {"x": 3}]}'::jsonb),
   ('{"a": 1, "sent_at": 1}', '{"a": 1}'),
@@ -36,24 +36,24 @@ SELECT a, b, same(a, b) FROM (VALUES
   ('{"items": [{"n": 1, "seen_at": 1}, {"n": 2, "seen_at": 2}]}', '{"items": [{"n": 1}, {"n": 2, "seen_at": 5}]}'),
   ('{"items": [{"n": 1, "seen_at": 1}]}', '{"items": [{"n": 2, "seen_at": 1}]}'),
   ('[{"sent_at": 1}, {"sent_at": 2}]', '[{}, {}]'),
-  -- the object around what is left out stays
+  -- the object around an excluded member stays
   ('{"meta": {"trace_id": 6}}', '{"meta": {}}'),
   ('{"meta": {"trace_id": 6}}', '{}')
 ) x(a, b);
 
--- deep, large, and numbers that are short to write but long to print
+-- deep and large requests, and numbers that are short to write but long to print
 SELECT same(d, d), same(d, jsonb_set(d, '{0}', '1')) FROM (SELECT (repeat('[', 1000) || '1' || repeat(']', 1000))::jsonb d) x;
 SELECT same(d, d), same(d, d || '1') FROM (SELECT jsonb_agg(jsonb_build_object('i', i, 't', repeat('x', 1000))) d FROM generate_series(1, 5000) i) x;
 SELECT same(d, d), same(d, d || '1e131000') FROM (SELECT jsonb_agg('1e131000'::jsonb) d FROM generate_series(1, 1000)) x;
 
--- the fingerprint tells nobody what it was made from: one request, two scopes, one secret, equal; but not guessable
+-- One request in two scopes has one fingerprint, which does not reveal it without the secret.
 SELECT idem.create_scope('others');
 DO $$ BEGIN PERFORM idem.complete((idem.claim('requests', 'f', '{"pin": 1234}')).token);
             PERFORM idem.complete((idem.claim('others', 'f', '{"pin": 1234}')).token); END $$;
 SELECT count(DISTINCT fingerprint), min(length(fingerprint)) FROM idem.record WHERE key = 'f';
 DROP FUNCTION same;
 
--- conflicts, for those who run the server: however the caller is told, and nothing of the requests
+-- Conflicts in the server log: however the caller learns of them, and without the requests.
 SET idem.log_conflicts = 'notice';
 SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 4321}', tenant => '');
 DO $$ BEGIN PERFORM idem.claim('others', 'f'); EXCEPTION WHEN SQLSTATE 'ID002' THEN NULL; END $$;

@@ -1,4 +1,4 @@
--- A protected table is written within an operation, or not at all.
+-- A guarded table can be written only within an operation.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('payments');
@@ -8,7 +8,7 @@ CREATE TABLE ledger (id int PRIMARY KEY, amount int);
 CREATE TRIGGER operation BEFORE INSERT OR UPDATE OR DELETE ON ledger
   FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('payments', 'refunds');
 
--- no claim, no write; not even one of no rows
+-- no claim, no write, not even one of no rows
 INSERT INTO ledger VALUES (1, 10);
 \echo :LAST_ERROR_SQLSTATE
 UPDATE ledger SET amount = 0 WHERE false;
@@ -41,7 +41,7 @@ SELECT count(idem.claim('mail', i::text)) FROM generate_series(1, 100) i;
 INSERT INTO ledger VALUES (1, 10);
 ROLLBACK;
 
--- a claim elsewhere, a replay, a released claim and one that was rolled back are none
+-- a claim in another scope, a replay, a released claim and one that was rolled back do not count
 BEGIN;
 SELECT outcome FROM idem.claim('mail', 'elsewhere');
 INSERT INTO ledger VALUES (1, 10);
@@ -65,7 +65,7 @@ ROLLBACK TO s;
 INSERT INTO ledger VALUES (1, 10);
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;
--- but one whose release was rolled back is open again
+-- a claim whose release was rolled back is open again and counts
 BEGIN;
 SELECT token AS t FROM idem.claim('payments', 'kept') \gset
 SAVEPOINT s;
@@ -75,7 +75,7 @@ INSERT INTO ledger VALUES (2, 10);
 SELECT idem.complete(:'t');
 COMMIT;
 
--- a leased claim, in the transaction that claims it or takes it up
+-- a leased claim counts in the transaction that claims it or resumes it
 SELECT token AS t FROM idem.claim('payments', 'leased', lease => '1 hour') \gset
 INSERT INTO ledger VALUES (9, 90);
 \echo :LAST_ERROR_SQLSTATE
@@ -94,7 +94,7 @@ CREATE FUNCTION book(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ INSERT INTO
 SELECT outcome, response FROM idem.execute('refunds', 'executed', 'book(jsonb)');
 DROP FUNCTION book;
 
--- as a row trigger it hands the rows on, and refuses only when there is one; constraint triggers too
+-- as a row trigger it passes rows on and refuses only if there is a row; constraint triggers too
 DROP TRIGGER operation ON ledger;
 CREATE TRIGGER operation BEFORE INSERT OR UPDATE OR DELETE ON ledger
   FOR EACH ROW EXECUTE FUNCTION idem.require_claim('payments');
@@ -121,7 +121,7 @@ SELECT idem.complete(:'t');
 COMMIT;
 DROP TRIGGER operation ON ledger;
 
--- what it sees: TRUNCATE when it is named; writes to a partition as a row trigger
+-- what it sees: TRUNCATE if the trigger names it; writes to a partition as a row trigger
 CREATE TRIGGER operation BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON ledger
   FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('payments');
 TRUNCATE ledger;
@@ -138,7 +138,7 @@ INSERT INTO part VALUES (1);
 \echo :LAST_ERROR_SQLSTATE
 DROP TABLE parted;
 
--- a role that may not use the scope, nor its claims, is held to it all the same
+-- the guard also applies to a role that may not use the scope
 CREATE ROLE idem_regress_stranger;
 GRANT INSERT ON ledger TO idem_regress_stranger;
 SET ROLE idem_regress_stranger;

@@ -1,10 +1,10 @@
--- Savepoints and EXCEPTION blocks at any depth: the claim goes where its work goes.
+-- Savepoints and EXCEPTION blocks at any depth: a claim is undone and kept together with its work.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('savepoints');
 CREATE FUNCTION state(key text) RETURNS text LANGUAGE sql AS $$ SELECT state FROM idem.lookup('savepoints', key) $$;
 
--- claimed inside a block that fails: as if never claimed; one that succeeds hands the claim to its parent
+-- claimed in a block that fails: as if never claimed; in one that succeeds: the parent has the claim
 DO $$
 DECLARE c idem.claim_result;
 BEGIN
@@ -27,7 +27,7 @@ BEGIN
 END $$;
 SELECT response FROM idem.claim('savepoints', 'block');
 
--- a committed subtransaction under one that is rolled back
+-- a committed subtransaction within one that is rolled back
 BEGIN;
 SAVEPOINT a;
 SAVEPOINT b;
@@ -47,7 +47,7 @@ SELECT idem.complete(:'t', '2');
 COMMIT;
 SELECT response FROM idem.claim('savepoints', 'deep');
 
--- an open claim that a rollback took away does not stop the commit
+-- an open claim that a rollback removed does not prevent the commit
 BEGIN;
 SAVEPOINT a;
 SELECT outcome FROM idem.claim('savepoints', 'gone');
@@ -62,7 +62,7 @@ SAVEPOINT a;
 FETCH cur;
 ROLLBACK TO a;
 SELECT state('cursor');
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 SELECT outcome, token AS t FROM idem.claim('savepoints', 'cursor') \gset
 SELECT idem.complete(:'t', '"again"');
 COMMIT;
@@ -87,9 +87,9 @@ BEGIN
   END LOOP;
 END $$;
 SELECT count(*), count(*) FILTER (WHERE response = to_jsonb(replace(key, 'many', '')::int)) FROM idem.record WHERE key LIKE 'many%';
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
--- a transaction that rolls back claim after claim keeps nothing of them
+-- a transaction that rolls back claim after claim keeps no memory of them
 CREATE PROCEDURE undo(n int) LANGUAGE plpgsql AS $$
 BEGIN
   FOR i IN 1..n LOOP

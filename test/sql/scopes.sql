@@ -1,5 +1,5 @@
--- Scopes and tenants: separate names, and who may use them. The owner is named where it is shown: the
--- superuser who runs the tests is not "postgres" everywhere.
+-- Scopes and tenants: separate names, and which roles may use them. The owner is masked: the
+-- superuser that runs the tests is not called "postgres" everywhere.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain', owner => 'pg_monitor');
@@ -61,7 +61,7 @@ SELECT idem.create_scope('x', response_exclude => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', response_exclude => ARRAY['a', NULL]);
 \echo :LAST_ERROR_SQLSTATE
--- what another notation writes is refused, with the right spelling: it would leave nothing out
+-- a path in another notation is refused, with the right spelling: it would exclude nothing
 CREATE FUNCTION refused(path text) RETURNS TABLE (detail text, hint text) LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.create_scope('paths', response_exclude => ARRAY['good', path]);
@@ -139,7 +139,7 @@ SET ROLE idem_regress_stranger;
 SELECT claim_once('owned', '');
 RESET ROLE;
 
--- creating needs EXECUTE, and to be able to become the owner
+-- creating a scope takes EXECUTE, and for another owner the right to become that role
 SET ROLE idem_regress_member;
 SELECT idem.create_scope('members');
 \echo :LAST_ERROR_SQLSTATE
@@ -156,7 +156,7 @@ SELECT name, owner FROM idem.scopes ORDER BY name;
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget FROM idem_regress_member;
 
--- a scope whose owner is gone is nobody's but the superuser's
+-- only a superuser can use a scope whose owner was dropped
 DROP FUNCTION claim_once;
 DROP ROLE idem_regress_owner;
 SET ROLE idem_regress_member;
@@ -167,7 +167,7 @@ SELECT state FROM idem.lookup('owned', 'k');
 SELECT count(*) FROM idem.scopes WHERE name = 'owned';
 DROP ROLE idem_regress_member, idem_regress_noinherit, idem_regress_stranger;
 
--- a scope is known to a session that was there before it, and forgotten with the extension
+-- a session sees a scope that was created after it started, and forgets it with the extension
 BEGIN;
 SELECT idem.create_scope('undone');
 SELECT outcome FROM idem.try_claim('undone', 'k');

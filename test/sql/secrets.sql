@@ -8,7 +8,7 @@ BEGIN
   IF c.claimed THEN PERFORM idem.complete(c.token, '"done"'); END IF;
   RETURN c.outcome;
 END $$;
--- the id of the secret is a part of the stored fingerprint
+-- the id of the secret is part of the stored fingerprint
 CREATE FUNCTION made_with() RETURNS TABLE (key text, secret int) LANGUAGE sql AS $$
   SELECT key, get_byte(fingerprint, 4) FROM idem.record ORDER BY key
 $$;
@@ -22,7 +22,7 @@ SELECT key, outcome(key, '{"a": 1}'), outcome(key, '{"a": 2}') FROM unnest('{fir
 SELECT * FROM made_with();
 SELECT id, purpose, length(secret) FROM idem.secret ORDER BY id;
 SELECT count(DISTINCT secret) FROM idem.secret;
--- a claim that was open keeps the secret that it was made with
+-- an open claim keeps the secret that it was made with
 BEGIN;
 SELECT token AS t FROM idem.claim('s', 'open', '{"a": 1}') \gset
 SELECT idem.rotate_secret();
@@ -49,7 +49,7 @@ SELECT outcome('seventh', '{"a": 1}');
 COMMIT;
 SELECT key, outcome(key, '{"a": 1}'), outcome(key, '{"a": 2}') FROM unnest('{fifth,sixth,seventh,first,seventh}'::text[]) key;
 SELECT * FROM made_with();
--- key locks and child keys stay: they come from the seed
+-- key locks and child keys stay the same: they come from the seed
 BEGIN;
 SELECT token AS t FROM idem.claim('s', 'child') \gset
 SELECT idem.child_key(:'t', 'step') AS before \gset
@@ -69,7 +69,7 @@ SELECT idem.complete(token, '"done"') FROM idem.claim('s', 'k', '{"a": 1}');
 SELECT a, outcome FROM generate_series(1, 2) a, idem.try_claim('s', 'k', jsonb_build_object('a', a));
 SELECT * FROM made_with();
 SELECT id, purpose FROM idem.secret ORDER BY id;
--- not for everybody
+-- only with EXECUTE
 CREATE ROLE idem_regress_rotator;
 SET ROLE idem_regress_rotator;
 SELECT idem.rotate_secret();

@@ -3,11 +3,11 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.retention_window('10 s', '90 s', '30 s', '5 s');
 SELECT idem.records_needed(80, idem.retention_window('10 s', '90 s', '30 s', '5 s'));
--- the margin is a fifth of what is alive, a sixth of the result
+-- the margin is a fifth of the live records, so a sixth of the result
 SELECT idem.records_needed(80, '135 s', margin => 0) AS alive, idem.records_needed(80, '135 s') - idem.records_needed(80, '135 s', margin => 0) AS margin;
 SELECT round((idem.collision_probability(12960, 128) * 1e31)::numeric, 2) AS e_31;
 
--- a day is 24 hours, a month 30 days, as everywhere
+-- a day is 24 hours, a month 30 days, as everywhere in idem
 SELECT idem.retention_window('1 day', '1 month', '0', '0') = interval '31 days' AS fixed;
 SELECT idem.retention_window(clock_skew => '1 s', network_delay => '2 s', retry_horizon => '3 s', caller_deadline => '4 s');
 SELECT idem.records_needed(100, '1 s', 0.1), idem.records_needed(100.01, '1 s', 0), idem.records_needed(0.5, '1 day', margin => 0),
@@ -18,7 +18,7 @@ SELECT n, b, idem.collision_probability(n, b)
 SELECT idem.create_scope('sized', ttl => idem.retention_window('10 s', '90 s', '30 s', '5 s'));
 SELECT ttl FROM idem.scopes;
 
--- what is no length of time, no rate, no number
+-- invalid durations, rates and numbers
 CREATE FUNCTION attempt(call text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE result text;
 BEGIN

@@ -8,13 +8,13 @@ SELECT idem.advance('messages', 'orders-0', 13);
 SELECT idem.advance('messages', 'orders-0', 12);
 SELECT idem.advance('messages', 'orders-1', -3, 'acme');
 SELECT scope, tenant, source, seq, updated_at <= now() AS past FROM idem.streams ORDER BY scope, tenant, source;
--- it is the transaction's, as the watermark is
+-- a change is visible when its transaction commits
 BEGIN;
 SELECT idem.advance('messages', 'orders-0', 14);
 SELECT seq FROM idem.streams WHERE source = 'orders-0';
 ROLLBACK;
 SELECT seq FROM idem.streams WHERE source = 'orders-0';
--- a dropped scope's are nobody's, and a new one of its name begins anew
+-- the watermarks of a dropped scope are not shown; a new scope of the same name starts at none
 SELECT idem.drop_scope('messages');
 SELECT * FROM idem.streams;
 SELECT idem.create_scope('messages');

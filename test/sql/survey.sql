@@ -1,4 +1,4 @@
--- What is stored, counted and reported of a scope. What depends on clock and chance is masked.
+-- What is stored, counted and reported per scope. What depends on the clock or on chance is masked.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('counted', ttl => '1 hour', max_attempts => 2, weak_keys => 'warn', request_required => true);
@@ -27,7 +27,7 @@ SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_by
   FROM idem.survey() WHERE scope IN ('counted', 'empty') ORDER BY scope;
 SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_bytes, expired, coverage
   FROM idem.survey('counted');
--- Its times are those of the records.
+-- The times in the survey are those of the records.
 SELECT (oldest, newest, next_expiry) = (SELECT min(created_at), max(created_at), min(expires_at) FROM idem.records WHERE scope = 'counted') AS live,
        lapsed_since = (SELECT lease_end FROM idem.records WHERE scope = 'counted' AND key = 'lapsed-1') AS lapsed,
        expired_since < now() AS expired
@@ -35,12 +35,12 @@ SELECT (oldest, newest, next_expiry) = (SELECT min(created_at), max(created_at),
 SELECT in_progress, oldest, newest, next_expiry, lapsed_since, expired_since FROM idem.survey('empty');
 SELECT live, in_progress, completed, failed, ttl, max_attempts, weak_keys FROM idem.overview WHERE scope = 'counted';
 
--- An expired record of a leased claim is expired, whatever its state was.
+-- An expired record of a leased claim counts as expired, whatever its state was.
 SELECT claimed FROM idem.claim('empty', 'gone-1', lease => '1 millisecond', ttl => '1 millisecond');
 SELECT pg_sleep(0.01);
 SELECT in_progress, lapsed, expired FROM idem.survey('empty');
 
--- For a person.
+-- The report.
 CREATE FUNCTION pg_temp.masked(line text) RETURNS text LANGUAGE sql AS $$
     SELECT regexp_replace(regexp_replace(line, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d(:\d\d)?', 'TIME', 'g'), 'for 00:00:\d\d', 'for AGE', 'g')
 $$;
@@ -49,24 +49,24 @@ SELECT idem.alter_scope('counted', owner => 'pg_monitor');
 \pset tuples_only on
 SELECT pg_temp.masked(line) FROM idem.report('counted') AS line;
 SELECT pg_temp.masked(line) FROM idem.report('empty') AS line WHERE line !~ '^Scope';
--- What clients choose makes no lines of its own.
+-- Line breaks in keys and tenants do not break the report's lines.
 SELECT claimed FROM idem.claim('empty', E'k"\nHealth      1 to look at', tenant => E't\nowners, fail: ', lease => '1 hour');
 SELECT pg_temp.masked(line) FROM idem.report('empty') AS line WHERE line ~ '^ +key';
 SELECT pg_temp.masked(detail), hint FROM idem.findings() WHERE check_name = 'purge';
 \pset format aligned
 \pset tuples_only off
 
--- Its own ages count, not those of others.
+-- Only the scope's own ages count.
 SELECT check_name, scope FROM idem.findings('1 day') WHERE scope = 'counted' ORDER BY 1;
 SELECT check_name, scope FROM idem.findings('0') WHERE scope = 'counted' ORDER BY 1;
 
--- Wrong use.
+-- Invalid arguments.
 SELECT idem.survey('nowhere');
 SELECT idem.report('nowhere');
 SELECT idem.report(NULL);
 SELECT idem.survey(max_blocks => 0);
 
--- A part stands for the whole: 64 blocks of some hundreds, in which every third record has expired.
+-- A sample is extrapolated: 64 of several hundred blocks, in which every third record has expired.
 SELECT idem.create_scope('large');
 INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
 SELECT gen_random_uuid(), now(), now() + CASE i % 3 WHEN 0 THEN '-1 hour' ELSE '1 hour' END::interval, s.id, 1, 'c', false, '', 'order-' || i

@@ -1,5 +1,5 @@
--- A claim belongs into a function that is VOLATILE: others are called when a query is planned, too. EXPLAIN
--- without ANALYZE only plans, so there it can be seen.
+-- A function that claims must be VOLATILE: the planner may call others. EXPLAIN without ANALYZE only
+-- plans, so it shows which functions the planner calls.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('planned');
@@ -15,21 +15,21 @@ END $$;
 CREATE TABLE outcome AS SELECT 'claimed' AS name;
 ANALYZE outcome;
 
--- VOLATILE: nothing runs
+-- VOLATILE: the planner does not call it
 EXPLAIN (COSTS OFF) SELECT claims('volatile');
 EXPLAIN (COSTS OFF) SELECT FROM outcome WHERE name = claims('volatile');
--- IMMUTABLE: the planner would make a constant of it
+-- IMMUTABLE: the planner would fold it into a constant
 ALTER FUNCTION claims(text) IMMUTABLE;
 EXPLAIN SELECT claims('immutable');
 \echo :SQLSTATE
 EXPLAIN (VERBOSE, ANALYZE false) SELECT claims('immutable');
 PREPARE planned AS SELECT claims('immutable');
 EXPLAIN EXECUTE planned;
--- STABLE: it would estimate with it how many rows there are
+-- STABLE: the planner would call it to estimate the number of rows
 ALTER FUNCTION claims(text) STABLE;
 EXPLAIN SELECT FROM outcome WHERE name = claims('stable');
--- run, it is accepted: a function is not told how it is declared
--- run, it is accepted: a function is not told how its caller is declared
+-- executed, it is accepted: a function does not learn how it is declared
+-- executed, it is accepted: a function does not learn how its caller is declared
 DO $$
 BEGIN
   FOR i IN 1..2 LOOP
@@ -37,11 +37,11 @@ BEGIN
   END LOOP;
 END $$;
 SELECT key, state FROM idem.records ORDER BY key;
--- EXPLAIN ANALYZE runs the query, and everything in it
+-- EXPLAIN ANALYZE runs the query and the functions in it
 EXPLAIN (ANALYZE) SELECT claims('analyzed') \g /dev/null
 EXPLAIN (ANALYZE false, ANALYZE true) SELECT claims('analyzed too') \g /dev/null
 SELECT key, state FROM idem.records ORDER BY key;
--- other functions
+-- the other functions
 EXPLAIN (COSTS OFF) SELECT FROM outcome WHERE name = idem.derive_key('a');
 EXPLAIN (COSTS OFF) SELECT idem.once('planned', 'k');
 

@@ -1,4 +1,4 @@
--- Wrong use is caught, with the documented SQLSTATE, and stores nothing.
+-- Wrong use is refused with the documented SQLSTATE and stores nothing.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('wrong');
@@ -20,7 +20,7 @@ SELECT attempt($$SELECT idem.lookup('wrong', repeat('k', 255))$$);
 SELECT attempt($$SELECT idem.claim('wrong', convert_from('\x6b00', 'UTF8'))$$);
 SELECT attempt($$SELECT idem.claim('wrong', convert_from('\xff', 'UTF8'))$$);
 SELECT attempt($$SELECT idem.claim('wrong', E'k\xff')$$);
--- bytes that reach text without a check
+-- bytes that reach a text value without validation
 CREATE CAST (bytea AS text) WITHOUT FUNCTION;
 SELECT attempt($$SELECT idem.claim('wrong', '\x6bff'::bytea::text)$$);
 SELECT attempt($$SELECT idem.claim('wrong', '\x6b006b'::bytea::text)$$);
@@ -33,7 +33,7 @@ SELECT attempt(format('SELECT idem.%s(%s, %L)', f, s, 'k'))
   FROM unnest(ARRAY['claim', 'try_claim', 'lookup']) f,
        unnest(ARRAY['NULL', $$''$$, $$'wrongly'$$, $$repeat('s', 64)$$]) s;
 
--- tokens: null, garbage, another key's digits, somebody else's, finished, from before a savepoint
+-- tokens: null, garbage, another key's digits, another session's, finished, older than a savepoint
 SELECT attempt(format('SELECT idem.%s', call)) FROM unnest(ARRAY[
   'complete(NULL)', 'fail(NULL, ''{"message": "no"}'')', 'release(NULL)', 'complete('''')', 'complete(''garbage'')',
   'complete(repeat(''A'', 39))', 'release(repeat(''A'', 39))', 'fail(repeat(''A'', 39), ''{"message": "no"}'')']) call;
@@ -56,7 +56,7 @@ SELECT outcome, token AS t2 FROM idem.try_claim('wrong', 'stale') \gset
 SELECT attempt(format('SELECT idem.complete(%L)', :'t'));
 ROLLBACK;
 
--- SELECT ... INTO takes columns, one for each: the whole result must be taken apart, or assigned
+-- SELECT ... INTO takes one variable per column: expand the result, or assign it whole
 SELECT regexp_replace(attempt($$DO $do$ DECLARE c idem.claim_result; BEGIN
   SELECT idem.claim('wrong', 'into') INTO c;
 END $do$ $$), '"\(t,claimed,.*', '"(t,claimed,...)"');
@@ -71,7 +71,7 @@ DO $$ DECLARE c idem.claim_result; BEGIN
   RAISE NOTICE 'response: %', c.response;
 END $$;
 
--- times
+-- durations
 SELECT attempt(format('SELECT idem.claim(%L, %L, %s => %L)', 'wrong', 'k', a, v))
   FROM (VALUES ('ttl', '0'), ('ttl', '-1 s'), ('ttl', '1100 years'), ('ttl', '1 month -30 days'), ('ttl', '178000000 years'),
                ('wait', '-1 us'), ('wait', '2000 years'), ('lease', '0'), ('lease', '-1 us')) x(a, v);
@@ -85,7 +85,7 @@ SELECT attempt($$SELECT idem.claim('strict', 'k', NULL, 't')$$);
 SELECT attempt($$SELECT idem.lookup('strict', 'k')$$);
 SELECT attempt($$SELECT idem.claim('wrong', 'k', tenant => repeat('t', 256))$$);
 
--- what is judged first: shape, scope, permission, the scope's rules, conflict, state
+-- the order of checks: shape, scope, permission, the scope's rules, conflict, state
 CREATE ROLE idem_regress_stranger;
 DO $$ DECLARE c idem.claim_result; BEGIN
   c := idem.claim('strict', 'known', '{"a": 1}', 't'); PERFORM idem.complete(c.token, '1');
@@ -120,7 +120,7 @@ SELECT attempt('CREATE INDEX ON indexed (claims(i))');
 DROP TABLE indexed;
 DROP FUNCTION claims;
 
--- parallel workers share their leader's locks: refused, even behind a wrong label
+-- parallel workers share their leader's locks: refused, even if the function is labelled safe
 CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN RETURN (SELECT outcome FROM idem.try_claim('wrong', 'parallel')); END $$;
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_
@@ -147,7 +147,7 @@ COMMIT;
 \echo :LAST_ERROR_SQLSTATE
 DROP PROCEDURE forgets;
 
--- a transaction holds so many key locks, and no more; replays and failures don't count
+-- a transaction may hold only so many key locks; replays and failures do not count
 SET idem.max_open_claims = 3;
 BEGIN;
 SELECT count(idem.claim('wrong', 'cap' || i)) FROM generate_series(1, 2) i;
@@ -156,11 +156,11 @@ SELECT outcome FROM idem.try_claim('wrong', 'cap3');
 SELECT outcome FROM idem.try_claim('wrong', 'cap4');
 SELECT attempt($$SELECT idem.claim('wrong', 'cap4')$$);
 SELECT outcome FROM idem.claim('wrong', 'twice');
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 ROLLBACK;
 RESET idem.max_open_claims;
 
--- nothing of all this was stored
+-- none of the above was stored
 SELECT key, state FROM idem.record ORDER BY key COLLATE "C";
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 DROP FUNCTION attempt;

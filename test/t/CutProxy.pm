@@ -1,5 +1,5 @@
-# A proxy in front of a server that cuts connections at the worst moment, as a network does. It knows
-# just enough of the protocol to find COMMIT on its way there, and its answer on the way back.
+# A proxy in front of a server that cuts connections at the worst moment, as a network does. It
+# knows just enough of the protocol to find COMMIT on the way to the server, and the answer to it.
 package CutProxy;
 
 use strict;
@@ -10,7 +10,7 @@ use IO::Socket::INET;
 use IO::Socket::UNIX;
 use PostgreSQL::Test::Utils;
 
-# The first connections that come to the point `at` lose it, `times` of them:
+# The first `times` connections that reach the point `at` are cut there:
 #   connecting    closed before the first byte is answered
 #   effect        COMMIT never arrives
 #   terminated    COMMIT never arrives, and the server ends the session as pg_terminate_backend does
@@ -35,7 +35,7 @@ sub new
 
 sub port { my ($self) = @_; return $self->{listener}->sockport; }
 
-# How many connections have been cut.
+# The number of connections that were cut.
 sub cuts
 {
 	my ($self) = @_;
@@ -53,7 +53,7 @@ sub stop
 
 sub DESTROY { my ($self) = @_; local $?; $self->stop if $$ == $self->{owner}; return; }
 
-# What the child does ------------------------------------------------------------------------------
+# The child process ------------------------------------------------------------------------------
 
 sub serve
 {
@@ -99,7 +99,7 @@ sub hang_up
 	return;
 }
 
-# Whether these bytes are those at which the connection is to be cut.
+# Whether the connection is to be cut at these bytes.
 sub is_cut
 {
 	my ($self, $side, $bytes) = @_;

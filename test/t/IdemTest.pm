@@ -1,4 +1,4 @@
-# What the TAP tests share: a node with idem and the payments procedure, load on it, and a look at its log.
+# Shared by the TAP tests: a node with idem and the payments procedure, load on it, checks afterwards.
 package IdemTest;
 
 use strict;
@@ -13,7 +13,7 @@ use Test::More;
 our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
   restart_killed effects locks tables_are_sound log_is_clean);
 
-# A running node whose settings do not depend on the machine: not on its speed, nor on its locale.
+# A running node whose settings depend neither on the machine's speed nor on its locale.
 sub idem_node
 {
 	my ($name, %options) = @_;
@@ -30,7 +30,7 @@ CONF
 	return $node;
 }
 
-# pay() is the README's procedure; the effect carries its key, so that a second one shows.
+# pay() is the README's procedure; the effect carries its key, so that a second effect is found.
 sub install_payments
 {
 	my ($node, $database) = @_;
@@ -50,7 +50,7 @@ SQL
 	return;
 }
 
-# The clock cannot be turned: the row can. lapse() ends the lease of a key a second ago.
+# The tests change the row instead of the clock: lapse() ends the lease of a key a second ago.
 sub install_lapse
 {
 	my ($node, $database) = @_;
@@ -89,8 +89,8 @@ sub waits_for
 	return;
 }
 
-# A pgbench that runs the script in the background until the caller kills it (kill_kill); while it is at it,
-# it is pumpable.
+# A pgbench that runs the script in the background until the caller kills it (kill_kill). It is
+# pumpable as long as it runs.
 sub load
 {
 	my ($node, $script, @options) = @_;
@@ -110,7 +110,7 @@ sub crash
 	return;
 }
 
-# The postmaster notices, ends all other sessions too, and starts anew.
+# The postmaster notices, ends all other sessions and restarts.
 sub kill_backend
 {
 	my ($node, $session) = @_;
@@ -122,8 +122,8 @@ sub kill_backend
 	return;
 }
 
-# kill -9, all at once, so that nobody has the time to write anything. Until all are gone, they hold
-# the shared memory.
+# Kills all processes at once with kill -9, so that none has the time to write anything. They hold the
+# shared memory until all are gone.
 sub kill_postmaster
 {
 	my ($node) = @_;
@@ -157,8 +157,8 @@ sub locks
 	return $node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'");
 }
 
-# amcheck, which must be installed, finds nothing wrong with any table of ours, nor with its btree indexes:
-# every row is in every index, and, where the server can tell, in a unique index once.
+# amcheck, which must be installed, finds no fault in idem's tables and their btree indexes: every row
+# is in every index and, on versions that can check it, once in each unique index.
 sub tables_are_sound
 {
 	my ($node, $name) = @_;

@@ -1,5 +1,5 @@
-# The demo's clients (demo/storm.cpp) as the TAP tests drive them: built once, blown in the background,
-# so that the test can break something meanwhile.
+# Runs the demo's clients (demo/storm.cpp) for the TAP tests: built once, started in the background, so
+# that the test can break something meanwhile.
 package Storm;
 
 use strict;
@@ -16,12 +16,12 @@ sub build
 	chomp(my ($include, $lib) = (`pg_config --includedir`, `pg_config --libdir`));
 	my $path = PostgreSQL::Test::Utils::tempdir() . '/storm';
 	command_ok([ qw(g++ -std=c++20 -O2 -pthread), '-I', $include, 'demo/storm.cpp', '-L', $lib, '-lpq', '-o', $path ],
-		'the storm is built');
+		'the storm compiles');
 	return $path;
 }
 
-# Arguments: [procedure, clients, operations, sends, kills a second], the nodes to choose the writable
-# one from. Options: database, session (settings for PGOPTIONS).
+# Arguments: [procedure, clients, operations, sends, kills per second], and the nodes from which the
+# clients choose the writable one. Options: database, session (settings for PGOPTIONS).
 sub new
 {
 	my ($class, $plan, $nodes, %options) = @_;
@@ -36,7 +36,7 @@ sub new
 	return $self;
 }
 
-# Waits for its end. What it saw, by name.
+# Waits for its end. Returns what it counted, by name.
 sub counts
 {
 	my ($self) = @_;
@@ -45,7 +45,7 @@ sub counts
 	return map { split ' ' } split /\n/, $self->{stdout};
 }
 
-# Loads what the clients were answered into the table "answer" (key, answer), new each time.
+# Loads the answers that the clients got into a new table "answer" (key, answer).
 sub load_answers
 {
 	my ($self, $node, $database) = @_;

@@ -1,4 +1,4 @@
-/* The time of day, moved by the seconds that a file says: for the worker's test of clock jumps. */
+/* Moves the time of day by the seconds that a file contains, to test clock jumps (worker.pl). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/time.h>

@@ -1,5 +1,5 @@
 # Batches of messages, delivered to several consumers at once, in any order and more than once: each
-# message is new exactly once, whoever dies; and how far a stream has come survives a dump.
+# message is new exactly once, even if a consumer dies, and a stream's position survives a dump.
 use strict;
 use warnings;
 
@@ -26,7 +26,7 @@ CREATE FUNCTION key(n int) RETURNS text LANGUAGE sql AS
   \$\$ SELECT format('00000000-%s-7000-8000-000000000000', lpad(n::text, 4, '0')) \$\$;
 SQL
 
-# Runs each script in a session of its own, all let go at the same moment. Fails on any error.
+# Runs each script in a session of its own, all released at the same moment. Fails on any error.
 sub run_together
 {
 	my (@scripts) = @_;
@@ -68,11 +68,11 @@ sub each_is_new_once
 	return;
 }
 
-# One call for everything, from four sessions.
+# One call for all keys, from four sessions.
 run_together(map { "CALL consume($_, 1, 2 * $keys)" } 1 .. 4);
 each_is_new_once('one call each', $keys);
 
-# Many smaller calls that overlap everywhere; every third comes to nothing.
+# Many smaller calls with overlapping keys; every third is rolled back.
 my @chunks = map { my $first = 1 + 1500 * $_; [ $first, $first + 4499 ] } 0 .. int($keys / 1500);
 run_together(map {
 	my $session = $_;
@@ -83,18 +83,18 @@ run_together(map {
 $node->safe_psql('postgres', "CALL consume(5, 1, 2 * $keys)");
 each_is_new_once('many calls', $keys);
 
-# No lock a key, and the memory of one key at a time beside the array.
+# No lock per key, and beside the array the memory of one key at a time.
 my $session = $node->background_psql('postgres');
-is($session->query_safe(<<"SQL"), 't', 'no lock a key');
+is($session->query_safe(<<"SQL"), 't', 'once_each holds no lock per key');
 BEGIN;
 CALL consume(1, 1, 2 * $keys);
 SELECT count(*) < 30 FROM pg_locks WHERE pid = pg_backend_pid();
 SQL
-is($session->query_safe('SELECT count(*) FROM seen; ROLLBACK;'), $keys, 'of as many as you like');
+is($session->query_safe('SELECT count(*) FROM seen; ROLLBACK;'), $keys, 'once_each takes any number of keys');
 $session->quit;
 
-# A consumer that dies in the middle of its batch: what it had taken is new again. The digests of
-# these keys sort by number, so that the victim has half of them when it meets the one in flight.
+# A consumer dies in the middle of its batch: its keys are new again. The digests of these keys sort
+# by number, so the victim has half of them when it meets the key in flight.
 my $each = q{(SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT key(n) FROM generate_series(1, 1000) n)))};
 for my $how ('terminated', 'killed')
 {
@@ -120,12 +120,12 @@ for my $how ('terminated', 'killed')
 	}
 	my $expected = $how eq 'terminated' ? 998 : 1000;
 	is($node->safe_psql('postgres', "SELECT $each"), $expected, "$how: all of its batch is new to the next");
-	is($node->safe_psql('postgres', "SELECT $each"), 0, "$how: and to nobody else");
+	is($node->safe_psql('postgres', "SELECT $each"), 0, "$how: and to no other session");
 	$node->safe_psql('postgres', 'TRUNCATE idem.record');
 	eval { $_->quit } for ($holder, $victim);
 }
 
-# Streams: four consumers of the same three sources, each message sent to all of them.
+# Streams: four consumers of the same three sources, each of which gets every message.
 $node->safe_psql('postgres', 'CREATE TABLE applied (source text, seq bigint, session int)');
 run_together(map {
 	my $session = $_;

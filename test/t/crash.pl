@@ -1,4 +1,5 @@
-# Crashes between effect, complete and COMMIT: whatever dies, a retry finds one effect and one answer.
+# Crashes between effect, complete and COMMIT: whatever process dies, a retry finds one effect and
+# one answer.
 use strict;
 use warnings;
 
@@ -36,7 +37,7 @@ for my $victim (qw(backend postmaster))
 		is(effects($node, $key), 1, "$victim killed $step: one effect");
 	}
 
-	# Committed, but the client never saw it.
+	# Committed, but the client never saw the answer.
 	my $key = 'key' . ++$n;
 	my $session = $node->background_psql('postgres', on_error_stop => 0);
 	my $answer = $session->query("SELECT pay('$key', $request)");
@@ -64,12 +65,12 @@ for my $how ('pg_cancel_backend', 'pg_terminate_backend')
 my ($status, undef, $stderr) = $node->psql('postgres',
 	"SET statement_timeout = '100ms'; SELECT pay('waited for', $request)");
 like($stderr, qr/statement timeout/, 'statement_timeout ends a wait');
-is(locks($node), 1, 'and leaves no lock');
+is(locks($node), 1, 'a timed-out wait leaves no lock beside the holder\'s');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
 $node->safe_psql('postgres', "SELECT pay('waited for', $request)");
-is(effects($node, 'waited for'), 1, 'the key is claimable afterwards');
-is(locks($node), 0, 'no lock is left');
+is(effects($node, 'waited for'), 1, 'after a cancelled wait the key can be claimed');
+is(locks($node), 0, 'no key lock is left');
 
 log_is_clean($node, killed => 1);
 $node->stop;

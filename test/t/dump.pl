@@ -1,4 +1,4 @@
-# Dump and restore: replays are still answered, by another server and in another encoding.
+# Dump and restore: retries are still answered, by another server and in another encoding.
 use strict;
 use warnings;
 
@@ -15,7 +15,7 @@ $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
 	weak_keys => 'warn', response_exclude => '{größe,b.c}')});
-# Records of two secrets, and of a scope that is gone.
+# Records of two secrets, and of a scope that was dropped.
 is($from->safe_psql('postgres', q{SELECT idem.rotate_secret()}), '2', 'the secret is rotated');
 $from->safe_psql('postgres', q{SELECT pay('rotated', '{"amount": 5}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('dropped')});
@@ -69,19 +69,20 @@ $to->safe_psql('postgres', 'CREATE DATABASE same');
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'same' ], 'restore');
 check('same', 'restored');
 
-# The records come before their scopes: a purge in between must not take them for those of dropped ones.
+# The records come before their scopes: a purge in between must not take them for those of dropped
+# scopes.
 $to->safe_psql('postgres', 'CREATE DATABASE purged');
 my $purging = $from->backup_dir . '/purging.sql';
 my $script = slurp_file($dump);
 like($script, qr/^COPY idem\.record .*^COPY idem\.scope /ms, 'a dump has the records before the scopes');
-cmp_ok($script =~ s/^\\\.$/\\.\nSELECT idem.purge();/mg, '>=', 4, 'a purge after each table');
+cmp_ok($script =~ s/^\\\.$/\\.\nSELECT idem.purge();/mg, '>=', 4, 'the restore purges after each table');
 append_to_file($purging, $script);
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $purging, 'purged' ],
-	'restore, purging all the while');
+	'restore with a purge after each table');
 check('purged', 'restored while purging');
 
-# Roles are not in the dump. Without their owner's the scopes are not restored at first; the records must not
-# be taken for those of dropped ones meanwhile.
+# Roles are not in the dump. Without the owner's role the scopes are not restored at first;
+# meanwhile the records must not be taken for those of dropped scopes.
 $from->safe_psql('postgres', 'CREATE ROLE shop; CREATE DATABASE owned');
 install_payments($from, 'owned');
 $from->safe_psql('owned', q{SELECT idem.alter_scope('payments', owner => 'shop'); SELECT pay('kept', '{"amount": 1}')});
@@ -89,11 +90,11 @@ my $owned = $from->backup_dir . '/owned.sql';
 $from->command_ok([ 'pg_dump', '-f', $owned, 'owned' ], 'pg_dump of a scope that another role owns');
 $to->safe_psql('postgres', 'CREATE DATABASE owned');
 $to->command_checks_all([ 'psql', '-Xq', '-f', $owned, 'owned' ], 0, [], [qr/role "shop" does not exist/], 'restore without the role');
-is($to->safe_psql('owned', 'SELECT idem.purge(), (SELECT count(*) FROM idem.scope)'), '0|0', 'no scope, but nothing is purged');
+is($to->safe_psql('owned', 'SELECT idem.purge(), (SELECT count(*) FROM idem.scope)'), '0|0', 'no scope was restored, and no record is purged');
 my ($scopes_data) = slurp_file($owned) =~ /^(COPY idem\.scope .*?^\\\.\n)/ms;
 $to->safe_psql('owned', "CREATE ROLE shop;\n$scopes_data");
 is($to->safe_psql('owned', q{SELECT outcome FROM idem.try_claim('payments', 'kept', '{"amount": 1}')}),
-	'completed', 'and when the scopes are there, replays are answered');
+	'completed', 'once the scopes are restored, retries are answered');
 
 $to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],
@@ -109,10 +110,10 @@ check('parts', 'restored in two parts');
 
 $to->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE same');
 is($to->safe_psql('copy', q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}')}),
-	'completed', 'a copied database answers replays');
+	'completed', 'a copied database answers retries');
 
-# The owner of a database who is no superuser. Nobody may read idem's tables; so a dump with the keys takes
-# one of the grants that docs/operations.md names.
+# The owner of a database who is not a superuser. Only superusers may read idem's tables, so a dump
+# with the keys takes one of the grants that docs/operations.md names.
 $from->safe_psql('postgres', 'CREATE ROLE shopkeeper LOGIN; CREATE ROLE backup LOGIN IN ROLE pg_read_all_data; CREATE DATABASE kept OWNER shopkeeper');
 $from->safe_psql('kept', 'CREATE EXTENSION idem; GRANT EXECUTE ON FUNCTION idem.create_scope, idem.drop_scope TO shopkeeper');
 my $as = sub { my ($role, $node, $sql) = @_; return $node->safe_psql('kept', $sql, extra_params => [ '-U', $role ]) };
@@ -126,12 +127,12 @@ my $pg_dump = sub {
 my ($file, $command) = $pg_dump->('shopkeeper', 'refused');
 $from->command_checks_all($command, 1, [], [qr/permission denied for (?:sequence|table)|lack SELECT privilege on the sequence/], 'without a grant, pg_dump as the owner of the database is refused');
 ($file, $command) = $pg_dump->('shopkeeper', 'keyless', '--exclude-table-data=idem.*');
-$from->command_ok($command, 'and works when it leaves out what idem stores');
+$from->command_ok($command, 'pg_dump works if it leaves out what idem stores');
 my %dumped = ('without keys' => $file);
 SKIP:
 {
 	skip 'pg_dump cannot exclude an extension', 1 if $from->pg_version < 17;
-	$from->command_ok(($pg_dump->('shopkeeper', 'excluded', '--exclude-extension=idem'))[1], 'or the extension');
+	$from->command_ok(($pg_dump->('shopkeeper', 'excluded', '--exclude-extension=idem'))[1], 'pg_dump works if it leaves out the extension');
 }
 ($file, $command) = $pg_dump->('backup', 'reader');
 $from->command_ok($command, 'pg_dump as a member of pg_read_all_data');
@@ -141,10 +142,10 @@ $from->safe_psql('kept', $grant =~ s/\bbackup\b/shopkeeper/gr);
 ($file, $command) = $pg_dump->('shopkeeper', 'granted');
 $from->command_ok($command, "pg_dump as the owner of the database with the grants of docs/operations.md");
 $dumped{'with grants'} = $file;
-is(sqlstate($from, qq{SET ROLE shopkeeper; $_}, 'kept'), '42501', "who may dump may not write: $_")
+is(sqlstate($from, qq{SET ROLE shopkeeper; $_}, 'kept'), '42501', "a role that may dump may not write: $_")
   for ('DELETE FROM idem.record', 'INSERT INTO idem.secret SELECT * FROM idem.secret', q{SELECT setval('idem.scope_id', 1)});
 
-# Restored by a superuser; or, where the extension is there already, by a role that may write all data.
+# Restored by a superuser; or, if the extension already exists, by a role that may write all data.
 $to->safe_psql('postgres', 'CREATE ROLE shopkeeper LOGIN; GRANT pg_write_all_data TO shopkeeper');
 for my $kind (sort keys %dumped)
 {

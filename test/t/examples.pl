@@ -1,6 +1,6 @@
-# The example in each language, under what the network and the server do to it: one effect, one answer.
-# And the same example, changed to send a new key with each retry: two effects, or this test would
-# prove nothing.
+# The example in each language, under network and server faults: one effect, one answer. Then the
+# same example, changed to send a new key with each retry: two effects, which shows that the test
+# can fail.
 use strict;
 use warnings;
 
@@ -13,8 +13,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
 
-# name; file; a command that tells whether toolchain and driver are there; how to build SOURCE into
-# BUILT, and run it; what makes a retry use a new key.
+# Name; file; a command that tells whether toolchain and driver are installed; how to build SOURCE
+# into BUILT and run it; the change that makes a retry use a new key.
 my @languages = (
 	{
 		name    => 'Python (psycopg)',
@@ -79,14 +79,14 @@ my @languages = (
 	},
 );
 
-# Debian's packages of Go modules are found like this, whatever the module of the folder we are in.
+# Finds Debian's packages of Go modules, whatever the module of the current directory.
 $ENV{GO111MODULE} = 'off';
 $ENV{GOPATH}      = '/usr/share/gocode';
 $ENV{GOCACHE}   //= PostgreSQL::Test::Utils::tempdir . '/gocache';
 $ENV{PGSSLMODE}   = 'disable';
 $ENV{LC_MESSAGES} = 'C';
 
-# A python3 that has the driver: the first in the path may be somebody's own.
+# A python3 that has the driver: the first in the path may be another installation.
 my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
 
 sub command
@@ -98,7 +98,8 @@ sub command
 
 my $node = idem_node('examples', bare => 1, conf => "max_connections = 40\nlisten_addresses = '127.0.0.1'");
 $node->safe_psql('postgres', slurp_file('examples/setup.sql'));
-# A claim gives up soon, so that the client has something to retry. A trigger loses races on demand.
+# A claim gives up soon, so that the client has something to retry. A trigger makes it lose races on
+# demand.
 $node->safe_psql('postgres', <<'SQL');
 SELECT idem.alter_scope('payments', wait => '50 ms');
 CREATE SEQUENCE tries;
@@ -116,7 +117,7 @@ SQL
 
 my $user = $node->safe_psql('postgres', 'SELECT current_user');
 
-# Every operation has an amount of its own, so that effects are counted whatever their keys.
+# Every operation has an amount of its own, so that effects can be counted whatever their keys.
 my $operations = 0;
 sub operation
 {
@@ -130,7 +131,7 @@ sub effects_of
 	return $node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE amount = $amount");
 }
 
-# Where an example finds the server, or the proxy in front of it.
+# The address at which an example finds the server, or the proxy in front of it.
 sub at_server
 {
 	my ($proxy) = @_;
@@ -147,7 +148,7 @@ sub run_example
 	return { status => $? >> 8, stdout => $stdout, stderr => $stderr };
 }
 
-# undef when it is no JSON.
+# undef if it is not JSON.
 sub decoded
 {
 	my ($json) = @_;
@@ -189,7 +190,7 @@ sub answers_and_replays
 		"key \"$key\" was used for a different request", 'same key, another request');
 	is(effects_of($amount + 0.5), 0, 'same key, another request: no effect');
 	is_problem(run_example($language, undef, "$key is bad", 'ten'), 400, '22P02',
-		'invalid input syntax for type numeric: "ten"', 'no number');
+		'invalid input syntax for type numeric: "ten"', 'an amount that is not a number');
 	return;
 }
 
@@ -222,7 +223,7 @@ sub loses_races
 	return;
 }
 
-# Another try holds the key for so long that it is worth to come back later, not sooner.
+# Another session holds the key for so long that the client should come back later, not sooner.
 sub waits_its_turn
 {
 	my ($language) = @_;
@@ -241,7 +242,7 @@ SQL
 	my $logged = -s $node->logfile;
 	my $client = IPC::Run::start([ split(' ', $language->{command}), $key, $amount ], '>', \$stdout, '2>', \$stderr);
 	%ENV = %before;
-	# when it was refused, and for how long
+	# when the client was refused, and for how long
 	my $refusal = qr/^(\S+\ \S+)\ [^\n]* ERROR:\ \ operation\ "\Q$key\E" .*? HINT: .*? after\ ([\d.]+)\ seconds/msx;
 	my @refusals;
 	while (@refusals < 4 && $client->pumpable)    # twice refused, or it has given up
@@ -251,7 +252,7 @@ SQL
 		usleep(100_000);
 	}
 	my ($first, $after, $second) = @refusals;
-	is(scalar @refusals, 4, 'in flight: came again');
+	is(scalar @refusals, 4, 'in flight: the client came back');
 	is($node->safe_psql('postgres', "SELECT timestamp '$second' >= timestamp '$first' + interval '$after s'"), 't',
 		"in flight: not before the $after seconds that it was told") if @refusals == 4;
 	$holder->query_safe('COMMIT');
@@ -262,7 +263,7 @@ SQL
 	return;
 }
 
-# The mistake that all this is about.
+# The mistake that idempotency keys prevent.
 sub pays_twice_with_new_keys
 {
 	my ($language) = @_;
@@ -277,7 +278,7 @@ sub pays_twice_with_new_keys
 
 # Running them -----------------------------------------------------------------------------------------
 
-# Builds the example, or a changed one, and says how to run it.
+# Builds the example, or a changed one, and returns the command that runs it.
 sub prepared
 {
 	my ($language, $source) = @_;
@@ -295,16 +296,16 @@ sub with_new_keys
 	my ($language) = @_;
 	my ($same, $new) = @{ $language->{new_key} };
 	my $source = slurp_file("examples/$language->{file}");
-	is(scalar(() = $source =~ /\Q$same\E/g), 1, 'the retry takes its key in one place');
+	is(scalar(() = $source =~ /\Q$same\E/g), 1, 'the retry takes its key from one place in the source');
 	$source =~ s/\Q$same\E/$new/;
-	# Beside the example, where it finds what the example finds; Java wants the same name.
+	# Beside the example, so that it finds the same libraries; Java requires the same name.
 	my $folder = 'examples/new_key';
 	mkdir $folder;
 	append_to_file("$folder/$language->{file}", $source);
 	return "$folder/$language->{file}";
 }
 
-# IDEM_EXAMPLES: the files to test, all if it is not set.
+# IDEM_EXAMPLES: the files to test; all if it is not set.
 my %wanted = map { $_ => 1 } split ' ', $ENV{IDEM_EXAMPLES} // join ' ', map { $_->{file} } @languages;
 for my $language (@languages)
 {
@@ -325,7 +326,7 @@ for my $language (@languages)
 	}
 }
 
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 log_is_clean($node);
 $node->stop;
 done_testing();

@@ -1,5 +1,5 @@
-# The monitoring that ships with idem: postgres_exporter reads the figures as a member of pg_monitor,
-# and dashboard and alerts name no metric that it does not export.
+# The monitoring that ships with idem: postgres_exporter reads the figures as a member of
+# pg_monitor, and dashboard and alerts name only metrics that it exports.
 use strict;
 use warnings;
 
@@ -87,7 +87,7 @@ for my $space (sort keys %$wanted)
 	}
 }
 cmp_ok(scalar @metrics, '>', 30, 'the queries define metrics');
-is_deeply([ grep { !$exported{$_} } @metrics ], [], 'every one of them is exported');
+is_deeply([ grep { !$exported{$_} } @metrics ], [], 'every metric of the queries is exported');
 is_deeply([ grep { my $name = $_; !grep { $_ eq $name } @metrics } sort keys %exported ], [],
 	'and nothing else');
 
@@ -105,7 +105,7 @@ is(value('idem_scope_live', %payments), 3, 'live records');
 is(value('idem_scope_completed', %payments), 2, 'completed ones');
 is(value('idem_scope_in_progress', %payments), 1, 'a leased claim');
 is(value('idem_scope_expired', %payments), 1, 'an expired record');
-cmp_ok(value('idem_scope_expired_age_seconds', %payments), '>', 0, 'and its age');
+cmp_ok(value('idem_scope_expired_age_seconds', %payments), '>', 0, 'the age of an expired record');
 is(value('idem_scope_lapsed_age_seconds', %payments), 0, 'no lease has lapsed');
 is(value('idem_scope_ttl_seconds', %payments), 86400, 'the TTL');
 is(value('idem_scope_live', datname => 'postgres', scope => 'second \"scope\"'), 0, 'a scope without records');
@@ -113,25 +113,25 @@ is(value('idem_stats_claims_total', %payments), 7, 'claims');
 is(value('idem_stats_replays_total', %payments), 1, 'replays');
 is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
-is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that are held by a transaction');
-cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'for some time');
-is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'by a prepared one');
-cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'and its age');
+is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');
+is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'keys that a prepared transaction holds');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'the age of a prepared transaction');
 is(value('idem_storage_scopes', datname => 'postgres'), 2, 'scopes');
 is( value('idem_storage_table_bytes', datname => 'postgres'),
 	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
-is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check that is well');
+is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check with status ok');
 is(value('idem_health_status', check_name => 'retention', datname => 'postgres', scope => 'second \"scope\"'),
-	1, 'a check that warns');
+	1, 'a check with status warn');
 is( (grep { /^idem_health_status/ } keys %samples),
 	$node->safe_psql('postgres', 'SELECT count(DISTINCT (check_name, scope)) FROM idem.health()'),
-	'a value for each check');
+	'every check has a value');
 
 $run->kill_kill;
 $session->quit;
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'held'");
 
-# What is made of them -------------------------------------------------------------------------------
+# Dashboard and alerts ----------------------------------------------------------------------------
 
 sub named_metrics
 {
@@ -143,31 +143,31 @@ my $dashboard = decode_json(slurp_file("$monitoring/grafana-dashboard.json"));
 my @panels = @{ $dashboard->{panels} };
 my @expressions = map { $_->{expr} } map { @{ $_->{targets} } } @panels;
 cmp_ok(scalar @panels, '>', 10, 'the dashboard has panels');
-is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels, 'each with an id of its own');
-is_deeply([ grep { !@{ $_->{targets} } || !$_->{title} } @panels ], [], 'a title, and something to show');
+is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels, 'each panel of the dashboard has an id of its own');
+is_deeply([ grep { !@{ $_->{targets} } || !$_->{title} } @panels ], [], 'each panel has a title and a query');
 is_deeply([ grep { !$exported{$_} } named_metrics(@expressions, map { $_->{definition} // '' } @{ $dashboard->{templating}{list} }) ],
-	[], 'and every metric that they show is exported');
+	[], 'the dashboard uses only exported metrics');
 
 my $alerts = CPAN::Meta::YAML->read("$monitoring/alerts.yaml")->[0];
 my @rules = map { @{ $_->{rules} } } @{ $alerts->{groups} };
 cmp_ok(scalar @rules, '>=', 10, 'there are alert rules');
 is_deeply([ grep { !$_->{alert} || !$_->{annotations}{summary} || !$_->{annotations}{description} } @rules ],
-	[], 'each with words for a person');
-is_deeply([ grep { !$exported{$_} } named_metrics(map { $_->{expr} } @rules) ], [], 'over exported metrics only');
+	[], 'each alert has a summary and a description');
+is_deeply([ grep { !$exported{$_} } named_metrics(map { $_->{expr} } @rules) ], [], 'the alerts use only exported metrics');
 SKIP:
 {
 	my $promtool = installed('promtool') or skip 'promtool is not installed', 6;
-	command_like([ $promtool, 'check', 'rules', "$monitoring/alerts.yaml" ], qr/SUCCESS/, 'promtool accepts them');
+	command_like([ $promtool, 'check', 'rules', "$monitoring/alerts.yaml" ], qr/SUCCESS/, 'promtool accepts the alerts');
 	my $n = 0;
 	my $file = PostgreSQL::Test::Utils::tempdir . '/expressions.yaml';
 	append_to_file($file, encode_json({ groups => [ { name => 'dashboard', rules => [
 		map { { record => "x:" . ++$n, expr => s/\$__rate_interval/5m/gr } } @expressions ] } ] }));
-	command_like([ $promtool, 'check', 'rules', $file ], qr/SUCCESS/, 'and the expressions of the dashboard');
+	command_like([ $promtool, 'check', 'rules', $file ], qr/SUCCESS/, 'promtool accepts the expressions of the dashboard');
 }
 
 my $docs = slurp_file("$ENV{TESTDIR}/docs/monitoring.md");
 is_deeply([ grep { $docs !~ /`$_`/ } @metrics ], [], 'the documentation explains every metric');
-is_deeply([ grep { $docs !~ /`$_`/ } map { $_->{alert} } @rules ], [], 'and every alert');
+is_deeply([ grep { $docs !~ /`$_`/ } map { $_->{alert} } @rules ], [], 'the documentation explains every alert');
 
 log_is_clean($node);
 $node->stop;

@@ -1,8 +1,9 @@
-# Failover: the primary's postmaster is killed in the middle of a storm, its standby is promoted, and
-# the clients go there with the same keys. With synchronous replication no acknowledged answer is lost
-# and no key is executed twice, however the clients were caught; the same storm on an unprotected
-# procedure pays twice. With asynchronous replication an effect and its record are lost together.
-# The killed primary is rewound and becomes the next standby, so that every failover starts from one.
+# Failover: the primary's postmaster is killed in the middle of a storm, its standby is promoted,
+# and the clients go there with the same keys. With synchronous replication no acknowledged answer
+# is lost and no key is executed twice, whatever the clients were doing; the same storm on an
+# unprotected procedure pays twice. With asynchronous replication an effect and its record are lost
+# together. The killed primary is rewound and becomes the next standby, so that every failover
+# starts from one.
 use strict;
 use warnings;
 
@@ -47,7 +48,7 @@ sub replicate
 	return;
 }
 
-# From here on, what the primary commits does not reach the standby.
+# From here on, the standby does not receive what the primary commits.
 sub cut_replication
 {
 	configure($standby, 'primary_conninfo', '');
@@ -64,7 +65,7 @@ sub fail_over
 	return;
 }
 
-# What the killed primary wrote alone is wound back; then it follows the new one.
+# The killed primary is rewound to where the histories part; then it follows the new primary.
 sub rejoin
 {
 	$primary->safe_psql('postgres', 'CHECKPOINT');
@@ -93,7 +94,7 @@ sub waiting_for_standby
 	return "(SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep')";
 }
 
-# Starts a statement that hangs in its commit, because the standby does not answer.
+# Starts a statement that hangs in its commit, because the standby does not confirm.
 sub commit_unheard
 {
 	my ($statement) = @_;
@@ -108,8 +109,9 @@ sub abandon { my ($session) = @_; eval { $session->{run}->kill_kill }; return; }
 sub effects_reach { my ($node, $table, $n) = @_;
 	return $node->poll_query_until('postgres', "SELECT count(*) >= $n FROM $table"); }
 
-# A storm, and a failover when a quarter of its effects has reached the standby. With "unheard", in
-# the worst moment: all clients have committed, on both servers, and none has heard of it.
+# A storm, with a failover when a quarter of its effects has reached the standby. With "unheard", it
+# comes at the worst moment: all clients have committed, on both servers, and none has got its
+# answer.
 sub storm_and_failover
 {
 	my ($procedure, $sends, %options) = @_;
@@ -149,17 +151,18 @@ sub everything_once
 	return;
 }
 
-# 1. Synchronous replication, caught at random, then all unheard; then without idem.
+# 1. Synchronous replication: a failover at a random moment, then with no answer delivered; then
+# without idem.
 everything_once('synchronous', storm_and_failover('pay', 3));
 rejoin();
 everything_once('unheard', storm_and_failover('pay', 1, unheard => 1));
 rejoin();
 storm_and_failover('pay_unprotected', 1, unheard => 1);
 is(ask('SELECT count(*) - count(DISTINCT key) FROM unprotected_payment'), $clients,
-	'unprotected: every client that had not heard its answer pays twice');
+	'unprotected: every client that got no answer pays twice');
 rejoin();
 
-# 2. Leases: a claim that an external call follows reaches the standby before the caller goes on, so
+# 2. Leases: the standby has a claim before the caller continues with an external call, so
 # its token, its attempts and its recovery point are there after the failover.
 replicate('synchronous');
 sub claim_job
@@ -175,30 +178,31 @@ is(job('held'), 'in_progress||', 'lease: in flight on the new primary');
 ask("SELECT idem.renew('$token{finished}'); SELECT idem.complete('$token{finished}', '\"done\"')");
 is(job('finished'), 'completed|1|', 'lease: the token of the old primary completes on the new one');
 ask(q{UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'overtaken'});
-is(job('overtaken'), 'claimed|2|charged', 'lease: when it is over, it is taken over with its recovery point');
+is(job('overtaken'), 'claimed|2|charged', 'lease: when it has ended, it is taken over with its recovery point');
 my (undef, undef, $stderr) = $primary->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.complete('$token{overtaken}')");
-like($stderr, qr/ID004/, 'lease: and the old token is fenced off');
+like($stderr, qr/ID004/, 'lease: the old token is fenced off');
 rejoin();
 
-# 3. What the standby has not got is not acknowledged. A session that does not wait for it waits for
-# its leased claims all the same.
+# 3. What the standby does not have is not acknowledged. Even a session that does not wait for the
+# standby waits for its leased claims.
 clear();
 replicate('synchronous');
 cut_replication();
 my @hanging = (commit_unheard(q{SELECT pay('cut', '{"amount": 1}')}),
 	commit_unheard(q{SET synchronous_commit = off; SELECT token FROM idem.claim('jobs', 'cut', lease => '1 hour')}));
 is($primary->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'cut')}), 'in_progress',
-	'not replicated: nobody is told that it is done');
+	'not replicated: no client is told that the operation is done');
 fail_over();
 abandon($_) for @hanging;
 is(effects($primary, 'cut'), 0, 'not replicated, not acknowledged: no effect');
 is(job('cut'), 'claimed|1|', 'not replicated, not acknowledged: the job is free');
-is(ask(q{SELECT pay('cut', '{"amount": 1}')->'payment' IS NOT NULL}), 't', 'the retry runs');
-is(effects($primary, 'cut'), 1, 'and is the only one that did');
+is(ask(q{SELECT pay('cut', '{"amount": 1}')->'payment' IS NOT NULL}), 't', 'not replicated, not acknowledged: the retry runs');
+is(effects($primary, 'cut'), 1, 'not replicated, not acknowledged: the retry has the only effect');
 rejoin();
 
-# 4. Somebody cancels the wait for the standby: then the primary shows what the standby has not got,
-# and a replay acknowledges it. A replay that writes something waits, as docs/high-availability.md says.
+# 4. An operator cancels the wait for the standby. The primary then shows what the standby does not
+# have, and a replay acknowledges it. A replay that writes something waits, as
+# docs/high-availability.md says.
 clear();
 replicate('synchronous');
 ask(<<'SQL');
@@ -221,17 +225,18 @@ $primary->safe_psql('postgres', q{SELECT pg_cancel_backend(pid) FROM pg_stat_act
 $primary->poll_query_until('postgres', q{SELECT state = 'completed' FROM idem.lookup('payments', 'cancelled')})
   or die 'not cancelled';
 is($primary->safe_psql('postgres', q{SELECT pay('cancelled', '{"amount": 1}')->'payment' IS NOT NULL}), 't',
-	'cancelled wait: a plain replay acknowledges what the standby has not got');
+	'cancelled wait: a plain replay acknowledges what the standby does not have');
 my $strict = commit_unheard(q{SELECT pay_strictly('cancelled', '{"amount": 1}')});
 pass('cancelled wait: a replay that writes waits for the standby');
 fail_over();
 abandon($_) for ($cancelled, $strict);
 is(effects($primary, 'cancelled'), 0, 'cancelled wait: the effect is gone');
 is($primary->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'cancelled')}), 'absent',
-	'cancelled wait: and its record with it, so a retry runs');
+	'cancelled wait: the record is gone with the effect, so a retry runs');
 rejoin();
 
-# 5. Asynchronous replication: the tail is lost, acknowledged or not, the effect with its record.
+# 5. Asynchronous replication: the last commits are lost, acknowledged or not, each effect with its
+# record.
 clear();
 replicate('asynchronous');
 ask(q{SELECT pay('early', '{"amount": 1}')});
@@ -242,7 +247,7 @@ fail_over();
 is(ask(q{SELECT string_agg(key, ', ') FROM payment}), 'early', 'asynchronous: acknowledged effects can be lost');
 is(ask(q{SELECT string_agg(key, ', ') FROM idem.record}), 'early', 'asynchronous: their records are lost with them');
 ask(qq{SELECT pay('$_', '{"amount": 1}')}) for ('early', 'late 1', 'late 2', 'late 3');
-is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), '4|4', 'asynchronous: so their retries run, once');
+is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), '4|4', 'asynchronous: retries of lost operations run once');
 rejoin();
 
 my %saw = storm_and_failover('pay', 3, mode => 'asynchronous');

@@ -1,7 +1,7 @@
-# Fuzzing: sessions side by side send random statements. Every SQL function with arguments of every
-# sort (NULLs, extremes, far too much), in transactions, savepoints, cursors and prepared statements of
-# every kind, under roles that may and may not, while others cancel, reindex and purge. Any outcome
-# is fine, as long as the server lives, nothing leaks, no internal error shows, and the table is sound.
+# Fuzzing: concurrent sessions send random statements. Every SQL function with arguments of every
+# kind (NULLs, extremes, oversized), in transactions, savepoints, cursors and prepared statements,
+# under roles with and without privileges, while others cancel, reindex and purge. Any outcome is
+# fine, as long as the server lives, nothing leaks, no internal error shows, and the table is sound.
 #
 # IDEM_SEED repeats the statements of a run, IDEM_FUZZ sets how many each session sends.
 use strict;
@@ -163,14 +163,14 @@ sub script
 	return $file;
 }
 
-# After an error the transaction goes on from a savepoint, if there is one, or ends.
+# After an error the transaction continues from a savepoint, if there is one, or ends.
 my $recover = "\\if :ERROR\nROLLBACK TO @{[ 'a' ]};\n\\if :ERROR\nROLLBACK;\n\\endif\n\\endif\n";
 my @scripts = map
 {
 	script("fuzz$_", map { pick(@bag)->() . "\n" . (rand() < 0.8 ? $recover : '') } 1 .. $statements)
 } 1 .. $sessions;
 
-# The surroundings: one session cancels, the other maintains.
+# Two more sessions: one cancels statements, the other maintains the table.
 push @scripts, script('chaos', map { <<'SQL' } 1 .. $statements / 40);
 SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x;
 SELECT pg_sleep(0.05);
@@ -203,9 +203,9 @@ for my $gid (split /\n/, $node->safe_psql('postgres', 'SELECT gid FROM pg_prepar
 is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no key lock is left');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.open_claims()}), 0, 'no claim is left open');
 is($node->safe_psql('postgres', q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'amcheck finds every record in the index');
-is($node->safe_psql('postgres', q{SELECT scope, tenant, key, count(*) FROM idem.record GROUP BY 1, 2, 3 HAVING count(*) > 1}), '', 'one record a key');
+is($node->safe_psql('postgres', q{SELECT scope, tenant, key, count(*) FROM idem.record GROUP BY 1, 2, 3 HAVING count(*) > 1}), '', 'no key has two records');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.record WHERE state NOT IN ('c', 'f', 'p') OR attempt < 1 OR (state = 'p') <> (lease_end IS NOT NULL) AND state = 'p'}), 0, 'every record is well-formed');
-cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), '>', 0, 'some records have come of it');
+cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), '>', 0, 'some records were stored');
 $node->stop;
 
 my $log = slurp_file($node->logfile);
@@ -215,6 +215,6 @@ cmp_ok($state{$_} // 0, '>', 0, "$_ was among the errors") for qw(ID001 ID004 ID
 my @internal = $log =~ /^(XX\d{3}\|.*\n(?:.*\n){0,3})/mg;
 is(scalar(@internal), 0, 'no internal error') or diag join "\n", @internal[ 0 .. ($#internal < 5 ? $#internal : 5) ];
 my @warnings = grep { !/already a transaction|no transaction in progress|only be used in transaction blocks|^idempotency key "|are not limited|SET LOCAL|permission denied to set|worker took too long|still waiting/ } $log =~ /WARNING:  (.*)/g;
-is(join("\n", @warnings), '', 'and no warning but those of the statements themselves');
+is(join("\n", @warnings), '', 'the server logged only warnings of the statements themselves');
 log_is_clean($node);
 done_testing();

@@ -1,6 +1,6 @@
-# Hostile surroundings: what somebody may have planted before CREATE EXTENSION and around every call,
-# and arguments that are far too much. idem either works as ever or refuses cleanly; nothing crashes,
-# leaks or runs what it was not given to run.
+# Hostile surroundings: objects planted before CREATE EXTENSION and around every call, and oversized
+# arguments. idem either works normally or refuses cleanly. Nothing crashes or leaks, and no planted
+# code runs.
 use strict;
 use warnings;
 
@@ -47,23 +47,23 @@ for my $what (sort keys %planted)
 	my $objects = q{SELECT (SELECT count(*) FROM pg_class) + (SELECT count(*) FROM pg_proc) + (SELECT count(*) FROM pg_type)};
 	my $before = $node->safe_psql($database, $objects);
 	is(run_sql('CREATE EXTENSION idem', $database), '42P06', "planted before: $what");
-	is($node->safe_psql($database, $objects), $before, 'CREATE EXTENSION left nothing of its own');
+	is($node->safe_psql($database, $objects), $before, 'CREATE EXTENSION left nothing behind');
 }
 my $elsewhere = fresh_database('elsewhere');
-is(run_sql('CREATE EXTENSION idem SCHEMA public', $elsewhere), '0A000', 'it goes into no other schema');
+is(run_sql('CREATE EXTENSION idem SCHEMA public', $elsewhere), '0A000', 'CREATE EXTENSION refuses another schema');
 
-# Event triggers see DDL and may refuse it; then there is nothing. Calls of idem are no DDL.
+# Event triggers see DDL and may refuse it; then nothing is left. Calls of idem are not DDL.
 my $refuse = q{CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no %', tg_event; END $$};
 for my $event ('ddl_command_start', 'ddl_command_end')
 {
 	my $database = fresh_database($event);
 	$node->safe_psql($database, "$refuse; CREATE EVENT TRIGGER refuse ON $event EXECUTE FUNCTION refuse()");
 	is(run_sql('CREATE EXTENSION idem', $database), 'P0001', "an event trigger on $event refuses CREATE EXTENSION");
-	is($node->safe_psql($database, q{SELECT count(*) FROM pg_namespace WHERE nspname = 'idem'}), 0, 'which leaves nothing');
+	is($node->safe_psql($database, q{SELECT count(*) FROM pg_namespace WHERE nspname = 'idem'}), 0, 'a refused CREATE EXTENSION leaves no schema');
 }
 
-# A twin of every operator and function of pg_catalog that takes nothing but plain types, each of them
-# a trap, in a schema that comes before pg_catalog; and relations and types of idem's names.
+# A copy of every operator and function of pg_catalog that takes only plain types, each of them a
+# trap, in a schema that comes before pg_catalog; and relations and types with idem's names.
 my $traps = <<'SQL';
 SET check_function_bodies = off;
 CREATE SCHEMA evil;
@@ -120,7 +120,7 @@ for my $spring ('SELECT 1 OPERATOR(evil.=) 1', 'SELECT now()', 'SELECT 1 = 1', q
 	is(run_sql("$hostile_path $spring", $evil), 'TRAPS', "the traps are set: $spring");
 }
 is(run_sql("$hostile_path CREATE EXTENSION idem", $evil), '', 'CREATE EXTENSION under a hostile search_path');
-is( $node->safe_psql($evil, <<'SQL'), '', 'nothing of the extension depends on what was planted');
+is( $node->safe_psql($evil, <<'SQL'), '', 'nothing in the extension depends on planted objects');
 WITH RECURSIVE owned AS (
   SELECT classid, objid FROM pg_depend
    WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
@@ -137,8 +137,8 @@ SELECT pg_describe_object(d.classid, d.objid, 0), pg_describe_object(d.refclassi
   JOIN planted p ON p.classid = d.refclassid AND p.objid = d.refobjid
 SQL
 
-# Every call, made among the traps: the statements name nothing without its schema and use no operator,
-# so whatever springs a trap is idem.
+# Makes every call among the traps. The statements qualify every name and use no operator, so
+# whatever springs a trap is idem.
 $node->safe_psql($evil, <<'SQL');
 CREATE ROLE shop;
 CREATE ROLE clerk IN ROLE shop;
@@ -224,17 +224,17 @@ CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE
 SQL
 	$plain;
 });
-like($expected, qr/"answer": 42.*\n.*conflict\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour goes through all of it');
+like($expected, qr/"answer": 42.*\n.*conflict\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
 my $callable = $node->safe_psql($evil, <<'SQL');
 SELECT string_agg(DISTINCT proname || '(', ' ') FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'trigger'::regtype
 SQL
 my $views = $node->safe_psql($evil, q{SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 ok(index($tour, "idem.$_") >= 0, "the tour visits $_") for split ' ', "$callable $views";
-is(run_sql($hostile_path . $tour, $evil), $expected, 'and sees the same among the traps');
-is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing went into somebody else's tables");
+is(run_sql($hostile_path . $tour, $evil), $expected, 'the tour has the same results among the traps');
+is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing was written to planted tables");
 
-# Row security, triggers, rules and constraints on idem's own tables: they are written and read without
-# the executor, so none of these has a say; nor has row_security over the views.
+# Row security, triggers, rules and constraints on idem's own tables: idem writes and reads them
+# without the executor, so none of these applies; row_security does not affect the views.
 $node->safe_psql($evil, <<'SQL');
 SELECT idem.once('shop', '4711', tenant => '4711');
 CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
@@ -267,16 +267,16 @@ CREATE EVENT TRIGGER at_start ON ddl_command_start EXECUTE FUNCTION public.no_dd
 SQL
 is( run_sql(q{SELECT idem.create_scope('after the event'); SELECT idem.once('after the event', 'k'); SELECT idem.drop_scope('after the event')}, $evil),
 	"\nt\n", 'event triggers do not fire for idem');
-is(run_sql('DROP EXTENSION idem', $evil), 'P0001', '(though they do for DDL)');
+is(run_sql('DROP EXTENSION idem', $evil), 'P0001', 'event triggers fire for DDL');
 $node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
 
-# What SQL may call at all.
+# What SQL can call at all.
 is( $node->safe_psql($evil, <<'SQL'), '', 'no function takes or returns what SQL cannot make');
 SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
    AND ('internal'::regtype = ANY (proargtypes::oid[]) OR 'cstring'::regtype = ANY (proargtypes::oid[]) OR prorettype IN ('internal'::regtype, 'cstring'::regtype))
 SQL
 is(run_sql(q{SET ROLE clerk; CREATE FUNCTION pg_temp.claim(internal) RETURNS internal AS '$libdir/idem', 'idem_claim' LANGUAGE C}, $evil),
-	'42501', 'and nobody but a superuser gives its symbols another signature');
+	'42501', 'only a superuser can give the C symbols another signature');
 
 # Temporary schemas and operations that misbehave --------------------------------------------------
 
@@ -319,14 +319,14 @@ BEGIN;
 SELECT idem.forget('$scope', 'op') FROM idem.scopes WHERE name = '$scope';
 COMMIT;
 SQL
-	is(locks($node), 0, 'leaves no lock');
+	is(locks($node), 0, 'an operation that misbehaves leaves no lock');
 	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0') WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
 }
 
 # Requests and responses ---------------------------------------------------------------------------
 
-# As deep as the server's own parser lets pass, on a small stack and on a large one, whole and without a
-# path; and beyond that the server says so.
+# As deep as the server's own parser allows, on a small stack and on a large one, whole and without
+# a path; beyond that the server refuses.
 for my $stack ('100kB', '2MB', '7MB')
 {
 	for my $scope ('plain', 'work')
@@ -350,7 +350,7 @@ SQL
 	}
 }
 is(run_sql(q{SELECT idem.complete(token, r) = r FROM (SELECT (repeat('[', 1000) || repeat(']', 1000))::jsonb AS r) r, idem.claim('plain', 'deep', r)}, $db),
-	't', 'a thousand levels are nothing special');
+	't', 'a thousand levels are accepted');
 
 for my $case ([ plain => 1_000_000 ], [ work => 100_000 ])
 {
@@ -371,7 +371,7 @@ SQL
 	}
 }
 
-# Keys of many bytes a character, of odd characters, and of no characters at all.
+# Keys with many bytes per character, unusual characters, or no valid characters.
 my %keys = (
 	'255 bytes of é' => [ q{repeat('é', 127) || 'x'}, 'claimed' ],
 	'256 bytes of é' => [ q{repeat('é', 128)}, 'ID007' ],
@@ -396,7 +396,7 @@ for my $what (sort keys %keys)
 	is(run_sql("SELECT (idem.try_claim('plain', key)).outcome, idem.release(token) FROM (SELECT $key AS key) k, LATERAL idem.try_claim('plain', key || '')", $db) =~ /^(\w+)/ ? $1 : '',
 		$outcome eq 'claimed' ? 'in_progress' : $outcome, "a key of $what");
 	next if $outcome ne 'claimed';
-	is( run_sql(<<"SQL", $db), "t\nt\nt", '... comes back as it went in, as key and as tenant');
+	is( run_sql(<<"SQL", $db), "t\nt\nt", 'the key comes back unchanged, as key and as tenant');
 BEGIN;
 SELECT idem.complete(token, to_jsonb(key)) = to_jsonb(key) FROM (SELECT $key AS key) k, idem.claim('plain', key, tenant => key);
 COMMIT;
@@ -405,23 +405,23 @@ SELECT count(*) = 1 FROM idem.record WHERE key = $key AND tenant = $key;
 SQL
 }
 is($node->safe_psql($db, q{SELECT count(*), count(DISTINCT digest), count(DISTINCT (tenant, key)) FROM idem.record WHERE tenant = key}) =~ /^(\d+)\|\1\|\1$/ ? 1 : 0,
-	1, 'and each of them is a key of its own');
+	1, 'each of them is a different key');
 
 # Answers ------------------------------------------------------------------------------------------
 
-# The default limit, to the byte; in each way in which a statement can fail without its transaction.
+# The default limit, to the byte, in each way in which a statement can fail without its transaction.
 my $body = sub { my ($bytes) = @_; "convert_to(repeat('x', $bytes), 'UTF8')" };
 my $limit = 64 * 1024 * 1024;
 is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit) ]}) IS NULL FROM idem.claim('plain', 'largest')", $db),
-	't', 'an answer of 64 MB');
-is(run_sql("SELECT length(body) FROM idem.claim('plain', 'largest')", $db), $limit, 'is replayed');
+	't', 'an answer of 64 MB is stored');
+is(run_sql("SELECT length(body) FROM idem.claim('plain', 'largest')", $db), $limit, 'an answer of 64 MB is replayed');
 is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit + 1) ]}) FROM idem.claim('plain', 'too large')", $db),
-	'54000', 'one byte more is refused');
-is( run_sql(<<"SQL", $db), '54000', 'as the sum of its parts, too');
+	'54000', 'an answer of 64 MB and one byte is refused');
+is( run_sql(<<"SQL", $db), '54000', 'the limit applies to the sum of the parts');
 SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => to_jsonb(repeat('x', 30000000)), body => @{[ $body->(30000000) ]})
   FROM idem.claim('plain', 'too large')
 SQL
-is( run_sql(<<"SQL", $db), '54000', 'of a transaction, effect and all');
+is( run_sql(<<"SQL", $db), '54000', 'the refusal fails the transaction with its effect');
 BEGIN;
 INSERT INTO effect VALUES ('too large');
 SELECT token FROM idem.claim('plain', 'too large') \\gset
@@ -445,9 +445,9 @@ COMMIT;
 SELECT string_agg(key, ',') FROM effect;
 SELECT response FROM idem.claim('plain', 'too large');
 SQL
-is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open, and completes with less');
-like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 67108864 bytes/, 'the error says how much is allowed');
-is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the verdict is stored, the effect is not');
+is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open and completes with a smaller answer');
+like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 67108864 bytes/, 'the error names the limit');
+is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the failure is stored, the effect is not');
 TRUNCATE effect;
 DO \$\$
 DECLARE token text := (idem.claim('plain', 'caught')).token;
@@ -463,7 +463,7 @@ SELECT count(*) + 64 FROM effect;
 SELECT response FROM idem.claim('plain', 'caught');
 SQL
 
-# Hundreds of megabytes, where a superuser allows them; and a gigabyte, which nobody can.
+# Hundreds of megabytes, where a superuser allows them; and a gigabyte, which is always too much.
 $node->safe_psql('postgres', q{ALTER ROLE worker SET idem.max_answer_size = '512MB'; ALTER ROLE worker LOGIN});
 sub run_as_worker
 {
@@ -471,13 +471,13 @@ sub run_as_worker
 	my (undef, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'worker' ]);
 	return $err =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $out;
 }
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', '300 MB, if a superuser lets the role');
-is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'are replayed');
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'more than 512 MB are refused');
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'and a gigabyte is no value');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if a superuser allows it');
+is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'an answer of 300 MB is replayed');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'an answer of more than 512 MB is refused');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'a value of a gigabyte is refused');
 my $load = "SELECT idem.current_key() \\gset\n";
-is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'the role itself cannot raise the limit');
-is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'nor a superuser beyond that');
+is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'a role cannot raise the limit');
+is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'a superuser cannot raise the limit above 512 MB');
 
 # Many claims --------------------------------------------------------------------------------------
 
@@ -495,9 +495,9 @@ ROLLBACK;
 SQL
 is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), 'ID009', 'the default is 2,000');
 
-# In the middle of it ------------------------------------------------------------------------------
+# Cancelled calls ---------------------------------------------------------------------------------
 
-# Cancelled wherever it happens to be: walking the request, writing the answer, reading it.
+# Cancelled at a random point: walking the request, writing the answer, reading it.
 for my $timeout (1, 2, 5, 10, 20, 40, 80, 160, 320)
 {
 	$node->psql($db, <<"SQL", on_error_stop => 0);
@@ -528,16 +528,16 @@ SQL
 	is(locks($node), 0, 'a terminated backend leaves no lock');
 }
 
-is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'the index is whole');
-is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, key)) FROM idem.record'), 0, 'one record a key');
+is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'the index has every record');
+is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, key)) FROM idem.record'), 0, 'no key has two records');
 log_is_clean($node);
 $node->stop;
 
-# Before the library is loaded, a setting is anybody's placeholder: it does not count.
+# Before the library is loaded, any role can set a placeholder: it does not count.
 my $plain = idem_node('placeholder', conf => '');
 (undef, $stdout, $stderr) = $plain->psql('postgres', <<'SQL');
-CREATE ROLE anybody;
-SET ROLE anybody;
+CREATE ROLE any_role;
+SET ROLE any_role;
 SET idem.max_open_claims = 1000000;
 SET idem.max_answer_size = '512MB';
 SELECT idem.new_key() \gset
@@ -545,7 +545,7 @@ SHOW idem.max_open_claims;
 SHOW idem.max_answer_size;
 SQL
 is($stdout, "2000\n64MB", 'limits that were set before the library was loaded do not count');
-like($stderr, qr/permission denied to set parameter "idem.max_answer_size"/, 'which a WARNING says');
+like($stderr, qr/permission denied to set parameter "idem.max_answer_size"/, 'a WARNING says that the placeholder does not count');
 log_is_clean($plain);
 $plain->stop;
 done_testing();

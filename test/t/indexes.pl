@@ -1,6 +1,7 @@
-# Indexes that somebody adds to idem's tables: of every kind, on every table. Each row is found in each of
-# them, a constraint that is added is kept, and what cannot be kept is an error. Built, rebuilt and dropped
-# beside every function that writes, no key is executed twice, and amcheck finds nothing.
+# Indexes that a superuser adds to idem's tables: of every kind, on every table. Each row is found
+# in each index, an added constraint is kept, and one that cannot be kept is an error. Built,
+# rebuilt and dropped during writes by every function: no key is executed twice, and amcheck finds
+# nothing.
 use strict;
 use warnings;
 
@@ -17,7 +18,7 @@ SELECT idem.create_scope('messages');
 SELECT idem.create_scope('short', ttl => '1 millisecond');
 SQL
 
-# Rows that are updated while only a summarizing index changes: their other entries stay.
+# Updates that change only a summarizing index: the other index entries stay.
 $sql->(<<'SQL');
 CREATE INDEX brin_record ON idem.record USING brin (expires);
 CREATE INDEX brin_watermark ON idem.watermark USING brin (updated);
@@ -40,11 +41,11 @@ $sql->("SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT 'each' || n
 $sql->("SELECT idem.advance('messages', 'other', 1)");
 tables_are_sound($node, 'after updates of what a BRIN index covers');
 restart_killed($node);
-tables_are_sound($node, 'and after recovery');
+tables_are_sound($node, 'after recovery');
 is(sqlstate($node, "SELECT idem.complete('$token', '1')"), '', 'the leased claim completes');
 $sql->('DROP INDEX idem.brin_record, idem.brin_watermark, idem.brin_scope, idem.brin_secret, idem.brin_sweep');
 
-# Constraints that somebody adds are kept by every function that writes.
+# Every function that writes keeps constraints that a superuser adds.
 my %constraint = (
 	'a unique index' => 'CREATE UNIQUE INDEX extra ON idem.record (key)',
 	'a unique index of an expression' => 'CREATE UNIQUE INDEX extra ON idem.record (lower(key))',
@@ -66,20 +67,20 @@ for my $kind (sort keys %constraint)
 	$sql->("UPDATE idem.record SET expires = created");
 	is($sql->($_), 1, "$kind lets an expired record be replaced: $_")
 	  for ("SELECT idem.once('messages', 'k')::int", "SELECT count(*) FROM idem.once_each('messages', ARRAY['k', 'l'])");
-	is($sql->('SELECT string_agg(key, \' \' ORDER BY key) FROM idem.record'), 'k l', 'and nothing else was written');
+	is($sql->('SELECT string_agg(key, \' \' ORDER BY key) FROM idem.record'), 'k l', 'nothing else was written');
 	tables_are_sound($node, $kind);
 	$sql->($constraint{$kind} =~ /ADD/ ? 'ALTER TABLE idem.record DROP CONSTRAINT extra' : 'DROP INDEX idem.extra');
 }
 
-# What a failed build leaves behind is still filled, and its uniqueness still counts.
+# The index that a failed build leaves is still filled, and its uniqueness still applies.
 $sql->("SELECT idem.once('payments', 'k')");
 isnt(sqlstate($node, 'CREATE UNIQUE INDEX CONCURRENTLY extra ON idem.record (key)'), '', 'a build fails');
-is($sql->("SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.extra'::regclass"), 'f', 'and leaves an index');
-is($sql->("SELECT idem.once('messages', 'after'), idem.once('messages', 'after')"), 't|f', 'beside which keys are written');
+is($sql->("SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.extra'::regclass"), 'f', 'a failed build leaves an invalid index');
+is($sql->("SELECT idem.once('messages', 'after'), idem.once('messages', 'after')"), 't|f', 'keys are written beside an invalid index');
 tables_are_sound($node, 'beside an invalid index');
 $sql->('DROP INDEX idem.extra');
 
-# A function in an index may raise, or read; what it says of a row stands.
+# A function in an index may raise, or read other tables.
 $sql->(<<'SQL');
 CREATE FUNCTION judge(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -88,14 +89,14 @@ BEGIN
 END $$;
 CREATE INDEX extra ON idem.record (judge(key));
 SQL
-is(sqlstate($node, $_), 'P0001', "an index function raises: $_")
+is(sqlstate($node, $_), 'P0001', "an index function that raises fails the call: $_")
   for (q{SELECT pay('bad', '{"amount": 1}')}, q{SELECT idem.once_each('messages', ARRAY['good', 'bad'])});
-is($sql->("SELECT idem.once('messages', 'good'), idem.once('messages', 'good')"), 't|f', 'others are written');
-is(effects($node, 'bad'), 0, 'no effect without its record');
+is($sql->("SELECT idem.once('messages', 'good'), idem.once('messages', 'good')"), 't|f', 'other keys are written');
+is(effects($node, 'bad'), 0, 'there is no effect without its record');
 tables_are_sound($node, 'beside a function that raises');
 $sql->('DROP INDEX idem.extra');
 
-# Without the unique index of its digest, no claim is right.
+# Without the unique index of the digest, every claim is refused.
 for my $other (undef, 'PRIMARY KEY (digest) DEFERRABLE', 'PRIMARY KEY (digest, scope)')
 {
 	$sql->('ALTER TABLE idem.record DROP CONSTRAINT record_pkey');
@@ -149,7 +150,7 @@ END $$;
 CREATE FUNCTION operate(request jsonb) RETURNS jsonb LANGUAGE sql AS
   $$ INSERT INTO message VALUES ('execute' || (request->>0)); SELECT request $$;
 SQL
-# Each script once in a row, each operation twice or by several clients.
+# Each script in turn, each operation twice or by several clients.
 my @load = (
 	q{\set n random(1, 1000000000)
 SELECT pay('pay' || :n, '{"amount": 1}');
@@ -203,7 +204,7 @@ for my $table (sort keys %index)
 }
 $load->signal('TERM');
 $load->finish;
-unlike($err, qr/ERROR|aborted/, 'the load saw no error') or diag($err);
+unlike($err, qr/ERROR|aborted/, 'the load had no error') or diag($err);
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'})
   or die 'the load goes on';
 

@@ -1,5 +1,5 @@
-# The extension comes and goes under sessions that have it loaded; nothing needs to be preloaded, and
-# preloading does no harm.
+# The extension is created and dropped while sessions have it loaded. It works without preloading
+# and with.
 use strict;
 use warnings;
 
@@ -14,18 +14,19 @@ is($session->query(q{SELECT pay('k', '{"amount": 1}')}), '{"payment": 1}', 'a se
 
 $node->safe_psql('postgres', 'DROP EXTENSION idem CASCADE');
 $session->query(q{SELECT idem.lookup('payments', 'k')});
-is($session->query('SELECT 1'), 1, 'dropped under it: the session lives');
+is($session->query('SELECT 1'), 1, 'extension dropped: the session lives');
 
 $node->safe_psql('postgres', q{CREATE EXTENSION idem; SELECT idem.create_scope('payments')});
-is($session->query(q{SELECT state FROM idem.lookup('payments', 'k')}), 'absent', 'created anew: it sees the new tables');
+is($session->query(q{SELECT state FROM idem.lookup('payments', 'k')}), 'absent', 'created again: the session sees the new tables');
 is($session->query(q{
 BEGIN;
 SELECT token FROM idem.claim('payments', 'k') \gset
 SELECT idem.complete(:'token', '"new"');
-COMMIT;}), '"new"', 'and writes to them');
-is($node->safe_psql('postgres', q{SELECT response FROM idem.lookup('payments', 'k')}), '"new"', 'as another session sees');
+COMMIT;}), '"new"', 'created again: the session writes to the new tables');
+is($node->safe_psql('postgres', q{SELECT response FROM idem.lookup('payments', 'k')}), '"new"', 'another session sees what it wrote');
 
-# Dropped by one session while another is in the middle of an operation: it waits for its end.
+# One session drops the extension while another is in the middle of an operation: it waits for the
+# end.
 $session->query(q{
 BEGIN;
 SELECT token FROM idem.claim('payments', 'open') \gset
@@ -34,18 +35,18 @@ my (undef, undef, $stderr) = $node->psql('postgres', q{SET lock_timeout = '100ms
 like($stderr, qr/lock timeout/, 'DROP EXTENSION waits for an open claim');
 is($session->query(q{
 SELECT idem.complete(:'token', '1');
-COMMIT;}), '1', 'which completes');
+COMMIT;}), '1', 'the open claim completes');
 $session->quit;
 
 my (undef, undef, $pre) = $node->psql('postgres', q{DROP EXTENSION idem; CREATE SCHEMA idem; CREATE EXTENSION idem});
-like($pre, qr/schema "idem" already exists/, "somebody else's schema of that name is not taken over");
+like($pre, qr/schema "idem" already exists/, "a schema of that name that is not idem's is not taken over");
 
 $node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'\nidem.tenant = 'preset'");
 $node->restart;
 $node->safe_psql('postgres', 'DROP SCHEMA idem; CREATE EXTENSION idem');
 $node->safe_psql('postgres', q{SELECT idem.create_scope('s')});
-is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('s', 'k')}), 'absent', 'preloaded, it works too');
-is($node->safe_psql('postgres', 'SHOW idem.tenant'), 'preset', 'and takes its settings from the file');
+is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('s', 'k')}), 'absent', 'it works preloaded');
+is($node->safe_psql('postgres', 'SHOW idem.tenant'), 'preset', 'preloaded, the settings come from the file');
 my (undef, undef, $typo) = $node->psql('postgres', q{SET idem.tenent = 'x'});
 like($typo, qr/invalid configuration parameter name/, 'a misspelt setting is refused');
 

@@ -8,8 +8,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# With WAL senders, so that a synchronous standby can be asked for. Nobody writes WAL to disk unless
-# a commit makes him: see durability below.
+# With WAL senders, so that a synchronous standby can be configured. Only commits write WAL to disk;
+# see durability below.
 my $node = idem_node('lease', init => { allows_streaming => 1 }, conf => <<'CONF');
 max_connections = 40
 synchronous_commit = local
@@ -55,7 +55,7 @@ sub state_of
 my $race = q{SELECT 'key' || n FROM generate_series(1, 40) n};
 my @pgbench = ('--client=16', '--jobs=2', '--transactions=40', '--no-vacuum', '--define=n=0');
 
-# All over already: one wins each, the others are told of his lease.
+# All have lapsed: one claimer wins each, the others learn of its lease.
 $node->safe_psql('postgres', "SELECT idem.claim('jobs', key, lease => '1 minute') FROM ($race) k(key)");
 $node->safe_psql('postgres', "UPDATE idem.record SET lease_end = now() - interval '1 s'");
 $node->pgbench(
@@ -66,10 +66,10 @@ INSERT INTO tried SELECT 'key' || :n, claimed, attempt, outcome FROM idem.try_cl
 SQL
 is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried GROUP BY 1 ORDER BY 1'),
 	"claimed|40|40|2|2\nin_progress|600|40||", 'exactly 40 takeovers, all of them attempt 2');
-is($node->safe_psql('postgres', 'SELECT count(*), min(attempt), max(attempt) FROM idem.record'), '40|2|2', 'and so say the records');
+is($node->safe_psql('postgres', 'SELECT count(*), min(attempt), max(attempt) FROM idem.record'), '40|2|2', 'the records have attempt 2 too');
 
-# Ending one after the other while the claimers wait for them: one wins and finishes, the others get
-# his answer.
+# They end one after the other while the claimers wait: one wins and finishes, the others get its
+# answer.
 $node->safe_psql('postgres', <<"SQL");
 TRUNCATE tried, idem.record;
 SELECT idem.claim('jobs', key, lease => '1 minute') FROM ($race) k(key);
@@ -91,7 +91,7 @@ $node->pgbench(
 is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried GROUP BY 1 ORDER BY 1'),
 	"claimed|40|40|2|2\ncompleted|600|40|2|2", 'exactly 40 takeovers, 600 replays');
 is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM effect'), '40|40', '40 effects');
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 
 # ---------------------------------------------------------------------------------------------
 # Waiters: woken by whatever ends the lease, not by what prolongs it
@@ -116,7 +116,7 @@ SQL
 	waits_for($node, $pid, 'Extension');
 	for my $step (q{idem.renew(:'t', '2 hours')}, q{idem.checkpoint(:'t', 'half way')})
 	{
-		# While it is uncommitted the waiter waits for the transaction, then for the lease again.
+		# While this is uncommitted the waiter waits for the transaction, then for the lease again.
 		$owner->query_safe("BEGIN; SELECT $step");
 		waits_for($node, $pid, 'Lock');
 		$owner->query_safe('COMMIT');
@@ -134,8 +134,8 @@ is( $node->safe_psql('postgres',
 		"SELECT outcome, retry_after > '0' FROM idem.try_claim('jobs', 'real time', wait => '100 ms')"),
 	'in_progress|t', 'the wait is bounded');
 
-# The session's own bound ends the wait for a lease as it ends one for a lock; whoever has no argument
-# "wait" is told of the scope's. Without the bound these calls would wait until the statement timeout.
+# The session's own bound also ends the wait for a lease; a call without the argument "wait" gets a
+# hint about the scope's wait. Without the bound these calls would wait until the statement timeout.
 $node->safe_psql('postgres', "SELECT idem.create_scope('patient', wait => '10 minutes')");
 my $held = $node->safe_psql('postgres', "SELECT token FROM idem.claim('patient', 'held', lease => '1 hour')");
 worker('held')->quit;
@@ -150,9 +150,9 @@ for my $call (
 }
 my ($code, $out, $err) = $node->psql('postgres', "SELECT idem.forget('jobs', 'held')");
 like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Retry after [0-9.]+ seconds, or raise the scope's "wait" with idem\.alter_scope\(\)\./,
-	'forget of a running lease: the hint names no argument that it has not');
+	'forget of a running lease: the hint names no argument that forget lacks');
 
-# forget waits for the end of a lease as a claim does, and forgets what it has become.
+# forget waits for the end of a lease as a claim does, and then forgets the record.
 my $forgetter = $node->background_psql('postgres');
 my $forgetter_pid = $forgetter->query_safe('SELECT pg_backend_pid()');
 $forgetter->query_until(qr/waiting/, "\\echo waiting\nSELECT idem.forget('patient', 'held');\n");
@@ -160,9 +160,9 @@ waits_for($node, $forgetter_pid, 'Extension');
 $node->safe_psql('postgres', "SELECT idem.complete('$held')");
 is($forgetter->query_safe(''), 't', 'forget waits for a lease within the scope\'s wait');
 $forgetter->quit;
-is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('patient', 'held')"), 'absent', 'and forgets');
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('patient', 'held')"), 'absent', 'forget deletes the record');
 
-# Heartbeats from other sessions; an hour passes in no time when the row is an hour older.
+# Heartbeats from other sessions. The row is made an hour older, so that an hour passes at once.
 worker('alive')->quit;
 worker('silent')->quit;
 my $token = $node->safe_psql('postgres', "SELECT token FROM idem.claim('jobs', 'beating', lease => '1 hour')");
@@ -172,15 +172,15 @@ for my $beat (1 .. 3)
 	$node->safe_psql('postgres', "SELECT idem.renew('$token', '1 hour')");
 	is(outcome('beating'), 'in_progress|', "beat $beat from another session keeps the lease");
 }
-is(outcome('silent'), 'claimed|2', 'a silent worker is overtaken');
+is(outcome('silent'), 'claimed|2', 'a worker without heartbeats is taken over');
 $node->safe_psql('postgres', "SELECT idem.complete('$token')");
 
 # ---------------------------------------------------------------------------------------------
 # Durability: what a worker goes on to do outside rests on the row, whatever synchronous_commit says
 # ---------------------------------------------------------------------------------------------
 
-# Stopped, the WAL writer flushes nothing on the side: only a commit that is made to wait does. (Nor is
-# a dirty page evicted, with its WAL, from buffers that are large enough.)
+# Stopped, the WAL writer flushes nothing on the side: only a commit that is made to wait does. (Nor
+# is a dirty page evicted, with its WAL, from buffers that are large enough.)
 sub wal_writer
 {
 	return $node->safe_psql('postgres', "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'");
@@ -202,17 +202,17 @@ SQL
 }
 sub leased { my ($key) = @_; return "SELECT token AS t FROM idem.claim('jobs', '$key', lease => '1 hour')"; }
 
-is(flushes(q{SELECT pay('atomic', '{"amount": 1}') AS answer}, 'off'), 'f', 'an atomic claim and its completion: not forced');
+is(flushes(q{SELECT pay('atomic', '{"amount": 1}') AS answer}, 'off'), 'f', 'an atomic claim and its completion are not flushed');
 is(flushes(leased('durable'), 'off'), 't', 'a leased claim is flushed under synchronous_commit = off');
 $token = $node->safe_psql('postgres', leased('durable too'));
-is(flushes("SELECT idem.renew('$token') AS t", 'off'), 't', 'so is renew');
-is(flushes("SELECT idem.checkpoint('$token', 'charging') AS t", 'off'), 't', 'so is checkpoint');
-is(flushes("SAVEPOINT s; SELECT idem.checkpoint('$token', 'charged') AS t \\gset\nRELEASE s; SELECT 1 AS t", 'off'), 't', 'in a savepoint too');
-is(flushes("SELECT idem.complete('$token') AS t", 'off'), 'f', 'complete is as durable as the caller wants it');
+is(flushes("SELECT idem.renew('$token') AS t", 'off'), 't', 'renew is flushed');
+is(flushes("SELECT idem.checkpoint('$token', 'charging') AS t", 'off'), 't', 'checkpoint is flushed');
+is(flushes("SAVEPOINT s; SELECT idem.checkpoint('$token', 'charged') AS t \\gset\nRELEASE s; SELECT 1 AS t", 'off'), 't', 'a checkpoint in a savepoint is flushed');
+is(flushes("SELECT idem.complete('$token') AS t", 'off'), 'f', 'complete is as durable as the session\'s setting');
 is($node->safe_psql('postgres', "SET synchronous_commit = off; BEGIN; @{[leased('setting')]} \\gset\nCOMMIT; SHOW synchronous_commit"),
 	'off', 'the session keeps its setting');
 
-# For real: the server dies as soon as claim, renew and checkpoint have returned.
+# The server is killed as soon as claim, renew and checkpoint have returned.
 my $session = $node->background_psql('postgres');
 $session->query_safe('SET synchronous_commit = off');
 $session->query_safe(q{SELECT pay('forgotten', '{"amount": 1}')});
@@ -221,12 +221,12 @@ $session->query_safe(q{SELECT idem.checkpoint(:'t', 'charging')});
 $session->query_safe(q{SELECT pay('forgotten too', '{"amount": 1}')});
 crash($node, 'server', $session);
 is($node->safe_psql('postgres', q{SELECT state, attempt, (SELECT recovery_point FROM idem.record WHERE key = 'remembered') FROM idem.lookup('jobs', 'remembered')}),
-	'in_progress|1|charging', 'the server killed: claim and checkpoint are there');
+	'in_progress|1|charging', 'server killed: claim and checkpoint are there');
 is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'forgotten too')}),
-	'absent', 'an atomic operation that did not want to be durable is not');
-is(effects($node, 'forgotten too'), 0, 'nor is its effect');
+	'absent', 'server killed: an atomic operation without durability is gone');
+is(effects($node, 'forgotten too'), 0, 'server killed: its effect is gone too');
 
-# A standby that must confirm, and is not there.
+# A synchronous standby that does not exist.
 $node->safe_psql('postgres', "ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
 $node->reload;
 $node->poll_query_until('postgres', "SELECT current_setting('synchronous_standby_names') = 'nobody'")
@@ -289,27 +289,27 @@ $node->safe_psql('postgres', "ROLLBACK PREPARED 'given up'");
 $node->safe_psql('postgres', "COMMIT PREPARED 'finished'");
 $node->safe_psql('postgres', "SELECT idem.checkpoint('$tokens{prepared}', 'charging')");
 is($node->safe_psql('postgres', qq{SELECT idem.complete('$tokens{prepared}', '"here"')}), '"here"', 'prepared: the token works in any session');
-is(state_of('prepared'), 'completed|1', 'prepared: and completes its attempt');
+is(state_of('prepared'), 'completed|1', 'prepared: the token completes its attempt');
 is(state_of('given up'), 'absent|', 'given up: the key is free');
-is(sqlstate($node, "SELECT idem.renew('$tokens{'given up'}')"), 'ID004', 'given up: the token is worth nothing');
+is(sqlstate($node, "SELECT idem.renew('$tokens{'given up'}')"), 'ID004', 'given up: the token is worthless');
 is($node->safe_psql('postgres', q{SELECT response FROM idem.claim('jobs', 'finished')}), '"done"', 'finished: the answer is replayed');
 
-# A takeover that is prepared fences the old worker off when it commits, and only then.
+# A prepared takeover fences the old worker off when it commits, and not before.
 my $old = $node->safe_psql('postgres', leased('taken over'));
 $node->safe_psql('postgres', "CALL lapse('taken over')");
 prepare('taken over', leased('taken over'));
 is(sqlstate($node, "SELECT idem.renew('$old')"), 'ID001', 'a prepared takeover is in progress');
 $node->restart;
 $node->safe_psql('postgres', "COMMIT PREPARED 'taken over'");
-is(sqlstate($node, "SELECT idem.renew('$old')"), 'ID004', 'and fences the old worker off');
+is(sqlstate($node, "SELECT idem.renew('$old')"), 'ID004', 'a committed takeover fences the old worker off');
 
 # ---------------------------------------------------------------------------------------------
-# A row on the move
+# A row that moves
 # ---------------------------------------------------------------------------------------------
 
-# An index on the lease puts each new version of the row elsewhere, with an entry of its own in the
-# primary key; a look without the key lock must find one of them. The heartbeat's process lasts as
-# long as the looks.
+# An index on the lease puts each new version of the row in another place, with an index entry of
+# its own in the primary key; a lookup without the key lock must find one of them. The heartbeats
+# last as long as the looks.
 $node->safe_psql('postgres', <<'SQL');
 CREATE INDEX moving ON idem.record (lease_end);
 CREATE TABLE beaten AS SELECT token FROM idem.claim('jobs', 'beaten', lease => '1 hour');
@@ -335,8 +335,8 @@ END $$;
 SQL
 my $heart = load($node, "CALL beat();\n");
 is($node->safe_psql('postgres', 'CALL look(30000)'), '0|0',
-	'a record that is renewed all the time is never missed, and its token good for something');
-ok($heart->pumpable, 'the heart was beating all the time');
+	'a record under constant renewal is always found, and its token valid');
+ok($heart->pumpable, 'the heartbeats ran all the time');
 $heart->kill_kill;
 $node->safe_psql('postgres', "DROP INDEX idem.moving");
 
@@ -363,10 +363,10 @@ for my $how (sort keys %killers)
 	is(outcome("dead by $how"), 'in_progress|', "$how: the lease outlives its worker");
 	$node->safe_psql('postgres', "CALL lapse('dead by $how')");
 	is( $node->safe_psql('postgres', "SELECT outcome, attempt, recovery_point, recovery_state FROM idem.try_claim('jobs', 'dead by $how', lease => '1 hour')"),
-		'claimed|2|charging|{"amount": 7}', "$how: after it, the next takes over where he stood");
-	is(sqlstate($node, "SELECT idem.complete('$token')"), 'ID004', "$how: his token is fenced off");
+		'claimed|2|charging|{"amount": 7}', "$how: the next attempt continues from the recovery point");
+	is(sqlstate($node, "SELECT idem.complete('$token')"), 'ID004', "$how: the old token is fenced off");
 
-	# In a transaction that had not committed, it comes to nothing.
+	# Killed before its transaction committed: nothing is left of it.
 	$worker = $node->background_psql('postgres', on_error_stop => 0);
 	$worker->query_safe("BEGIN; " . leased("undone by $how") . ' \gset');
 	is(state_of("undone by $how"), 'in_progress|1', "$how: an uncommitted claim is in flight");
@@ -375,7 +375,7 @@ for my $how (sort keys %killers)
 	is(outcome("undone by $how"), 'claimed|1', "$how: and its key is free");
 }
 
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 log_is_clean($node, killed => 1);
 $node->stop;
 done_testing();

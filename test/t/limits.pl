@@ -1,4 +1,5 @@
-# claims_per_minute: exact counts under concurrency, true waits, and nobody pays for another.
+# claims_per_minute: exact counts under concurrency, true waits, and separate limits for each
+# tenant.
 use strict;
 use warnings;
 
@@ -10,7 +11,7 @@ use Test::More;
 my $node = idem_node('limits', bare => 1,
 	conf => "shared_preload_libraries = 'idem'\nidem.limited_tenants = 64\nmax_connections = 40");
 
-# One attempt on a key of its own, noted with what came of it; a claim that is granted is given up.
+# One attempt on a key of its own, noted with its outcome; a granted claim is released.
 my $setup = <<'SQL';
 CREATE EXTENSION idem;
 CREATE SEQUENCE fresh;
@@ -51,8 +52,8 @@ for my $script ($slow, $fast)
 		"16 clients: $script");
 }
 
-# Between the first and the last admission lie so many microseconds, and in them may come, beside
-# the allowance, one claim for each full step. Whoever was refused came when that was used up.
+# Between the first and the last granted claim so many microseconds pass. Beside the allowance, one
+# claim may be granted for each full step in them. A refused claim came when that was used up.
 is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant got more than its allowance');
 WITH admitted AS (
   SELECT scope, tenant, count(*) AS n, max(at) - min(at) AS span FROM attempt
@@ -60,7 +61,7 @@ WITH admitted AS (
 SELECT scope, tenant, n, span FROM admitted JOIN idem.scopes ON name = scope
  WHERE n > claims_per_minute + floor(extract(epoch FROM span) * claims_per_minute / 60)
 SQL
-is( $node->safe_psql('postgres', <<'SQL'), '', 'and none got less');
+is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant got less than its allowance');
 WITH attempts AS (
   SELECT scope, tenant, count(*) AS tries, count(*) FILTER (WHERE outcome = 'claimed') AS n
     FROM attempt GROUP BY 1, 2)
@@ -72,18 +73,18 @@ SELECT count(*) FROM attempt
  WHERE outcome = 'limited' AND (retry_after IS NULL OR retry_after <= '0' OR retry_after > '1 minute')
     OR outcome NOT IN ('claimed', 'limited')
 SQL
-	0, 'each refusal says when to come back');
+	0, 'each refusal says when to retry');
 cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'limited'"),
 	'>', 10_000, 'most were refused');
 
-# Who pays, and for what --------------------------------------------------------------------------
+# What counts, and for which tenant ---------------------------------------------------------------
 
 $node->restart;
 is(outcome('single', 'a'), 'claimed', 'tenant a has one claim a minute');
-is(outcome('single', 'a'), 'limited', 'and not two');
-is(outcome('single', 'b'), 'claimed', 'tenant b has its own');
-is(outcome('single', ''), 'claimed', 'no tenant is a tenant');
-is(outcome('slow', 'a'), 'claimed', 'another scope is another bucket');
+is(outcome('single', 'a'), 'limited', 'tenant a is refused a second claim');
+is(outcome('single', 'b'), 'claimed', 'tenant b has a claim of its own');
+is(outcome('single', ''), 'claimed', 'calls without a tenant have an allowance of their own');
+is(outcome('slow', 'a'), 'claimed', 'each scope has its own allowance');
 is(outcome('unlimited', 'a'), 'claimed', 'a scope without a limit has none');
 
 $node->safe_psql('postgres', 'CREATE DATABASE other');
@@ -91,7 +92,7 @@ $node->safe_psql('other', $setup);
 $node->safe_psql('other', "SELECT idem.create_scope('single', claims_per_minute => 1)");
 $node->safe_psql('other', "UPDATE idem.scope SET id = "
 	  . $node->safe_psql('postgres', "SELECT id FROM idem.scope WHERE name = 'single'"));
-is(outcome('single', 'a', 'other'), 'claimed', 'another database is another bucket');
+is(outcome('single', 'a', 'other'), 'claimed', 'each database has its own allowance');
 
 $node->safe_psql('postgres', <<'SQL');
 BEGIN;
@@ -114,22 +115,22 @@ $node->safe_psql('postgres', <<'SQL');
 SELECT outcome FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 millisecond');
 SELECT pg_sleep(0.01);
 SQL
-is( $node->safe_psql('postgres', <<'SQL'), 'claimed|2', 'a takeover is no new claim');
+is( $node->safe_psql('postgres', <<'SQL'), 'claimed|2', 'a takeover is not a new claim');
 SELECT outcome, attempt FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 minute')
 SQL
 
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\nSELECT outcome FROM idem.claim('single', 'refused', tenant => 'd')");
 like($stderr, qr/ID009: too many new claims in scope "single"/, 'claim raises ID009');
-like($stderr, qr/DETAIL:  The scope allows 1 new claims per minute per tenant\./, 'with a detail');
-like($stderr, qr/HINT:  Retry with the same key after \d+\.\d seconds/, 'and when to come back');
+like($stderr, qr/DETAIL:  The scope allows 1 new claims per minute per tenant\./, 'the error has a detail');
+like($stderr, qr/HINT:  Retry with the same key after \d+\.\d seconds/, 'the hint says when to retry');
 is( $node->safe_psql('postgres', "SELECT state FROM idem.lookup('single', 'refused', 'd')"),
-	'absent', 'a refused key is free');
-is(locks($node), 0, 'and unlocked');
+	'absent', 'a refused key stays free');
+is(locks($node), 0, 'a refused claim leaves no lock');
 
 # A true wait -------------------------------------------------------------------------------------
 
-# Whoever comes back when told to is admitted, and not a millisecond is given away.
+# A claim that comes back after retry_after is granted, and not a millisecond is wasted.
 $node->safe_psql('postgres', <<'SQL');
 DO $$
 DECLARE c idem.claim_result; waited interval; began timestamptz;
@@ -157,17 +158,17 @@ pass('after retry_after the claim is admitted');
 $node->restart;
 is( $node->safe_psql('postgres',
 		"SELECT DISTINCT attempt('single', 'many ' || i) FROM generate_series(1, 64) i"),
-	'claimed', 'as many tenants as buckets');
+	'claimed', 'as many tenants as buckets are granted claims');
 is(outcome('single', 'one more'), 'limited', 'a tenant without a bucket is refused');
-is(outcome('fast', 'one more'), 'limited', 'whatever its scope allows');
-is(outcome('single', 'many 7'), 'limited', 'who has a bucket is counted as before');
-is(outcome('unlimited', 'one more'), 'claimed', 'who needs none is not affected');
-is( $node->safe_psql('postgres', <<'SQL'), 0, 'and is told when a bucket gives way');
+is(outcome('fast', 'one more'), 'limited', 'a tenant without a bucket is refused in every scope');
+is(outcome('single', 'many 7'), 'limited', 'a tenant with a bucket is counted as before');
+is(outcome('unlimited', 'one more'), 'claimed', 'a scope without a limit is not affected');
+is( $node->safe_psql('postgres', <<'SQL'), 0, 'the refusal says when a bucket becomes free');
 SELECT count(*) FROM attempt WHERE tenant = 'one more' AND outcome = 'limited'
    AND NOT retry_after BETWEEN '0.000001' AND '1 minute'
 SQL
 
-# Buckets whose time has come give way: a thousand tenants pass through sixty-four.
+# Full buckets are reused: a thousand tenants pass through sixty-four.
 $node->restart;
 $node->safe_psql('postgres', <<'SQL');
 DO $$
@@ -184,15 +185,15 @@ BEGIN
   END LOOP;
 END $$;
 SQL
-pass('idle buckets give way');
+pass('idle buckets are reused');
 
-# Under concurrency, with far more tenants than buckets: nobody gets too much, nothing is lost.
+# Concurrently, with far more tenants than buckets: no tenant gets too much, and no bucket is lost.
 $node->safe_psql('postgres', 'TRUNCATE attempt');
 my $crowd = PostgreSQL::Test::Utils::tempdir . '/crowd.sql';
 append_to_file($crowd, "\\set n random(1, 200)\nSELECT attempt('single', 'crowd ' || :n);\n");
 $node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 200, '-f', $crowd, 'postgres' ],
 	'16 clients, 200 tenants, 64 buckets');
-is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant of the crowd got more than its allowance');
+is( $node->safe_psql('postgres', <<'SQL'), '', 'no tenant got more than its allowance');
 SELECT tenant, count(*) FROM attempt WHERE outcome = 'claimed' GROUP BY 1
 HAVING count(*) > 1 + floor(extract(epoch FROM max(at) - min(at)) / 60)
 SQL
@@ -210,13 +211,13 @@ $plain->safe_psql('postgres', $setup);
 	"\\set VERBOSITY verbose\nSELECT idem.create_scope('s', claims_per_minute => 5)");
 like($stderr, qr/55000: "claims_per_minute" needs idem to be preloaded/, 'no limit without preload');
 
-# As after restoring a dump of a server that had it.
+# As after restoring a dump of a server that preloads idem.
 $plain->safe_psql('postgres', "SELECT idem.create_scope('s')");
 $plain->safe_psql('postgres', "UPDATE idem.scope SET claims_per_minute = 1");
 (undef, undef, $stderr) = $plain->psql('postgres', "SELECT attempt('s', 'a') FROM generate_series(1, 3)");
 is($plain->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'claimed'"),
-	3, 'a restored limit is not kept');
-is(() = $stderr =~ /WARNING:  claims in scope "s" are not limited/g, 1, 'which is said once a session');
+	3, 'a restored limit is not enforced without preload');
+is(() = $stderr =~ /WARNING:  claims in scope "s" are not limited/g, 1, 'a warning says so once per session');
 $plain->stop;
 log_is_clean($plain);
 

@@ -1,6 +1,7 @@
-# Logical replication of the whole database, with the worker at work on both sides, and a switchover: the
-# subscription keeps up, no key is lost, no scope id is given twice. With the objects of this release and
-# with those of the first, which the new library serves until ALTER EXTENSION UPDATE.
+# Logical replication of the whole database, with the worker running on both sides, and a
+# switchover: the subscription keeps up, no key is lost, no scope id is given twice. With the
+# objects of this release and with those of the first, which the new library serves until ALTER
+# EXTENSION UPDATE.
 use strict;
 use warnings;
 
@@ -23,7 +24,7 @@ my $publisher = idem_node('publisher', conf => $conf, bare => 1, init => { allow
 my $subscriber = idem_node('subscriber', conf => $conf, bare => 1, init => { allows_streaming => 'logical' });
 my @databases = (current => 'CREATE EXTENSION idem', released => q{CREATE EXTENSION idem VERSION '0.1.0'});
 
-# A claim of every kind, all that becomes of one, and what purging does.
+# A claim of every kind, everything that can happen to one, and purging.
 sub work
 {
 	my ($database, $when) = @_;
@@ -50,7 +51,7 @@ SQL
 	return;
 }
 
-# As much as the worker leaves, in small pieces: the hand moves.
+# As much as the worker leaves, in small pieces: the sweep moves on.
 sub purge
 {
 	my ($node, $database) = @_;
@@ -67,7 +68,7 @@ sub errors_applied
 		"SELECT apply_error_count + sync_error_count FROM pg_stat_subscription_stats WHERE subname = '$database'");
 }
 
-# What has been committed at the publisher is here, unless the subscription stopped.
+# What the publisher has committed has arrived, unless the subscription stopped.
 sub caught_up
 {
 	my ($database, $what) = @_;
@@ -90,7 +91,7 @@ UNION ALL SELECT 'scope', s::text FROM idem.scope s UNION ALL SELECT 'secret', s
 SQL
 }
 
-# Every key is answered by the new primary, and what was begun can be finished there.
+# The new primary answers every key, and an operation that was begun can be finished there.
 sub answers
 {
 	my ($database, $when) = @_;
@@ -116,7 +117,8 @@ sub answers
 	return;
 }
 
-# A new scope has a new id, and nothing that is stored answers for it. Those of one name follow each other.
+# A new scope has a new id, and no stored record answers for it. Scopes of one name follow each
+# other.
 sub new_scope_is_new
 {
 	my ($database, $what) = @_;
@@ -161,8 +163,8 @@ while (my ($database, $create) = splice @databases, 0, 2)
 	caught_up($database, 'the subscriber follows the purger');
 	is(contents($subscriber, $database), contents($publisher, $database), "$database: both have the same");
 
-	# The subscriber's worker must not take what the publisher may still change: it may lag behind by more than
-	# a time to live.
+	# The subscriber's worker must not delete what the publisher may still change: it may lag behind
+	# by more than a TTL.
 	$publisher->safe_psql($database, q{INSERT INTO job SELECT 'lagging', token FROM idem.claim('orders', 'lagging', lease => '1 hour')});
 	caught_up($database, 'a claim that the publisher works on');
 	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
@@ -176,7 +178,7 @@ while (my ($database, $create) = splice @databases, 0, 2)
 	is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}), 'completed|"done"',
 		"$database: what was completed meanwhile is there");
 
-	# The records of a dropped scope are still there when the publisher goes.
+	# The records of a dropped scope still exist when the publisher is shut down.
 	$publisher->append_conf('postgresql.conf', 'idem.purge_naptime = 0');
 	$publisher->reload;
 	$publisher->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'});
@@ -188,7 +190,7 @@ while (my ($database, $create) = splice @databases, 0, 2)
 	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
 }
 
-# What would stop a subscription is refused, as UPDATE and DELETE refuse it.
+# A change that would stop a subscription is refused, as UPDATE and DELETE refuse it.
 for my $trap (
 	[ 'a table without a replica identity', 'ALTER TABLE idem.record REPLICA IDENTITY NOTHING', '55000' ],
 	[ 'a row filter', 'CREATE PUBLICATION partial FOR TABLE idem.record WHERE (scope = 1)', '42P10' ],

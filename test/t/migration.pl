@@ -1,4 +1,5 @@
-# From a hand-written table to idem (examples/migration) in the middle of a storm: no live key is lost.
+# From a hand-written table to idem (examples/migration) in the middle of a storm: no live key is
+# lost.
 use strict;
 use warnings;
 
@@ -50,7 +51,7 @@ CREATE TABLE bulk AS SELECT 'bulk ' || i AS key, i FROM generate_series(1, 2500)
 INSERT INTO idempotency_key SELECT 'payments', '', key, NULL, 200, to_jsonb(i), now() + interval '1 hour' FROM bulk;
 SQL
 
-# A transaction with a snapshot from before, an uncommitted operation, and the old code itself.
+# A transaction with an older snapshot, an uncommitted operation, and the old code itself.
 my $early = $node->background_psql('postgres', on_error_stop => 0);
 $early->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM payment');
 ask(q{CREATE FUNCTION pay_by_old_code(k text) RETURNS void LANGUAGE sql AS
@@ -59,52 +60,52 @@ ask(q{CREATE FUNCTION pay_by_old_code(k text) RETURNS void LANGUAGE sql AS
 my %saw = storm_meanwhile(sub { run_file('migrate') });
 is($saw{differing}, 0, 'storm: no key had two answers');
 is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$operations", 'storm: one effect a key');
-cmp_ok(ask('SELECT count(*) FROM idem.record'), '>=', 1, 'storm: idem took over in the middle of it');
+cmp_ok(ask('SELECT count(*) FROM idem.record'), '>=', 1, 'storm: idem took over in the middle');
 cmp_ok(ask('SELECT keys FROM migrate.remaining'), '>=', 100, 'storm: the old table has live keys');
 is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
 	'a late retry of any key gets the answer that was acknowledged');
-is(ask('SELECT count(*) FROM payment'), $operations, 'and has no effect');
+is(ask('SELECT count(*) FROM payment'), $operations, 'a late retry has no effect');
 
-# The snapshot from before does not see all old keys.
+# The older snapshot does not see all old keys.
 my ($stdout) = $early->query(q{SELECT pay('early', '{"amount": 1}')});
 like($early->{stderr}, qr/began before idempotency keys were moved/, 'a snapshot from before the move is refused');
 $early->quit;
-is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the old code is told to try again');
+is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the old code gets 40001');
 
 # Each kind of row.
 is(ask(q{BEGIN; SELECT response FROM migrate.claim('payments', 'unbound', NULL, NULL, NULL); ROLLBACK}), '{"payment": -2}',
-	'a tenant that is NULL is the setting, as for idem.claim()');
+	'a NULL tenant means the setting, as for idem.claim()');
 is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
 my $expires = ask(q{SELECT expires_at FROM idempotency_key WHERE key = 'finished'});
 is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'an old key is answered');
-is(ask(q{SELECT count(*) FROM idempotency_key WHERE key = 'finished'}), 0, 'and has moved');
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE key = 'finished'}), 0, 'an old key that was asked for has moved');
 is(ask(qq{SELECT expires_at BETWEEN '$expires' AND timestamptz '$expires' + interval '10 minutes', status
-	FROM idem.lookup('payments', 'finished')}), 't|201', 'for the rest of its time, with its status');
-is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}', 'it is answered by idem, which knows its request by value');
-is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'and conflicts with another');
+	FROM idem.lookup('payments', 'finished')}), 't|201', 'a moved key keeps its expiry and status');
+is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}', 'idem answers a moved key, and compares its request by value');
+is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'a moved key conflicts with another request');
 is(sqlstate($node, q{SELECT pay('begun', '{"amount": 1}')}), 'ID001', 'an unfinished old operation is in progress');
 ask(q{UPDATE idempotency_key SET status = 201, response = '{"payment": -5}' WHERE key = 'begun'});
-is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}', 'until the old code finishes it');
+is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}', 'an unfinished old operation is answered once the old code finishes it');
 is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', 'an expired old key is free');
 
-# Rows without a request move by themselves, while a retry is at one of them.
+# Rows without a request move by batch, while a retry is moving one of them.
 my $retry = $node->background_psql('postgres');
 my $claim = q{SELECT response FROM migrate.claim('payments', 'bulk 7', NULL, '', NULL)};
 $retry->query_safe("BEGIN; $claim");
-is(ask('SET idem.max_open_claims = 10; SELECT migrate.move()'), 10, 'a batch that reaches a limit moves as far as that');
+is(ask('SET idem.max_open_claims = 10; SELECT migrate.move()'), 10, 'a batch that reaches a limit moves as many as fit');
 is(ask('SELECT migrate.move()'), 1000, 'a batch moves');
 ask('SELECT migrate.move()');
 ask('SELECT migrate.move()');
-is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1, 'all but the one that a retry is moving');
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1, 'only the row that a retry is moving is left');
 $retry->query_safe('COMMIT');
 $retry->quit;
-is(ask('SELECT migrate.move()'), 0, 'and then none');
+is(ask('SELECT migrate.move()'), 0, 'nothing is left to move');
 is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}), 2500,
-	'each has its answer');
-is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'in its tenant');
-is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'and binds no request');
+	'each moved row has its answer');
+is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'a moved row keeps its tenant');
+is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'a moved row without a request binds none');
 
-# The end: not before its time, not without the fence, and as it is written.
+# The end: not too early, not without the fence, and as documented.
 my $pay = q{CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
 BEGIN
@@ -115,19 +116,19 @@ BEGIN
 END $$};
 my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql), $node->connstr('postgres'));
 ask(q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'});
-$node->command_fails_like(\@finish, qr/old table has live keys/, 'finish.sql refuses while keys are alive');
-is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'and the fence stands');
+$node->command_fails_like(\@finish, qr/old table has live keys/, 'finish.sql refuses while old keys are live');
+is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'after the refusal the fence still stands');
 ask(q{UPDATE idempotency_key SET expires_at = now()});
-is(ask('SELECT keys FROM migrate.remaining'), 0, 'when their time is over, nothing remains');
+is(ask('SELECT keys FROM migrate.remaining'), 0, 'after the TTL no old key remains');
 ask($pay);
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the fence stands when the procedures call idem alone');
 run_file('finish');
 is(ask(q{SELECT to_regnamespace('migrate') IS NULL AND to_regclass('idempotency_key') IS NULL}), 't', 'schema and table are gone');
-is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'a retry is answered');
+is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'a retry is answered without the old table');
 is(ask(q{SELECT response FROM idem.claim('payments', 'finished', '{"amount": 1}', '')}), '{"payment": -1}',
-	'without the old table, moved keys are answered');
+	'moved keys are answered without the old table');
 
-# The same without looking into the old table.
+# The same migration without looking into the old table.
 ask('TRUNCATE idem.record, payment; DROP TABLE payment; DROP FUNCTION pay');
 run_file('before');
 %saw = storm_meanwhile(sub { ask($pay) });

@@ -1,6 +1,6 @@
-# Claims through PgBouncer: many clients share few server connections, and no two transactions of a
-# client need to meet the same one. What transaction pooling promises, and what the other ways of
-# pooling do.
+# Claims through PgBouncer: many clients share few server connections, and two transactions of a
+# client may get different ones. What transaction pooling guarantees, and what the other pooling
+# modes do.
 use strict;
 use warnings;
 
@@ -25,7 +25,7 @@ my ($clients, $servers) = (32, 4);
 
 # PgBouncer --------------------------------------------------------------------------------------------
 
-# Its databases are ways of pooling: transaction, statement, session; single has one connection only.
+# Its databases are pooling modes: transaction, statement, session; single has one connection only.
 my ($test, @bouncers) = ($$);
 END { my $status = $?; if ($$ == ($test // 0)) { $_->kill_kill for @bouncers; } $? = $status; }
 
@@ -83,7 +83,8 @@ sub sql
 	return wantarray ? ($stdout, $stderr) : $stdout;
 }
 
-# pgbench prepares while it does nothing else: a thread for each client, or it waits for itself.
+# pgbench prepares statements while it does nothing else: one thread per client, or it waits for
+# itself.
 sub crowd
 {
 	my ($way, $script, @options) = @_;
@@ -92,7 +93,7 @@ sub crowd
 	return through($way, [ qw(pgbench -n -M extended), '-c', $clients, '-j', $clients, '-t', 60, '-f', $file, @options ]);
 }
 
-# The effects of operations whose keys begin like this: none twice, none without its record.
+# The effects of operations whose keys have this prefix: none twice, none without its record.
 sub each_once
 {
 	my ($prefix, $name) = @_;
@@ -112,7 +113,8 @@ sub records
 
 # Transaction pooling ----------------------------------------------------------------------------------
 
-# Claim, effect and complete by the client, as the examples do it. Several clients want the same key.
+# Claim, effect and complete by the client, as the examples do it. Several clients want the same
+# key.
 sub atomic
 {
 	my ($prefix) = @_;
@@ -134,7 +136,7 @@ each_once('atomic', 'atomic claims');
 is($node->safe_psql('postgres', "SELECT count(DISTINCT completed_by) BETWEEN 2 AND $servers FROM payment"), 't',
 	"$clients clients shared the $servers connections");
 
-# The transactions of a leased operation are anywhere; between them it holds no connection.
+# The transactions of a leased operation use any connection; in between it holds none.
 sub leased
 {
 	my ($prefix) = @_;
@@ -158,7 +160,8 @@ each_once('leased', 'leased claims');
 is($node->safe_psql('postgres', 'SELECT count(*) > 0 FROM payment WHERE claimed_by <> completed_by'), 't',
 	'claimed on one connection, completed on another');
 
-# Whoever waits for a leased key sits on a server connection, and its holder needs one to complete.
+# A caller that waits for a leased key occupies a server connection, and the holder needs one to
+# complete.
 my $token = sql('transaction', q{SELECT token FROM idem.claim('payments', 'wanted', lease => '1 hour')});
 my @waiters;
 for (1 .. 2 * $servers)
@@ -170,33 +173,33 @@ for (1 .. 2 * $servers)
 }
 is(sql('transaction', qq{SELECT idem.complete('$token', '"done"')}), '"done"', 'waiters on every connection: the holder completes after them');
 $_->{run}->finish for @waiters;
-is(scalar(grep { ${ $_->{outcome} } =~ /^(in_progress|completed)$/ } @waiters), 2 * $servers, 'and each of them was told');
-is(sql('transaction', q{SELECT outcome FROM idem.try_claim('payments', 'wanted')}), 'completed', 'and gets the answer now');
+is(scalar(grep { ${ $_->{outcome} } =~ /^(in_progress|completed)$/ } @waiters), 2 * $servers, 'waiters on every connection: each got an outcome');
+is(sql('transaction', q{SELECT outcome FROM idem.try_claim('payments', 'wanted')}), 'completed', 'waiters on every connection: a later claim gets the answer');
 
-# Named prepared statements belong to a connection: PgBouncer before 1.21, or told so, does not carry
-# them along. The transactions that fail for it have no effect.
+# Named prepared statements belong to a connection. PgBouncer before 1.21, or configured so, does
+# not replay them. The transactions that fail because of that have no effect.
 ($status, $stdout, $stderr) = crowd('transaction', atomic('prepared'), '-M', 'prepared');
-isnt($status, 0, 'prepared statements that are not carried along: clients fail');
-like($stderr, qr/prepared statement .* (already exists|does not exist)/, 'and are told why');
+isnt($status, 0, 'prepared statements without support: clients fail');
+like($stderr, qr/prepared statement .* (already exists|does not exist)/, 'prepared statements without support: the error says why');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM payment WHERE key LIKE 'prepared %' GROUP BY key HAVING count(*) > 1) x}),
-	0, 'but no key has two effects');
+	0, 'prepared statements without support: no key has two effects');
 SKIP:
 {
 	skip 'this PgBouncer does not know prepared statements', 2 unless $knows_prepared;
 	local $bouncer = bouncer('max_prepared_statements = 100');
 	($status, $stdout, $stderr) = crowd('transaction', atomic('carried'), '-M', 'prepared');
 	is($status, 0, 'prepared statements that are carried along: every client went through') or diag $stderr;
-	each_once('carried', 'prepared statements that are carried along');
+	each_once('carried', 'prepared statements with support');
 }
 
-# SET outlives the transaction and meets the next client; SET LOCAL and the argument do not.
+# SET outlives the transaction and affects the next client; SET LOCAL and the argument do not.
 is(sql('single', q{BEGIN; SET LOCAL idem.tenant = 'acme'; SELECT (idem.claim('payments', 't')).claimed; ROLLBACK}), 't', 'SET LOCAL idem.tenant');
-is(sql('single', 'SHOW idem.tenant'), '', 'SET LOCAL is gone for the next client');
+is(sql('single', 'SHOW idem.tenant'), '', 'SET LOCAL does not affect the next client');
 sql('single', q{SET idem.tenant = 'acme'});
-is(sql('single', 'SHOW idem.tenant'), 'acme', 'SET is not: the next client is in the tenant of the last');
+is(sql('single', 'SHOW idem.tenant'), 'acme', 'SET affects the next client');
 sql('single', 'RESET idem.tenant');
 
-# DISCARD ALL ------------------------------------------------------------------------------------------
+# Session pooling ---------------------------------------------------------------------------------
 
 is(sql('session', "SELECT pay('in a session', '{}') ->> 'payment' IS NOT NULL"), 't', 'session pooling');
 {
@@ -209,19 +212,19 @@ is(sql('session', "SELECT pay('in a session', '{}') ->> 'payment' IS NOT NULL"),
 		each_once("discard $name", "DISCARD ALL after every transaction, $name");
 	}
 	sql('single', q{SET idem.tenant = 'acme'});
-	is(sql('single', 'SHOW idem.tenant'), '', 'DISCARD ALL: SET is gone for the next client');
+	is(sql('single', 'SHOW idem.tenant'), '', 'DISCARD ALL: SET does not affect the next client');
 }
 
 # Statement pooling --------------------------------------------------------------------------------------
 
-# Every statement is a transaction: a claim in one and complete in another cannot be atomic, and no
-# mistake of that kind passes unnoticed.
+# Every statement is a transaction: a claim and its completion cannot be atomic, and no such mistake
+# goes unnoticed.
 ($stdout, $stderr) = sql('statement', 'BEGIN');
 like($stderr, qr/transaction blocks not allowed/, 'statement pooling: no BEGIN');
 ($stdout, $stderr) = sql('statement', q{SELECT claimed FROM idem.claim('payments', 'alone')});
 like($stderr, qr/ERROR:  ID006/, 'statement pooling: a claim that is alone in its transaction is refused');
-is(records('alone'), 0, 'and leaves no record');
-# What is one statement is as good as ever: a procedure, or once().
+is(records('alone'), 0, 'statement pooling: a refused claim leaves no record');
+# A single statement works as ever: a procedure, or once().
 ($status, $stdout, $stderr) = crowd('statement', <<'SQL');
 \set n random(1, 200)
 SELECT pay('procedure ' || :n, jsonb_build_object('amount', :n::integer));
@@ -234,7 +237,7 @@ INSERT INTO payment (key, amount) SELECT 'once ' || :n, :n::integer WHERE idem.o
 SQL
 is($status, 0, 'statement pooling, once(): every client went through') or diag $stderr;
 each_once('once', 'statement pooling, once()');
-# A leased claim may be, but its effect is not in the transaction that completes it.
+# A leased claim works, but its effect is not in the transaction that completes it.
 $token = sql('statement', q{SELECT token FROM idem.claim('payments', 'leased alone', lease => '1 hour')});
 is(sql('statement', qq{SELECT idem.complete('$token', '"done"')}), '"done"', 'statement pooling: a leased claim');
 is(sql('statement', q{SELECT response FROM idem.claim('payments', 'leased alone')}), '"done"', 'statement pooling: a replay');
@@ -247,7 +250,7 @@ is(sql('statement', q{SELECT response FROM idem.claim('payments', 'leased alone'
 	my $session = IPC::Run::start([ qw(psql -XAtq) ], '<', \$in, '>', \$out, '2>', \my $err);
 	$in = claim_open('bouncer dies') . "SELECT idem.complete(:'token', '\"lost\"');\n";
 	$session->pump until $out =~ /"lost"/;
-	is(effects($node, 'bouncer dies'), 0, 'in the middle');
+	is(effects($node, 'bouncer dies'), 0, 'PgBouncer dies before COMMIT: no effect yet');
 	$bouncer->{run}->kill_kill;
 	$in = "COMMIT;\n";
 	$session->finish;
@@ -259,7 +262,7 @@ is(sql('transaction', q{SELECT pay('bouncer dies', '{"amount": 1}')}), $answer, 
 is(effects($node, 'bouncer dies'), 1, 'PgBouncer was killed: one effect');
 
 $bouncer->{run}->kill_kill;
-ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'}), 'no lock is left');
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'}), 'no key lock is left');
 log_is_clean($node);
 $node->stop;
 done_testing();

@@ -1,4 +1,4 @@
-# A prepared transaction carries its completed claim through restarts: in flight until it ends.
+# A prepared transaction keeps its completed key in flight, through restarts, until it ends.
 use strict;
 use warnings;
 
@@ -48,13 +48,13 @@ is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', 'roll
 	'absent', 'rolled back: the key is free');
 $node->safe_psql('postgres', "SELECT pay('rolled back', '{\"amount\": 1}')");
 is(effects($node, 'rolled back'), 1, 'rolled back: one effect');
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\n" . claim_open('open') . "PREPARE TRANSACTION 'open'");
-like($stderr, qr/ID006/, 'an open claim is not prepared');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_prepared_xacts'), 0, 'and the transaction is gone');
-is(effects($node, 'open'), 0, 'with its effect');
+like($stderr, qr/ID006/, 'a transaction with an open claim cannot be prepared');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_prepared_xacts'), 0, 'the refused transaction is gone');
+is(effects($node, 'open'), 0, 'the refused transaction has no effect');
 
 log_is_clean($node);
 $node->stop;

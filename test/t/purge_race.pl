@@ -1,6 +1,6 @@
-# The purger against claims, under load: keys that live for a moment are claimed again and again while
-# the worker deletes them. Nobody gets a key before its record's time is over, and no record that was
-# claimed anew is deleted with the old one.
+# The purger against claims, under load: keys with a very short TTL are claimed again and again
+# while the worker deletes them. No claim gets a key before its record expires, and no record that
+# was claimed again is deleted with the old one.
 use strict;
 use warnings;
 
@@ -39,8 +39,8 @@ $node->pgbench('--client=8 --jobs=2 --time=6 --no-vacuum', 0, [qr/processed/], [
 	{ '999_operate' => "\\set k random(1, 2000)\nSELECT operate(:k::text);\n" });
 
 cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM effect'), '>', 100, 'keys were claimed again and again');
-cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM replay'), '>', 100, 'and replayed in between');
-cmp_ok($node->safe_psql('postgres', 'SELECT sum(purged) FROM idem.stats'), '>', 30, 'and purged');
+cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM replay'), '>', 100, 'keys were replayed in between');
+cmp_ok($node->safe_psql('postgres', 'SELECT sum(purged) FROM idem.stats'), '>', 30, 'keys were purged in between');
 is($node->safe_psql('postgres', <<'SQL'), '', 'no key was free before its time');
 SELECT key, done, next FROM (SELECT key, done, lead(begun) OVER (PARTITION BY key ORDER BY begun) AS next FROM effect) e
  WHERE next < done + interval '100 milliseconds'
@@ -48,7 +48,7 @@ SQL
 is($node->safe_psql('postgres', <<'SQL'), 0, 'every replay is the answer of an effect');
 SELECT count(*) FROM replay r WHERE NOT EXISTS (SELECT FROM effect e WHERE e.key = r.key AND e.done = r.answer)
 SQL
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 log_is_clean($node);
 $node->stop;
 done_testing();

@@ -1,6 +1,6 @@
-# The recipes of docs/recipes.md, as a reader would paste them: each is retried, crashed or raced and
-# shows one effect and one answer. Then again with idem's call taken out: so that we know that it was
-# the call that did it.
+# The recipes of docs/recipes.md, as a reader would paste them: each is retried, crashed or raced,
+# and has one effect and one answer. Then again without idem's call, to show that the call made the
+# difference.
 use strict;
 use warnings;
 
@@ -26,7 +26,7 @@ for my $section (split /^## /m, slurp_file('docs/recipes.md'))
 	$recipe{$title} = $sql;
 }
 
-# What a session says to a statement, or the SQLSTATE that it fails with.
+# The result of a statement, or the SQLSTATE that it fails with.
 my $database;
 sub ask
 {
@@ -42,7 +42,7 @@ sub facts { return join ', ', @_; }
 # An external call
 # ---------------------------------------------------------------------------------------------
 
-# The processor charges once a key, and is no part of the transaction.
+# The processor charges once per key, and is not part of the transaction.
 sub external_call
 {
 	my $begin = q{SELECT * FROM payment_begin('key', '{"amount": 10}')};
@@ -88,7 +88,7 @@ sub outbox
 	my $sent = ask("SELECT outbox_sent('$token2', '$key2')");
 	my $zombie = ask("SELECT outbox_sent('$token1', '$key1')");
 
-	# One that nobody can send is left alone after all its attempts.
+	# A message that cannot be sent is left alone after all its attempts.
 	ask(q{SELECT buy('lead')});
 	my $attempts = 0;
 	while (my ($token, $key) = $take->())
@@ -214,7 +214,7 @@ sub http
 }
 
 # ---------------------------------------------------------------------------------------------
-# The recipes, what they show, and what they show without idem's call
+# The recipes, their results, and their results without idem's call
 # ---------------------------------------------------------------------------------------------
 
 my %test = (

@@ -1,8 +1,8 @@
 # Recovery points: a worker that charges a card outside its transaction is killed after each of its
-# steps, its backend or the whole server, and the next claim goes on where he stood.
+# steps, its backend or the whole server, and the next claim continues from the last step.
 #
-# The card processor is another database, reached by a connection of its own. It does what such a
-# service does: it knows its clients' keys, and charges once a key.
+# The card processor is another database, reached through a connection of its own. Like a real
+# processor, it remembers its clients' keys and charges once per key.
 use strict;
 use warnings;
 
@@ -28,7 +28,7 @@ CREATE FUNCTION charge(key text, amount numeric) RETURNS bigint LANGUAGE sql AS 
 $$;
 SQL
 
-# The worker takes one payment to its end, or as far as to the step after which it is killed. Returns
+# The worker takes one payment to its end, or up to the step after which it is killed. Returns
 # what its claim found, and the answer if it got that far.
 sub work
 {
@@ -43,7 +43,7 @@ sub work
 		die "killed\n";
 	};
 	my $work = sub {
-		# The lease ends by the clock: short, so that the next does not wait for long.
+		# The lease ends by the clock: it is short, so that the next claim does not wait for long.
 		$do->(<<"SQL");
 SELECT concat_ws(' ', outcome, attempt, recovery_point) AS found, token, coalesce(recovery_point, '') AS point,
        recovery_state->'charge' AS charge, response
@@ -78,8 +78,8 @@ SQL
 	return ($found, $answer);
 }
 
-# After which step the worker is killed, what the next claim finds, and how often the processor is
-# called in all.
+# The step after which the worker is killed, what the next claim finds, and the number of calls of
+# the processor in all.
 my @deaths = (
 	[ 'claim', 'claimed 2', 1 ],
 	[ 'charging', 'claimed 2 charging', 1 ],
@@ -109,21 +109,21 @@ for my $victim (qw(backend server))
 	}
 }
 
-# A worker that dies before it gets anywhere takes nothing away from what the one before has reached.
+# A worker that dies before its first step loses nothing that the previous one has reached.
 $node->safe_psql('processor', 'TRUNCATE charge, call');
 work('thrice', killed_after => 'charged', victim => 'server');
-is((work('thrice', killed_after => 'claim', victim => 'backend'))[0], 'claimed 2 charged', 'the second of three attempts');
-is((work('thrice'))[0], 'claimed 3 charged', 'the third goes on where the first stood');
-is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*) FROM call'), '1|1', 'and calls nobody');
-is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = 'thrice'"), 1, 'one payment');
+is((work('thrice', killed_after => 'claim', victim => 'backend'))[0], 'claimed 2 charged', 'the second of three attempts is claimed');
+is((work('thrice'))[0], 'claimed 3 charged', 'the third attempt continues from where the first one stopped');
+is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*) FROM call'), '1|1', 'the third attempt does not call the processor');
+is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = 'thrice'"), 1, 'there is one payment');
 
-# The same with a key of its own for each attempt: so that we know that the test can tell.
+# The same with a different key for each attempt, to show that the test can fail.
 $node->safe_psql('processor', 'TRUNCATE charge, call');
 work('control', killed_after => 'call', victim => 'backend', child_key => 'idem.new_key()');
 work('control', child_key => 'idem.new_key()');
 is($node->safe_psql('processor', 'SELECT count(*) FROM charge'), 2, 'without child_key: charged twice');
 
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 log_is_clean($node, killed => 1);
 $node->stop;
 done_testing();

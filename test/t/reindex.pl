@@ -1,4 +1,4 @@
-# Index builds under load: every index the table has at the moment is maintained, so no key is ever
+# Index builds under load: every index that exists at the moment is maintained, so no key is
 # executed twice, and amcheck finds every row in every index.
 use strict;
 use warnings;
@@ -19,8 +19,8 @@ append_to_file($script, <<'SQL');
 SELECT pay('key' || :n, '{"amount": 1}');
 SELECT pay('key' || :n, '{"amount": 1}');
 SQL
-# New keys that several clients ask for at the same moment, so that rows are taken back: half of the calls
-# within idem.execute(), which would store what goes wrong.
+# New keys that several clients claim at the same moment, so that insertions are taken back: half of
+# the calls through idem.execute(), which would store a failure.
 my $each = $node->basedir . '/each.sql';
 append_to_file($each, <<'SQL');
 SELECT each(hot_keys());
@@ -61,20 +61,20 @@ for my $ddl (
 	pass($ddl);
 }
 ok($node->poll_query_until('postgres', "SELECT n_tup_del > 0 FROM pg_stat_all_tables WHERE relid = 'idem.record'::regclass"),
-	'rows were taken back: another had the same key at the same moment');
+	'insertions were taken back: another transaction had the same key');
 $load->signal('TERM');
 $load->finish;
-unlike($err, qr/ERROR|aborted/, 'the load saw no error');
+unlike($err, qr/ERROR|aborted/, 'the load had no error');
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'client backend'})
   or die 'the load goes on';
 
 tables_are_sound($node, 'after the load');
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'no key was executed twice');
 is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) FROM idem.record WHERE key NOT LIKE 'execute%'}),
-	0, 'as many records as effects');
-is($node->safe_psql('postgres', q{SELECT key, error FROM idem.record WHERE state <> 'c'}), '', 'and no failure is stored');
+	0, 'there are as many records as effects');
+is($node->safe_psql('postgres', q{SELECT key, error FROM idem.record WHERE state <> 'c'}), '', 'no failure is stored');
 $node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment WHERE key LIKE 'key%' LIMIT 1000) k});
-is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key replays');
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key is replayed');
 
 log_is_clean($node);
 $node->stop;

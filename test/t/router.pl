@@ -1,7 +1,8 @@
-# Three nodes behind a PL/Proxy router (examples/scale-out). A retry storm through it while clients lose
-# their connections and one node dies and comes back: one effect and one answer a key, over all nodes.
-# A fourth node is added in mid-storm, and a fifth by promoting a standby of the first: no live key is
-# lost, none runs on two nodes. Without idem in the procedure the same storm pays twice.
+# Three nodes behind a PL/Proxy router (examples/scale-out). A retry storm through it while clients
+# lose their connections and one node is killed and restarted: one effect and one answer per key,
+# over all nodes. A fourth node is added during the storm, and a fifth by promoting a standby of the
+# first: no live key is lost, none runs on two nodes. Without idem in the procedure the same storm
+# pays twice.
 use strict;
 use warnings;
 
@@ -63,7 +64,7 @@ sub in_mid_storm
 	return;
 }
 
-# Effects over all nodes, and how many of their keys are distinct.
+# The effects on all nodes, and the number of distinct keys among them.
 sub count_effects
 {
 	my @keys = map { split /\n/, $_->safe_psql('postgres', q{SELECT tenant || ' ' || key FROM payment}) } @node;
@@ -85,7 +86,7 @@ sub everything_once
 	return %saw;
 }
 
-# 1. One node dies and comes back, and all the while clients lose their connections to the router.
+# 1. One node is killed and restarted, while clients lose their connections to the router.
 my $storm = blow(50);
 in_mid_storm($node[1]);
 restart_killed($node[1]);
@@ -97,8 +98,8 @@ is(scalar(grep { $_ > $operations / 6 } payments()), 3, 'a node killed: the work
 my (undef, undef, $stderr) = $router->psql('postgres', "\\set VERBOSITY verbose\nSELECT storm('operation-1', '{\"amount\": 11}')");
 like($stderr, qr/ID002/, 'another request under the same key conflicts, through the router');
 
-# 2. A fourth node, empty, takes 64 slots in mid-storm. Before, the answers are on other nodes; the
-# router asks those first.
+# 2. A fourth node, empty, takes 64 slots during the storm. Earlier answers are on other nodes,
+# which the router asks first.
 push @node, new_node(3);
 my @moving = grep { $_ % 4 == 3 } 0 .. 255;
 $storm = blow(0);
@@ -108,25 +109,26 @@ ask('SELECT shard.move(' . slots(@moving) . ', 3)');
 $_->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@moving) . ')') for @node[0 .. 2];
 $node[3]->safe_psql('postgres', 'SELECT shard.take(' . slots(@moving) . ')');
 everything_once('a node added', $storm);
-cmp_ok((payments())[3], '>=', 1, 'a node added: it works');
+cmp_ok((payments())[3], '>=', 1, 'a node added: it runs new operations');
 my $remembered = total(map { $_->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@moving) . ')') } @node[0 .. 2]);
-cmp_ok($remembered, '>=', 1, 'a node added: others still answer for the keys that they had');
+cmp_ok($remembered, '>=', 1, 'a node added: other nodes still answer for their keys');
 (undef, undef, $stderr) = $router->psql('postgres', 'SELECT shard.move(' . slots(3) . ', 0)');
-like($stderr, qr/slots are still being moved/, 'a node added: its slots stay until their keys are settled');
+like($stderr, qr/slots are still being moved/, 'a node added: its slots cannot move before their keys have expired');
 
-# A router that has not heard of the move is refused; it does no harm.
+# A router that has not seen the move is refused and does no harm.
 my $stale = ask(q{SELECT key FROM generate_series(1, 10000) i, format('stale %s', i) key
 	WHERE shard.slot_of('t', key) = 3 LIMIT 1});
 (undef, undef, $stderr) = $node[0]->psql('postgres', "\\set VERBOSITY verbose\nSELECT pay('t', '$stale', '{\"amount\": 1}')");
-like($stderr, qr/57S01/, 'a node added: the old one begins nothing in its slots');
+like($stderr, qr/57S01/, 'a node added: the old node begins nothing in the moved slots');
 
-# The keys' TTL is over: the old nodes are asked no more.
+# After the keys' TTL the router no longer asks the old nodes.
 $_->safe_psql('postgres', q{UPDATE idem.record SET expires = now() - interval '1 s'}) for @node;
 is(total(map { $_->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@moving) . ')') } @node[0 .. 2]), 0,
-	'a node added: after the TTL nothing is remembered');
+	'a node added: after the TTL no old key remains');
 ask('SELECT shard.settle(' . slots(@moving) . ')');
 
-# 3. A fifth, that was a standby of the first: half of the first's slots, their records and rows with them.
+# 3. A fifth node, from a standby of the first: half of the first's slots, with their records and
+# rows.
 $node[0]->safe_psql('postgres', 'VACUUM');
 $node[0]->backup('base');
 my $clone = PostgreSQL::Test::Cluster->new('node4');
@@ -136,12 +138,12 @@ my @half = grep { $_ % 6 == 0 && $_ % 4 != 3 } 0 .. 255;
 $storm = blow(0);
 in_mid_storm($node[0]);
 $node[0]->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@half) . ')');
-is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0, 'a node split: nothing is open');
+is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0, 'a node split: no operation is open');
 $node[0]->wait_for_catchup($clone);
 $clone->promote;
 $clone->safe_psql('postgres', 'TRUNCATE shard.slot; SELECT shard.take(' . slots(@half) . ')');
 my $copied = $clone->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@half) . ')');
-# From here on it is a node like the others: the rows of the slots that are not its own go.
+# From here on it is a node like the others: the rows of slots that are not its own are deleted.
 my $slot = 'shard.slot_of(tenant, key)';
 $clone->safe_psql('postgres', "DELETE FROM payment WHERE $slot <> ALL (" . slots(@half) . ')');
 $node[0]->safe_psql('postgres', "DELETE FROM payment WHERE $slot = ANY (" . slots(@half) . ')');
@@ -150,7 +152,7 @@ add_node(4, $clone);
 ask('SELECT shard.split(' . slots(@half) . ', 4)');
 everything_once('a node split', $storm);
 cmp_ok($copied, '>=', 1, 'a node split: live keys came with the copy');
-cmp_ok((payments())[4], '>', $copied, 'a node split: and new ones run there');
+cmp_ok((payments())[4], '>', $copied, 'a node split: new keys run there');
 
 # 4. The same procedure without idem.
 $_->safe_psql('postgres', <<'SQL') for @node;
@@ -168,10 +170,11 @@ restart_killed($node[1]);
 %saw = $storm->counts;
 my ($effects, $distinct) = count_effects();
 cmp_ok($saw{differing}, '>', 1000, 'unprotected: answers differ');
-cmp_ok($effects - $distinct, '>', 1000, 'unprotected: duplicates by the thousand');
+cmp_ok($effects - $distinct, '>', 1000, 'unprotected: thousands of duplicates');
 
-# 5. What a router must not do instead (docs/scale-out.md): claim here, and let the effect go through a
-# foreign table. The node commits it before this transaction does, and this one may still fail.
+# 5. What a router must not do (docs/scale-out.md): claim locally, and make the effect through a
+# foreign foreign table. The node commits it before this transaction does, and this one may still
+# fail.
 ask('CREATE EXTENSION postgres_fdw; SELECT idem.create_scope($$foreign$$)');
 ask('CREATE SERVER node0 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (' .
 	join(', ', map { my ($name, $value) = split /=/; $value =~ tr/'//d; "$name '$value'" } split / /, $node[0]->connstr('postgres')) . ')');
@@ -183,7 +186,7 @@ ask('CREATE USER MAPPING FOR public SERVER node0; IMPORT FOREIGN SCHEMA public L
 	COMMIT;});
 like($stderr, qr/ID006/, 'a foreign effect: the claim is not completed, the transaction fails');
 is($node[0]->safe_psql('postgres', q{SELECT count(*) FROM payment WHERE tenant = 'foreign'}), 1,
-	'a foreign effect: and the effect is there, so it would be repeated');
+	'a foreign effect: it remains, and a retry would repeat it');
 
 log_is_clean($_) for ($router, @node);
 $_->stop for ($router, @node);

@@ -1,4 +1,4 @@
-# Unrelated keys never fail each other, whatever the isolation level: not one serialization failure.
+# Unrelated keys never cause a serialization failure, at any isolation level.
 use strict;
 use warnings;
 
@@ -38,8 +38,8 @@ for my $level ('serializable', 'repeatable read')
 		is($node->safe_psql('postgres', 'SELECT count(*) FROM effect') - $before, 3200, "$level, $key: every effect is there");
 	}
 }
-is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM effect'), 0, 'each effect once');
-unlike(slurp_file($node->logfile), qr/could not serialize/, 'not one serialization failure');
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM effect'), 0, 'each operation has one effect');
+unlike(slurp_file($node->logfile), qr/could not serialize/, 'there is no serialization failure');
 
 log_is_clean($node);
 $node->stop;

@@ -1,5 +1,5 @@
-# The HTTP service of the examples, over HTTP: what the draft of the Idempotency-Key header asks for,
-# many clients at once, and a database, connection or service that is gone in the middle of it.
+# The HTTP service of the examples, over HTTP: the requirements of the Idempotency-Key draft, many
+# concurrent clients, and a database, connection or service that dies in the middle.
 use strict;
 use warnings;
 
@@ -27,7 +27,8 @@ CONF
 $node->safe_psql('postgres', slurp_file('examples/setup.sql'));
 my $user = $node->safe_psql('postgres', 'SELECT current_user');
 
-# A running service, in front of the server or of a proxy. Whatever happens to the test, it goes.
+# A running service, in front of the server or of a proxy. It is stopped whatever happens to the
+# test.
 my ($test, @services) = ($$);
 END { my $status = $?; if ($$ == ($test // 0)) { $_->kill_kill for @services; } $? = $status; }
 sub service
@@ -55,7 +56,7 @@ sub request
 		{ headers => \%headers, content => $content });
 }
 
-# What a client does: the same key until it has an answer, as late as it is told.
+# What a client does: sends the same key until it has an answer, as late as Retry-After says.
 sub request_until_answered
 {
 	my ($service, $key, $content) = @_;
@@ -105,8 +106,8 @@ is_problem(request($service, 'bad request', $_), 400, 'about:blank', "request '$
   for '', 'amount=1', '[]', '{}', '{"amount": "1"}', '{"amount": -1}', '{"amount": NaN}', '{"amount": true}',
 	"{\"amount\": 1, \"\xff\": 1}", '{"amount": 1, "note": "\u0000"}';
 is_problem(request($service, 'no such path', $request, '/refunds'), 404, 'about:blank', 'another path');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM payment'), 0, 'nothing of this has an effect');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 0, 'or leaves a record');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM payment'), 0, 'refused requests have no effect');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 0, 'refused requests leave no record');
 
 my $first = request($service, '"order-1"', $request);
 is_created($first, 0, 'first try');
@@ -116,11 +117,11 @@ is($retry->{content}, $first->{content}, 'retry: the first answer, byte for byte
 is_created(request($service, 'order-1', $request), 1, 'the key without quotes');
 is(effects_of(1), 1, 'one effect');
 my $conflict = is_problem(request($service, '"order-1"', '{"amount": 1.5}'), 422, 'urn:idem:problem:key_conflict', 'another request');
-like($conflict->{detail}, qr/different request/, 'and tells why');
+like($conflict->{detail}, qr/different request/, 'another request: the detail says why');
 is_created(request($service, 'exact', '{"amount": 12345678901.123456789}'), 0, 'an amount beyond a double');
-is(effects_of('12345678901.123456789'), 1, 'is paid to the last digit');
+is(effects_of('12345678901.123456789'), 1, 'an amount beyond a double is paid to the last digit');
 
-# In flight: the key is held by somebody else.
+# In flight: another session holds the key.
 my $holder = $node->background_psql('postgres');
 $holder->query_safe(<<'SQL');
 BEGIN;
@@ -130,15 +131,15 @@ SELECT idem.complete(:'token', :'answer', 201);
 SQL
 my $in_flight = request($service, 'held', '{"amount": 2}');
 is_problem($in_flight, 409, 'urn:idem:problem:in_progress', 'in flight');
-like($in_flight->{headers}{'retry-after'}, qr/^[1-9]\d*$/, 'in flight: come back after whole seconds');
+like($in_flight->{headers}{'retry-after'}, qr/^[1-9]\d*$/, 'in flight: Retry-After has whole seconds');
 $holder->query_safe('COMMIT');
 $holder->quit;
-is_created(request($service, 'held', '{"amount": 2}'), 1, 'completed by the other');
+is_created(request($service, 'held', '{"amount": 2}'), 1, 'in flight, then completed by the other session');
 is(effects_of(2), 1, 'one effect');
 
 # Many clients --------------------------------------------------------------------------------------
 
-# Each of so many processes sends every key once, in an order of its own. What they saw, line by line:
+# Each of these processes sends every key once, in an order of its own. Their results, line by line:
 # key, replayed or not, content.
 sub crowd
 {
@@ -164,20 +165,20 @@ sub crowd
 
 my @seen = crowd(24, 'one key' => '{"amount": 3}');
 is(scalar @seen, 24, '24 clients with one key: all are answered');
-is(scalar(grep { /\t201\tfirst\t/ } @seen), 1, 'one of them is the first');
-is(scalar(uniq map { (split /\t/)[3] } @seen), 1, 'all get the same answer');
-is(effects_of(3), 1, 'one effect');
+is(scalar(grep { /\t201\tfirst\t/ } @seen), 1, '24 clients with one key: one of them is first');
+is(scalar(uniq map { (split /\t/)[3] } @seen), 1, '24 clients with one key: all get the same answer');
+is(effects_of(3), 1, '24 clients with one key: one effect');
 
 @seen = crowd(8, map { ("key $_" => '{"amount": ' . (1000 + $_) . '}') } 1 .. 20);
 is(scalar(grep { /\t201\t/ } @seen), 160, '8 clients with 20 keys: all are answered');
-is(scalar(grep { /\tfirst\t/ } @seen), 20, 'one of them is the first, for each key');
-is(scalar(uniq map { join ':', (split /\t/)[ 0, 3 ] } @seen), 20, 'all get the same answer, for each key');
+is(scalar(grep { /\tfirst\t/ } @seen), 20, '8 clients with 20 keys: one client is first for each key');
+is(scalar(uniq map { join ':', (split /\t/)[ 0, 3 ] } @seen), 20, '8 clients with 20 keys: all get the same answer for each key');
 is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment WHERE amount > 1000 AND amount < 2000'),
-	'20|20', 'one effect, for each key');
+	'20|20', '8 clients with 20 keys: one effect for each key');
 
-# What breaks in the middle ---------------------------------------------------------------------------
+# Faults ------------------------------------------------------------------------------------------
 
-# The answer to COMMIT is lost so often that the service gives up, and the client has to come back.
+# The answer to COMMIT is lost so often that the service gives up, and the client has to retry.
 sub lose_answers
 {
 	my ($times, $key, $amount) = @_;
@@ -195,7 +196,7 @@ $stop->();
 
 ($lost, $stop, my $behind) = lose_answers(3, 'lost', 5);
 is_problem($lost, 503, 'about:blank', 'lost for good');
-is($lost->{headers}{'retry-after'}, 1, 'lost for good: come back');
+is($lost->{headers}{'retry-after'}, 1, 'lost for good: retry after a second');
 is_created(request($behind, 'lost', '{"amount": 5}'), 1, 'retry with the same key');
 is(effects_of(5), 1, 'retry with the same key: one effect');
 $stop->();
@@ -221,22 +222,22 @@ $service = service($node->port);
 is(request_until_answered($service, 'dies', '{"amount": 7}')->{status}, 201, 'the service was killed: answered');
 is(effects_of(7), 1, 'the service was killed: one effect');
 
-# The database is away.
+# The database is down.
 $node->stop;
 is_problem(request($service, 'away', '{"amount": 8}'), 503, 'about:blank', 'no database');
 $node->start;
 is(request_until_answered($service, 'away', '{"amount": 8}')->{status}, 201, 'the database is back: answered');
 is(effects_of(8), 1, 'the database is back: one effect');
 
-# Too many at once.
+# Too many requests at once.
 $node->safe_psql('postgres', q{SELECT idem.alter_scope('payments', claims_per_minute => 1)});
 my @responses = map { request($service, "limited $_", '{"amount": 9}') } 1 .. 3;
 my ($limited) = grep { $_->{status} == 429 } @responses;
 is_problem($limited, 429, 'urn:idem:problem:limit_exceeded', 'limited');
-like($limited->{headers}{'retry-after'}, qr/^([1-9]|[1-5]\d|60)$/, 'limited: come back within a minute');
-is_created(request($service, '"order-1"', $request), 1, 'limited: but a retry is answered');
+like($limited->{headers}{'retry-after'}, qr/^([1-9]|[1-5]\d|60)$/, 'limited: retry within a minute');
+is_created(request($service, '"order-1"', $request), 1, 'limited: a retry of a finished operation is answered');
 
-is(locks($node), 0, 'no lock is left');
+is(locks($node), 0, 'no key lock is left');
 log_is_clean($node);
 $service->{run}->kill_kill;
 $node->stop;

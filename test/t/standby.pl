@@ -1,4 +1,5 @@
-# A streaming standby: it looks up, it does not claim; promoted, it goes on where the primary was.
+# A streaming standby: it can look up, but not claim; promoted, it continues where the primary
+# stopped.
 use strict;
 use warnings;
 
@@ -14,7 +15,7 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->start;
 
-# A leased record that is being replaced, by a new version in front of it: the index puts it elsewhere.
+# A leased record that is being replaced by a new version in front of it: the index moves the row.
 $primary->safe_psql('postgres', <<'SQL');
 CREATE INDEX moving ON idem.record (lease_end);
 SELECT count(*) FROM idem.once_each('payments', ARRAY(SELECT 'room' || i FROM generate_series(1, 10) i));
@@ -27,7 +28,7 @@ $worker->query_safe('BEGIN; SELECT idem.renew(token) FROM job');
 $primary->safe_psql('postgres', q{SELECT idem.once('payments', 'flushed')});
 $primary->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', q{SELECT state, attempt, lease_end > now() FROM idem.lookup('payments', 'moving')}),
-	'in_progress|1|t', 'a record that is being replaced is there');
+	'in_progress|1|t', 'a record that is being replaced is found');
 $worker->query_safe('COMMIT');
 $worker->quit;
 $primary->safe_psql('postgres', 'DROP INDEX idem.moving');
@@ -43,19 +44,19 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
 	like($stderr, qr/25006/, "idem.$call is refused on a standby");
 	my $reading = $call =~ /^(?:create_scope|purge)/ ? '$' : $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
-	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'with advice on where to call it, and how to read');
+	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'the hint says to call it on the primary, and how to read');
 }
 
 is($standby->safe_psql('postgres', 'SELECT purge_block, scopes FROM idem.storage'), '0|1', 'the storage can be read');
-is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok', 'and the state of health');
+is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok', 'health can be read');
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
-is($standby->safe_psql('postgres', q{SELECT idem.redacted('payments', '{"payment": 2}')}), '{"payment": 2}', 'so does redacted');
+is($standby->safe_psql('postgres', q{SELECT idem.redacted('payments', '{"payment": 2}')}), '{"payment": 2}', 'redacted works on a standby');
 my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
-is($stdout, 'absent', 'what is not there is absent');
-like($stderr, qr/NOTICE.*standby/, 'and a notice says that a standby may lag');
+is($stdout, 'absent', 'a key without a record is absent');
+like($stderr, qr/NOTICE.*standby/, 'a notice says that a standby may lag');
 is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
-	'completed', 'in REPEATABLE READ too');
+	'completed', 'lookup answers in REPEATABLE READ');
 
 $primary->stop('immediate');
 $standby->promote;
@@ -66,7 +67,7 @@ is($standby->safe_psql('postgres', q{SELECT outcome FROM idem.try_claim('payment
 	'in_progress', 'promoted: a prepared claim is in flight');
 $standby->safe_psql('postgres', q{COMMIT PREPARED 'p'});
 is($standby->safe_psql('postgres', q{SELECT outcome FROM idem.try_claim('payments', 'prepared', '{"amount": 3}')}),
-	'completed', 'promoted: and is completed by COMMIT PREPARED');
+	'completed', 'promoted: COMMIT PREPARED completes the prepared claim');
 $standby->safe_psql('postgres', q{SELECT pay('after', '{"amount": 4}')});
 is(effects($standby, 'after'), 1, 'promoted: new operations run');
 

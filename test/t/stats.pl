@@ -1,4 +1,4 @@
-# The statistics: exact under concurrency, untouched by rollback, kept over a clean restart only.
+# The statistics: exact under concurrency, not undone by rollback, kept over a clean restart only.
 use strict;
 use warnings;
 
@@ -28,8 +28,8 @@ sub sql { return $node->safe_psql('postgres', shift); }
 
 # Every counter ------------------------------------------------------------------------------------
 
-is(sql('SELECT string_agg(scope, \',\') FROM idem.stats'), 'payments', 'a row a scope, from the first');
-is(stats('payments'), '', 'which has done nothing yet');
+is(sql('SELECT string_agg(scope, \',\') FROM idem.stats'), 'payments', 'one row per scope, from its creation');
+is(stats('payments'), '', 'a new scope has counted nothing');
 
 sql(q(SELECT pay('a', '{"amount": 1}')));
 is(stats('payments'), 'claims 1 completions 1', 'an operation');
@@ -42,8 +42,8 @@ sql(q(SET log_statement = 'none'; SET idem.log_conflicts = 'log';
 	DO $$ BEGIN PERFORM pay('a', '{"amount": 987654321}'); EXCEPTION WHEN SQLSTATE 'ID002' THEN NULL; END $$));
 my $log = slurp_file($node->logfile, $logged);
 like($log, qr/LOG:  conflicting requests for a key in scope "payments"\n.*DETAIL:  Key "a" was used for a different request\./,
-	'is logged, if wanted, where the caller catches it too');
-unlike($log =~ s/.*SET log_statement.*\n.*\n//r, qr/987654321/, 'without the request');
+	'a conflict is logged even if the caller catches it');
+unlike($log =~ s/.*SET log_statement.*\n.*\n//r, qr/987654321/, 'the log does not contain the request');
 
 sql('SELECT idem.stats_reset()');
 is(stats('payments'), '', 'a reset');
@@ -112,11 +112,11 @@ sql('SELECT idem.stats_reset()');
 my $holder = $node->background_psql('postgres');
 $holder->query_safe(claim_open('w'));
 sql(q(SELECT outcome FROM idem.try_claim('payments', 'w')));
-is(stats('payments'), 'claims 1 in_flight 1', 'a hit that does not wait');
+is(stats('payments'), 'claims 1 in_flight 1', 'a claim that does not wait for a key in flight');
 sql(q(SELECT outcome FROM idem.try_claim('payments', 'w', wait => '200 milliseconds')));
-is(stats('payments'), 'claims 1 in_flight 2 waits 1', 'a hit that waits');
+is(stats('payments'), 'claims 1 in_flight 2 waits 1', 'a claim that waits for a key in flight');
 is(sql(q(SELECT wait_time >= '200 milliseconds' FROM idem.stats WHERE scope = 'payments')),
-	't', 'for as long as it was asked to');
+	't', 'the wait time is counted');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
 
@@ -137,8 +137,8 @@ is(stats('payments'), 'claims 3 completions 2', 'what was counted survives a rol
 sql('SELECT idem.stats_reset()');
 sql('BEGIN; SELECT idem.stats_reset(); ROLLBACK; SELECT pay(\'x\', \'{"amount": 1}\')');
 sql('BEGIN; SELECT idem.stats_reset(\'payments\'); ROLLBACK');
-is(stats('payments'), '', 'so does a reset');
-isnt(sql('SELECT count(DISTINCT stats_reset) FROM idem.stats'), 1, 'a scope is reset on its own');
+is(stats('payments'), '', 'a reset survives a rollback');
+isnt(sql('SELECT count(DISTINCT stats_reset) FROM idem.stats'), 1, 'a scope is reset alone');
 
 # Concurrency --------------------------------------------------------------------------------------
 
@@ -154,41 +154,41 @@ is( sql(q(SELECT claims = completions AND claims = (SELECT count(*) FROM payment
 	        AND claims + replays = 16 * 500 FROM idem.stats WHERE scope = 'payments')),
 	't', 'every call is counted once');
 
-# Who sees what ------------------------------------------------------------------------------------
+# Which role sees what ----------------------------------------------------------------------------
 
 sql('CREATE ROLE stranger; CREATE ROLE member; CREATE ROLE shop; GRANT shop TO member');
 sql("SELECT idem.create_scope('orders', owner => 'shop')");
 is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'orders', 'a member sees its scope');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
-is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'nor behind the view');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'a stranger sees nothing through the function either');
 my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
 like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
 (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\nSELECT idem.stats_reset('nowhere')");
-like($stderr, qr/ID008/, 'and a scope that exists');
+like($stderr, qr/ID008/, 'a reset needs an existing scope');
 
 # Restart ------------------------------------------------------------------------------------------
 
 my $file = $node->data_dir . '/pg_stat/idem.stat';
 my $before = sql("SELECT * FROM idem.stats ORDER BY scope");
-ok(!-e $file, 'no file while the server runs');
+ok(!-e $file, 'there is no file while the server runs');
 $node->stop;
-ok(-e $file, 'a clean shutdown writes it');
+ok(-e $file, 'a clean shutdown writes the file');
 $node->start;
-ok(!-e $file, 'the start takes it');
+ok(!-e $file, 'the start removes the file');
 is(sql("SELECT * FROM idem.stats ORDER BY scope"), $before, 'a clean restart keeps every counter');
 
 crash($node, 'server');
-is(stats('payments'), '', 'a crash loses them');
-is(sql('SELECT count(*) FROM idem.stats'), 3, 'and nothing else');
+is(stats('payments'), '', 'a crash loses the counters');
+is(sql('SELECT count(*) FROM idem.stats'), 3, 'a crash keeps the scopes');
 sql(q(SELECT pay('after', '{"amount": 1}')));
 is(stats('payments'), 'claims 1 completions 1', 'counting goes on');
 
 my $session = $node->background_psql('postgres', on_error_stop => 0);
 crash($node, 'backend', $session);
-is(stats('payments'), '', 'so does a killed backend');
+is(stats('payments'), '', 'a killed backend loses the counters');
 
-# A damaged file is as good as none.
+# A damaged file is ignored.
 sql(q(SELECT pay('b', '{"amount": 1}')));
 $node->stop;
 my $saved = slurp_file($file);
@@ -197,27 +197,27 @@ open(my $out, '>:raw', $file) or die $!;
 print $out $saved;
 close $out;
 $node->start;
-is(stats('payments'), '', 'a damaged file is dropped');
-ok(!-e $file, 'and gone');
-like(slurp_file($node->logfile), qr/ignoring invalid data in file "pg_stat\/idem.stat"/, 'which the log says');
+is(stats('payments'), '', 'the counters of a damaged file are dropped');
+ok(!-e $file, 'a damaged file is removed');
+like(slurp_file($node->logfile), qr/ignoring invalid data in file "pg_stat\/idem.stat"/, 'the log says that the file is damaged');
 
-# A smaller table takes what it can.
+# A smaller table keeps as many scopes as fit.
 sql(q(SELECT pay('c', '{"amount": 1}')));
 $node->append_conf('postgresql.conf', 'idem.counted_scopes = 1');
 $node->restart;
-is(sql("SELECT string_agg(scope || claims, ',') FROM idem.stats"), 'payments1', 'one slot, one scope');
+is(sql("SELECT string_agg(scope || claims, ',') FROM idem.stats"), 'payments1', 'one slot keeps one scope');
 sql(q(BEGIN; SELECT idem.release(token) FROM idem.claim('orders', 'x'); COMMIT));
 is(stats('orders'), '', 'a scope that finds no slot is not counted');
 $node->append_conf('postgresql.conf', 'idem.counted_scopes = 8');
 $node->restart;
 
-# Scopes that come and go --------------------------------------------------------------------------
+# Scopes that are created and dropped -------------------------------------------------------------
 
 sql('CREATE DATABASE other');
 install_payments($node, 'other');
 $node->safe_psql('other', q(SELECT pay('a', '{"amount": 1}')));
-is(stats('payments', 'other'), 'claims 1 completions 1', 'each database has its own');
-is(stats('payments'), 'claims 1 completions 1', 'and the first keeps its');
+is(stats('payments', 'other'), 'claims 1 completions 1', 'each database has its own counters');
+is(stats('payments'), 'claims 1 completions 1', 'the first database keeps its counters');
 
 $node->safe_psql('other', 'DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
 install_payments($node, 'other');
@@ -230,7 +230,7 @@ log_is_clean($node, killed => 1);
 
 my $plain = idem_node('plain');
 $plain->safe_psql('postgres', q(SELECT pay('a', '{"amount": 1}')));
-is($plain->safe_psql('postgres', 'SELECT count(*) FROM idem.stats'), 0, 'without preload, no rows');
+is($plain->safe_psql('postgres', 'SELECT count(*) FROM idem.stats'), 0, 'without preload there are no rows');
 $plain->safe_psql('postgres', 'SELECT idem.stats_reset()');
 $plain->stop;
 

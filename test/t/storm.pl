@@ -1,6 +1,6 @@
 # A retry storm: 500 clients with one key; 10,000 keys, each sent several times under random kills.
-# One effect and one answer a key; and the same storm on an unprotected procedure, so that we know
-# that it blows.
+# One effect and one answer per key; and the same storm on an unprotected procedure, to show that it
+# would do damage.
 use strict;
 use warnings;
 
@@ -32,18 +32,18 @@ my %many = blow('pay', 32, 10000, 3, 100);
 is($many{requests}, 30000, 'many keys: every request answered');
 cmp_ok($many{lost}, '>', 10, 'many keys: connections were lost in mid-flight');
 cmp_ok($many{overlapping}, '>', 1000, 'many keys: tries overlapped');
-is($many{differing}, 0, 'many keys: one distinct answer a key');
-is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM payment'), '10000|10000', 'many keys: one effect a key');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 10000, 'many keys: one record a key');
+is($many{differing}, 0, 'many keys: one distinct answer per key');
+is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM payment'), '10000|10000', 'many keys: one effect per key');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 10000, 'many keys: one record per key');
 is(locks($node), 0, 'many keys: no lock is left');
 
 my %unprotected = blow('pay_unprotected', 32, 2000, 3, 100);
 cmp_ok($unprotected{differing}, '>', 1000, 'unprotected: answers differ');
 cmp_ok($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM unprotected_payment'), '>', 1000,
-	'unprotected: duplicates by the thousand');
+	'unprotected: thousands of duplicates');
 
-# Of a key that is claimed and completed but once, lookup() says absent, in progress, completed; and
-# never again what it said before.
+# For a key that is claimed and completed only once, lookup() says absent, in progress, completed,
+# and never goes back.
 $node->safe_psql('postgres', <<'SQL');
 SELECT idem.create_scope('watched');
 CREATE SEQUENCE watched;
@@ -75,7 +75,7 @@ END $$;
 SQL
 my $worker = load($node, "SET synchronous_commit = off;\nCALL work();\n");
 is($node->safe_psql('postgres', 'CALL watch(200000)'), 0, 'a key in progress is never absent before it is completed');
-ok($worker->pumpable, 'the worker was at it all the time');
+ok($worker->pumpable, 'the worker ran all the time');
 $worker->kill_kill;
 
 log_is_clean($node);

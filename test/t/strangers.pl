@@ -1,9 +1,10 @@
-# Nobody else's keys. A role that may not use a scope asks for what is in it in thousands of ways, of
-# every function and every view: for keys and tokens that are there and, in the same words, for some
-# that are not. It must hear the same both times, and never a byte of what the others keep secret.
+# Secrecy. A role that may not use a scope (the stranger) asks for its contents in thousands of
+# ways, through every function and every view: for keys and tokens that exist and, in the same
+# words, for some that do not. The answers must be the same, and contain nothing that the owner
+# keeps secret.
 #
-# What the extension contains is read from the catalogs; an argument or a view that this test does
-# not know fails it. IDEM_SEED repeats a run, IDEM_PROBES sets how many pairs are asked.
+# The functions and views of the extension are read from the catalogs; an argument or a view that
+# this test does not know fails it. IDEM_SEED repeats a run, IDEM_PROBES sets the number of pairs.
 use strict;
 use warnings;
 use utf8;
@@ -30,8 +31,8 @@ log_min_messages = debug1
 log_line_prefix = '%u|'
 CONF
 
-# What the owner keeps. Every secret bears the mark, so that no test has to know where to look; a
-# stranger who has heard of a key asks for it by its name, and his own words are no leak.
+# What the owner keeps. Every secret has the mark in it, so that the test finds it anywhere. A
+# stranger that knows a key asks for it by name, and its own words are no leak.
 my $mark = 'swordfish';
 my @there = ("$mark-done", "$mark-failed", "$mark-leased", "$mark-lapsed", "$mark-expired", "$mark-open",
 	"$mark-executed", "$mark-message", "$mark-ключ-𝄞", substr($mark . join('', 'a' .. 'z', 0 .. 9) x 7, 0, 255), '7' . $mark);
@@ -69,7 +70,8 @@ SQL
 	is($status, 0, "the owner has filled $scope for tenant $tenant") or diag $stderr;
 }
 
-# Tokens: of leases that run and that are over, and of an atomic claim that a session holds open.
+# Tokens: of leases that run, of leases that have lapsed, and of an atomic claim that a session
+# holds open.
 my @tokens = map { $node->safe_psql('postgres', "SELECT token FROM idem.claim('vault', '$mark-leased-$_', tenant => '$mark-tenant', lease => '$_')") }
   ('1 hour', '1 millisecond');
 $node->safe_psql('postgres', "SELECT idem.complete('$tokens[1]', '\"$mark\"')");
@@ -79,7 +81,7 @@ $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
 $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
 
-# A database where the stranger owns everything: what is in memory is kept apart.
+# A database in which the stranger owns everything: nothing in memory may cross over.
 $node->safe_psql('postgres', 'CREATE DATABASE mine');
 $node->safe_psql('mine', <<'SQL');
 CREATE EXTENSION idem;
@@ -92,11 +94,11 @@ my @base64 = ('A' .. 'Z', 'a' .. 'z', 0 .. 9, '-', '_');
 
 sub pick { return $_[ int(rand(@_)) ] }
 
-# In the same form, but of nothing that is there. The first two characters of a token say its kind.
+# Of the same form, but not existing. The first two characters of a token give its kind.
 sub unheard_of { my ($text) = @_; return $text =~ s/$mark/swordfisk/r }
 sub made_up_token { my ($token) = @_; return substr($token, 0, 2) . join '', (map { pick(@base64) } 1 .. 36), 'A' }
 
-# A token of the owner's as the stranger may have it: whole, or damaged here or there.
+# A token of the owner as the stranger may have it: whole, or damaged.
 sub known_token
 {
 	my $token = pick(@tokens);
@@ -125,7 +127,8 @@ my %by_type = (
 	regprocedure => sub { pick(q('work(jsonb)'), q('fails(jsonb)'), '0', 'NULL') },
 	'text[]' => sub { maybe("ARRAY[" . join(', ', map { quoted(pick(@texts)) } 0 .. int(rand(3))) . "]::text[]") },);
 
-# Text arguments, by name: [ for what is there, for what is not ]. What both have in common is the same.
+# Text arguments by name: [ one that exists, one that does not ]. What both have in common is the
+# same.
 my $same = sub { my $value = shift; return [ $value, $value ] };
 my $pair_of = sub { my ($there) = @_; return [ $there, unheard_of($there) ] };
 my %by_name = (
@@ -166,7 +169,7 @@ for my $f (values %function)
 	}
 }
 
-# One call in two versions, and what the stranger said in each.
+# One call in two versions, and what the stranger was told in each.
 sub call
 {
 	my ($f) = @_;
@@ -196,7 +199,7 @@ sub call
 	return (\@calls, \@said);
 }
 
-# The ways in which a statement may be put.
+# The forms in which a statement is sent.
 my @wraps = (
 	sub { "BEGIN;\n$_[0];\nROLLBACK;" },
 	sub { "BEGIN ISOLATION LEVEL SERIALIZABLE;\n$_[0];\nROLLBACK;" },
@@ -218,8 +221,8 @@ END \$do\$;
 ROLLBACK;
 SQL
 
-# Views: everything, by each column, with functions that tell what they are shown, and how the server
-# went about it.
+# Views: everything, by each column, with functions that report what they are passed, and the
+# server's query plan.
 my @queries;
 for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')}))
 {
@@ -260,7 +263,7 @@ for my $n (1 .. $probes)
 	push @asked, [ [ map { $wrap->($_) } @$calls ], $said ];
 }
 
-# The planner's estimates come from the owner's rows: some tenants and keys are common, and it knows.
+# The planner's estimates come from the owner's rows: some tenants and keys are common.
 $node->safe_psql('postgres', <<"SQL");
 SET ROLE owner;
 SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT '$mark ' || i FROM generate_series(1, 500) i), tenant => '$mark-tenant');
@@ -268,7 +271,7 @@ RESET ROLE;
 ANALYZE;
 SQL
 
-# Asked in one session, interleaved. psql's marks part the answers, on both streams.
+# Asked in one session, interleaved. psql's marks separate the answers, on both streams.
 sub ask
 {
 	my ($database, @scripts) = @_;
@@ -298,7 +301,7 @@ SQL
 	return @answers;
 }
 
-# Less the stranger's own words, and what is new each time.
+# Without the stranger's own words and the parts that differ each time.
 sub without
 {
 	my ($answer, $words) = @_;
@@ -320,7 +323,7 @@ sub plain
 	return join "\n", sort split /\n/, $answer;
 }
 
-# The mark, as text or bytes; and what bears none: tokens, the digests of keys, the secrets.
+# The mark, as text or bytes; and the secrets without it: tokens, the digests of keys, the secrets.
 my %unmarked = map { $_ => 1 } @tokens, split /\n/, $node->safe_psql('postgres', <<'SQL');
 SELECT digest::text FROM idem.record UNION ALL SELECT replace(digest::text, '-', '') FROM idem.record
 UNION ALL SELECT encode(secret, 'hex') FROM idem.secret
@@ -345,7 +348,7 @@ for my $i (0 .. $#asked)
 	{
 		push @leaks, "$scripts->[$version]\n$heard[$version]" if defined leak($heard[$version]);
 	}
-	# One question put twice tells nothing but the time.
+	# The same question asked twice may differ only in time.
 	next if $scripts->[0] eq $scripts->[1];
 	push @tells, "$scripts->[0]\n$heard[0]\n---\n$scripts->[1]\n$heard[1]" if plain($heard[0]) ne plain($heard[1]);
 }
@@ -354,33 +357,33 @@ is(scalar(@leaks), 0, 'no secret of the owner in ' . 2 * @asked . ' answers') or
 is(scalar(@tells), 0, 'what is there and what is not sound the same') or diag encode('UTF-8', join "\n\n", @tells[ 0 .. ($#tells < 4 ? $#tells : 4) ]);
 cmp_ok($heard{$_} // 0, '>', 20, "many were refused with $_") for qw(42501 ID004 ID005);
 
-# The same in the stranger's own database, where he owns the scopes of those ids.
+# The same in the stranger's own database, where it owns the scopes with those ids.
 my @mine = ask('mine', map { $_->[0] } @queries);
-is(scalar(grep { defined leak(without($mine[$_], $queries[$_][2][0])) } 0 .. $#mine), 0, 'nor in another database');
+is(scalar(grep { defined leak(without($mine[$_], $queries[$_][2][0])) } 0 .. $#mine), 0, 'nothing leaks into another database');
 
-# What the server shows to everybody.
+# What the server shows to every role.
 my @views = map { [ "SELECT * FROM $_", "SELECT * FROM $_" ] } qw(pg_locks pg_stat_activity pg_stats pg_stat_all_tables pg_stat_all_indexes
   pg_statio_all_tables pg_stat_user_functions pg_prepared_xacts pg_prepared_statements pg_cursors pg_stat_progress_analyze pg_stat_progress_vacuum
   pg_shmem_allocations pg_settings pg_stat_database pg_description pg_views pg_get_backend_memory_contexts() pg_largeobject_metadata);
 my @public = ask('postgres', map { "$_->[0];" } @views);
 for my $i (0 .. $#views)
 {
-	is(leak($public[$i]), undef, "nothing in $views[$i][0]");
+	is(leak($public[$i]), undef, "nothing leaks through $views[$i][0]");
 }
 
-# The stranger's own right to use a scope of the same keys is not touched by any of that.
+# The stranger's own right to use a scope with the same keys is not affected.
 my (undef, $own) = $node->psql('postgres', "SELECT state FROM idem.lookup('theirs', '$mark-done')", extra_params => [ '-U', 'stranger' ]);
 is($own, 'absent', "the owner's keys are free in the stranger's scope");
 
 $holder->query_safe('ROLLBACK');
 $holder->quit;
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no lock is left');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no key lock is left');
 $node->stop;
 
-# The log, as far as the stranger's statements made it: his words are in his errors, the owner's are not.
-# (The message of a key's own refusal echoes it; what is never echoed is what is stored under it.)
+# The log lines of the stranger's statements: its own words are in its errors, the owner's are not.
+# (The message that refuses a key repeats the key, but never what is stored under it.)
 my @lines = grep { /^stranger\|/ } split /\n/, decode('UTF-8', slurp_file($node->logfile));
-cmp_ok(scalar(@lines), '>', 100, 'the log tells of the stranger');
+cmp_ok(scalar(@lines), '>', 100, 'the log contains the stranger\'s statements');
 my %word = map { $_ => 1 } grep { defined && length } map { @$_ } map { @{ $_->[1] } } @asked;
 my $own_words = join '|', map { quotemeta } sort { length $b <=> length $a } keys %word;
 my @bad = grep { defined leak(s/$own_words/«said»/gr) } @lines;

@@ -1,6 +1,6 @@
-# From every released version of the SQL objects to this one. The new library serves the old objects until
-# ALTER EXTENSION idem UPDATE; that makes what CREATE EXTENSION makes, runs beside open claims, and what
-# was stored before is answered after.
+# From every released version of the SQL objects to this one. The new library serves the old objects
+# until ALTER EXTENSION idem UPDATE runs. The update makes what CREATE EXTENSION makes, runs beside
+# open claims, and keeps every answer.
 use strict;
 use warnings;
 
@@ -9,8 +9,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Tests of what has changed since a release, and so cannot pass on its objects.
-# What has changed since a release has also changed since those before it.
+# Tests of what has changed since a release, which cannot pass on its objects.
+# What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams survey wrong_use)],
 	'0.2.0' => [qw(administration failures redaction scopes)]);
@@ -23,11 +23,12 @@ my $current = $sql->('postgres', q{SELECT default_version FROM pg_available_exte
 my @released = split /\n/, $sql->('postgres',
 	qq{SELECT version FROM pg_available_extension_versions WHERE name = 'idem' AND version <> '$current'
 	    ORDER BY string_to_array(version, '.')::int[]});
-is($released[0], '0.1.0', 'the first release is there');
+is($released[0], '0.1.0', 'the first release is available');
 is($sql->('postgres', qq{SELECT string_agg(source, ' ') FROM pg_extension_update_paths('idem')
-		WHERE target = '$current' AND path IS NULL}), '', "there is a way from each to $current");
+		WHERE target = '$current' AND path IS NULL}), '', "there is an update path from each release to $current");
 
-# Everything that the extension consists of: definitions, rights, what it says of itself and what a dump takes.
+# Everything that the extension consists of: definitions, privileges, comments, and what a dump
+# contains.
 my $inventory = <<'SQL';
 WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND refclassid = 'pg_extension'::regclass
                    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
@@ -68,7 +69,7 @@ $sql->('fresh', 'CREATE EXTENSION idem');
 my $fresh = $sql->('fresh', $inventory);
 cmp_ok(scalar(split /\n/, $fresh), '>', 500, 'a fresh extension has much to compare');
 
-# The tests of SQL behaviour. Each begins by creating the extension: in this way.
+# The SQL tests. Each begins by creating the extension: here in this way.
 sub regress
 {
 	my ($title, $create, @without) = @_;
@@ -82,7 +83,8 @@ sub regress
 		$text =~ s/^CREATE EXTENSION idem;$/$create/m or die $file->[0];
 		append_to_file("$input/$file->[1]", $text);
 	}
-	# It looks for what is expected where it runs, or, up to 15, beside its input.
+	# pg_regress looks for the expected output in the current directory or, up to 15, beside its
+	# input.
 	chdir $input or die;
 	$node->command_ok([ $ENV{PG_REGRESS}, '--inputdir=.', '--outputdir=.', '--host=' . $node->host, '--port=' . $node->port,
 			'--dbname=regress', '--load-extension=idem', @tests ], $title)
@@ -95,7 +97,7 @@ for my $version (@released)
 	(my $name = "from_$version") =~ s/\W/_/g;
 	my $create = "CREATE EXTENSION idem VERSION '$version';";
 
-	# What a database of that release has, and whoever administers it.
+	# What a database of that release contains, with a role that administers it.
 	my $may = $version eq '0.1.0' ? 'CREATE ON SCHEMA idem' : "EXECUTE ON FUNCTION $administration";
 	my ($admin, $user) = ("${name}_admin", "${name}_user");
 	$sql->('postgres', "CREATE DATABASE $name");
@@ -118,7 +120,7 @@ SQL
 	my $token = $sql->($name, q{SELECT token FROM idem.claim('orders', 'leased', '{"n": 3}', lease => '1 hour')});
 	$sql->($name, qq{SELECT idem.checkpoint('$token', 'half way', '{"step": 2}')});
 
-	# The library is new, the objects are not: their rules hold.
+	# The library is new, the objects are not: the old rules apply.
 	regress("tests on the objects of $version", $create, map { @{ $changed_since{$_} // [] } } grep { $_ ge $version } @released);
 	if ($version eq '0.1.0')
 	{
@@ -130,7 +132,7 @@ SQL
 			q{SELECT idem.drop_scope('orders')}, q{SELECT idem.forget('orders', 'done')});
 	}
 
-	# Paths in any notation, and quotes that are part of a name; failures of any shape.
+	# Paths in any notation, and quotes as part of a name; failures of any shape.
 	$sql->($name, q{SELECT idem.create_scope('odd', response_exclude => ARRAY['$.card.number', '"quoted"', 'a"\b'])});
 	$sql->($name, q{SELECT idem.alter_scope('odd', request_exclude => '{/sent_at,"\"quoted\""}')});
 	my $quoted = q{'{"quoted": 1, "\"quoted\"": 2, "a\"\\\\b": 3}'};
@@ -142,13 +144,13 @@ SQL
 	$sql->("${name}_bare", "$create ALTER EXTENSION idem UPDATE");
 	is($sql->("${name}_bare", $inventory), $fresh, "$version: an update makes what CREATE EXTENSION makes");
 
-	# Nothing is taken from a user's object that depends on what has new arguments.
+	# A user's object that depends on a function with new arguments stops the update.
 	$sql->($name, 'CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.create_scope($$new$$); END');
 	my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
 	like($refused, qr/ERROR:.*other objects depend on them\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/, "$version: such an object is named");
 	$sql->($name, 'DROP FUNCTION onboard');
 
-	# The update, with a claim open beside it, and with functions in the way that it must not call.
+	# The update, beside an open claim, with planted functions that it must not call.
 	my $session = $node->background_psql($name, on_error_stop => 1);
 	$session->query_safe("BEGIN; SELECT set_config('my.token', token, false) FROM idem.claim('orders', 'open', '{\"n\": 4}'); INSERT INTO effect DEFAULT VALUES");
 	$sql->($name, <<'SQL');
@@ -165,7 +167,7 @@ SQL
 	$session->query_safe("INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
 	$session->quit;
 
-	# What was there is answered.
+	# What was stored before is answered.
 	my $outcome = sub { my ($key, $n) = @_; return $sql->($name, qq{SET ROLE $user; SELECT outcome, response, error->>'sqlstate'
 		FROM idem.try_claim('orders', '$key', '{"n": $n}')}) };
 	is($outcome->('done', '1.0'), 'completed|{"order": 1}|', "$version: a replay is answered");
@@ -188,7 +190,7 @@ SQL
 	if ($version ne '0.1.0')
 	{
 		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope TO $admin)$/m;
-		ok($repair, "$version: the update says who loses a privilege");
+		ok($repair, "$version: the update names the roles that lose a privilege");
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: and it is lost");
 		$sql->($name, $repair);
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine'); SELECT idem.alter_scope('mine', ttl => '1 hour')", $name), '',
@@ -199,7 +201,7 @@ SQL
 	}
 	if ($version eq '0.1.0')
 	{
-		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update says who loses a privilege");
+		like($said, qr/WARNING:.*$admin can administer scopes no longer/, "$version: the update names the roles that lose a privilege");
 		my ($repair) = $said =~ /If it shall: (GRANT .*?); in any case/;
 		my ($revoke) = $said =~ /in any case: (REVOKE .*)/;
 		my $schema = q{SELECT status, detail ~ 'from_0_1_0_admin', hint FROM idem.health() WHERE check_name = 'schema'};
@@ -214,7 +216,7 @@ SQL
 		  for qw(create_scope alter_scope drop_scope forget);
 	}
 
-	# And as a whole: every test passes on what an update makes.
+	# Finally: every test passes on what the update makes.
 	regress("tests after the update from $version", "$create ALTER EXTENSION idem UPDATE;");
   SKIP:
 	{

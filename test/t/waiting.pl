@@ -1,5 +1,5 @@
-# The instant when a timeout fires just as the lock is granted: a debugger stops the waiter there until
-# the time is over. It is the end of that wait, and no error of whatever comes after it.
+# A timeout that fires just as the lock is granted: a debugger stops the waiter at that instant
+# until the time is up. It ends that wait, and is not an error of what comes next.
 use strict;
 use warnings;
 
@@ -27,7 +27,7 @@ SELECT outcome FROM idem.try_claim('jobs', 'k', wait => '8 s');
 SQL
 waits_for($node, $pid, 'Lock');
 
-# The lock is granted, and the first thing that the waiter does then is to disable the timeout.
+# The lock is granted; the next thing that the waiter does is to disable the timeout.
 my ($in, $out) = ('', '');
 my $debugger = IPC::Run::start(
 	[ 'gdb', '-q', '-batch', '-p', $pid,

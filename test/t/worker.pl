@@ -1,4 +1,4 @@
-# The purge worker: it deletes what has expired, nothing else, and nothing keeps it from it for good.
+# The purge worker: it deletes expired records and nothing else, and nothing stops it for good.
 use strict;
 use warnings;
 
@@ -18,7 +18,7 @@ my $node = idem_node('worker', conf => $conf, init => { allows_streaming => 1 })
 
 sub sql { return $node->safe_psql('postgres', shift); }
 
-# Puts records into a database, past idem, that expire so long from now.
+# Inserts records into a database, bypassing idem, that expire in so many seconds.
 sub fill
 {
 	my ($database, $n, $ttl) = @_;
@@ -59,7 +59,7 @@ sub wait_for_launcher
 	return (pids('launcher'))[0];
 }
 
-# Waits until a worker is at work in the database, and returns its process id.
+# Waits until a worker visits the database, and returns its process id.
 sub catch_worker
 {
 	my ($database) = @_;
@@ -81,31 +81,31 @@ sub set_conf
 	return;
 }
 
-# What it is for -----------------------------------------------------------------------------------
+# Purging -----------------------------------------------------------------------------------------
 
 fill('postgres', 2500, '-1 second');
 fill('postgres', 10, '1 hour');
 left('postgres', 10, 'expired records are deleted, the others stay');
-is(sql("SELECT purged FROM idem.stats"), 2500, 'and counted');
+is(sql("SELECT purged FROM idem.stats"), 2500, 'purged records are counted');
 ok($node->poll_query_until('postgres',
 		"SELECT n_tup_del >= 2500 FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass"),
-	'and autovacuum learns of them');
+	'autovacuum learns of the dead rows');
 
 sql(<<'SQL');
 SELECT idem.complete(token, to_jsonb((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 10000) i)))
   FROM idem.claim('payments', 'large', ttl => '1 millisecond')
 SQL
-left('postgres', 10, 'those that are stored out of line too');
+left('postgres', 10, 'records stored out of line are deleted too');
 
 sql("SELECT idem.complete(token) FROM idem.claim('payments', 'soon', ttl => '1 second')");
 left('postgres', 10, 'a record that expires later is deleted later');
 
-# A leased claim is no record to be deleted while its lease runs, whatever its TTL.
+# A running lease keeps its record, whatever its TTL.
 sql("SELECT outcome FROM idem.claim('payments', 'leased', ttl => '1 millisecond', lease => '1 hour')");
 fill('postgres', 1, '-1 second');
 left('postgres', 11, 'a running lease keeps its record');
 
-# An expired row that is just being replaced is its claim's.
+# An expired row that a claim is replacing belongs to that claim.
 set_conf('idem.purge_naptime' => '0');
 wait_for_launcher();
 sql("SELECT idem.complete(token) FROM idem.claim('payments', 'again', ttl => '1 millisecond')");
@@ -116,15 +116,16 @@ SELECT idem.complete(token, '"second"') FROM idem.claim('payments', 'again');
 SQL
 set_conf('idem.purge_naptime' => '50ms');
 fill('postgres', 1, '-1 second');
-left('postgres', 12, 'the worker passes by a row that is being replaced');
+left('postgres', 12, 'the worker skips a row that is being replaced');
 $claimer->query_safe('COMMIT');
 $claimer->quit;
-is(sql("SELECT response FROM idem.claim('payments', 'again')"), '"second"', 'which lives');
+is(sql("SELECT response FROM idem.claim('payments', 'again')"), '"second"', 'the new record lives');
 sql('DELETE FROM idem.record');
 
-# Tables that others rebuild -----------------------------------------------------------------------
+# Tables locked by other sessions -----------------------------------------------------------------
 
-# The second is what DROP EXTENSION locks first: to wait for it with a lock on the others is a deadlock.
+# DROP EXTENSION locks the second table first: waiting for it with a lock on the others would
+# deadlock.
 my $logged = -s $node->logfile;
 my $locker = $node->background_psql('postgres');
 for my $lock ('LOCK TABLE idem.record IN SHARE MODE', 'ALTER SEQUENCE idem.scope_id SET LOGGED')
@@ -136,19 +137,19 @@ for my $lock ('LOCK TABLE idem.record IN SHARE MODE', 'ALTER SEQUENCE idem.scope
 	$locker->query_safe('COMMIT');
 	sql('DELETE FROM idem.record');
 	fill('postgres', 5, '-1 second');
-	left('postgres', 0, 'and goes on afterwards');
+	left('postgres', 0, 'the worker continues afterwards');
 }
 $locker->quit;
 
 my $creator = $node->background_psql('postgres');
 $creator->query_safe("BEGIN; SELECT idem.create_scope('uncommitted')");
 fill('postgres', 5, '-1 second');
-left('postgres', 0, 'a transaction that creates a scope is no obstacle');
+left('postgres', 0, 'a transaction that creates a scope does not stop the worker');
 $creator->query_safe('ROLLBACK');
 $creator->quit;
 
-# Far more scopes than can be looked for one by one, and a living record of each. (In buffers as small as
-# this server's, each scan would begin where the one before has found the scope before.)
+# Far more scopes than can be looked up one by one, and a living record of each. (With buffers as
+# small as this server's, each scan would start where the previous one found the previous scope.)
 set_conf('synchronize_seqscans' => 'off');
 sql(<<'SQL');
 INSERT INTO idem.scope
@@ -162,7 +163,7 @@ fill('postgres', 5, '-1 second');
 left('postgres', 80_000, 'expired records are deleted among those of 80,000 scopes');
 sql("TRUNCATE idem.record; DELETE FROM idem.scope WHERE name <> 'payments'");
 
-# Extensions that come and go ----------------------------------------------------------------------
+# Extensions that are created and dropped ---------------------------------------------------------
 
 set_conf('idem.purge_rate' => 500);
 fill('postgres', 3000, '-1 second');
@@ -174,40 +175,40 @@ for my $round (1 .. 3)
 	fill('postgres', 3000, '-1 second');
 }
 sql('DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
-pass('the extension is dropped and created while the worker is at work');
+pass('the extension is dropped and created while the worker runs');
 set_conf('idem.purge_rate' => 0);
 
-# Objects of our names that are somebody else's are not touched.
+# Objects with idem's names that belong to someone else are not touched.
 sql('CREATE SCHEMA idem; CREATE TABLE idem.record (expires timestamptz, scope int);'
 	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.sweep (); INSERT INTO idem.record VALUES ('-infinity', 1)");
 sql('CREATE DATABASE bystander');
 install_payments($node, 'bystander');
 fill('bystander', 10, '-1 second');
-left('bystander', 0, 'a database beside one without the extension');
+left('bystander', 0, 'a database beside one without the extension is purged');
 is(records('postgres'), 1, 'a table that is not the extension\'s is left alone');
 sql('DROP SCHEMA idem CASCADE');
 install_payments($node, 'postgres');
 
-# Before ALTER EXTENSION UPDATE the tables may be laid out otherwise.
+# Before ALTER EXTENSION UPDATE the tables may have another layout.
 fill('bystander', 10, '1 hour');
 $node->safe_psql('bystander', "ALTER TABLE idem.record RENAME expires TO expired;
 	UPDATE idem.record SET expired = '-infinity'");
 fill('postgres', 10, '-1 second');
-left('postgres', 0, 'a database beside one that awaits an upgrade');
+left('postgres', 0, 'a database beside one that awaits an update is purged');
 is(records('bystander'), 10, 'tables of another layout are left alone');
 $node->safe_psql('bystander', 'ALTER TABLE idem.record RENAME expired TO expires');
-left('bystander', 0, 'until the upgrade is done');
+left('bystander', 0, 'they are purged after the update');
 unlike(substr(slurp_file($node->logfile), $logged), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/,
-	'and the log is silent about it');
+	'the log does not mention them');
 
 # Databases ----------------------------------------------------------------------------------------
 
-# The progress of a slow visit can be seen, and a database be dropped in the midst of it.
+# The progress of a slow visit is visible, and a database can be dropped in the middle of one.
 sql('CREATE DATABASE template_for_all');
 install_payments($node, 'template_for_all');
 set_conf('idem.purge_naptime' => '0');
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
-sleep 1;    # whoever was about to be started has come and gone
+sleep 1;    # a worker that was about to start has come and gone
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'");
 fill('template_for_all', 3000, '-1 second');
 sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
@@ -224,9 +225,9 @@ SQL
 catch_worker('dropped');
 is(sql('DROP DATABASE dropped'), '', 'DROP DATABASE waits for the worker to leave');
 catch_worker('forced');
-is(sql('DROP DATABASE forced WITH (FORCE)'), '', 'DROP DATABASE (FORCE) throws it out');
+is(sql('DROP DATABASE forced WITH (FORCE)'), '', 'DROP DATABASE (FORCE) terminates the worker');
 catch_worker('renamed');
-is(sql('ALTER DATABASE renamed RENAME TO other_name'), '', 'a database is renamed');
+is(sql('ALTER DATABASE renamed RENAME TO other_name'), '', 'a database with a visiting worker can be renamed');
 
 # SIGTERM and kill -9 ------------------------------------------------------------------------------
 
@@ -252,34 +253,35 @@ for my $victim ('worker', 'launcher')
 }
 
 set_conf('idem.purge_rate' => 0);
-left('other_name', 0, 'and the work gets done');
+left('other_name', 0, 'the work gets done afterwards');
 $node->restart;
 fill('other_name', 100, '-1 second');
-left('other_name', 0, 'also after a restart');
+left('other_name', 0, 'the work gets done after a restart');
 
-# Those that must not be visited have kept what they had.
+# Databases that must not be visited have kept their records.
 set_conf('idem.purge_naptime' => '0');
 wait_for_launcher();
 sql("ALTER DATABASE template_for_all IS_TEMPLATE false");
 sql("UPDATE pg_database SET datallowconn = true, datconnlimit = -1
       WHERE datname IN ('template_for_all', 'refusing', 'invalid')");
 is(records('template_for_all'), 3000, 'a template is not visited');
-is(records('refusing'), 3000, 'a database that refuses connections neither');
-is(records('invalid'), 3000, 'nor one whose DROP DATABASE was interrupted');
+is(records('refusing'), 3000, 'a database that refuses connections is not visited');
+is(records('invalid'), 3000, 'a database whose DROP was interrupted is not visited');
 
 # Reload -------------------------------------------------------------------------------------------
 
 is(scalar pids('purger'), 0, 'a naptime of 0 stops the visits');
 fill('other_name', 50, '-1 second');
-is(records('other_name'), 50, 'nobody comes');
+is(records('other_name'), 50, 'no worker comes');
 
-# Who watches for old transactions must not be told of the launcher, whose own are young.
+# A session that watches for old transactions must not see the launcher, whose transactions are
+# short.
 my $watcher = $node->background_psql('postgres');
 my $launched = "FROM pg_stat_activity WHERE backend_type = 'idem launcher'";
 $watcher->query_safe('BEGIN; LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
 $watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FROM 'Lock' $launched) LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END \$\$");
-is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher begins when it begins');
+is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher starts when its work starts');
 $watcher->query_safe('COMMIT');
 $watcher->quit;
 left($_, 0, "after a reload $_ is visited") for qw(other_name template_for_all refusing invalid);
@@ -296,13 +298,13 @@ left("many_$_", 0, "database $_ of $many is visited") for (1, 2, $many / 2, $man
 sql("ALTER SYSTEM SET idem.purge_naptime = '10s'");
 $node->reload;
 $node->safe_psql('postgres', join '', map { "DROP DATABASE many_$_;\n" } 1 .. $many);
-pass('and all of them can be dropped');
+pass('all of them can be dropped');
 sql('ALTER SYSTEM RESET ALL');
 $node->reload;
 fill('other_name', 50, '-1 second');
-left('other_name', 0, 'the others are visited as before');
+left('other_name', 0, 'the other databases are visited as before');
 
-# Statistics of what is gone -----------------------------------------------------------------------
+# Statistics of dropped databases -----------------------------------------------------------------
 
 set_conf('idem.counted_scopes' => 3);
 $node->stop;
@@ -318,12 +320,12 @@ sql('DROP DATABASE counted');
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 1 FROM idem.stats'),
 	'the slots of a dropped database are free again');
 sql("SELECT idem.create_scope(name) FROM unnest('{a,b}'::text[]) name");
-is(sql('SELECT count(*) FROM idem.stats'), 3, 'three scopes, three slots');
+is(sql('SELECT count(*) FROM idem.stats'), 3, 'three scopes have three slots');
 sql("SELECT idem.drop_scope('a')");
 sql("SELECT idem.create_scope('c')");
 ok($node->poll_query_until('postgres',
 		"SELECT string_agg(scope, ',' ORDER BY scope) = 'b,c,payments' FROM idem.stats"),
-	'and that of a scope that is gone');
+	'the slot of a dropped scope is free again');
 
 # Standby and promotion ----------------------------------------------------------------------------
 
@@ -337,7 +339,7 @@ is($standby->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE 
 set_conf('idem.purge_naptime' => '0');
 fill('postgres', 20, '-1 second');
 $node->wait_for_catchup($standby);
-is($standby->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 20, 'and deletes nothing');
+is($standby->safe_psql('postgres', 'SELECT count(*) FROM idem.record'), 20, 'a standby deletes nothing');
 $node->stop;
 $standby->append_conf('postgresql.conf', "idem.purge_naptime = '50ms'");
 $standby->reload;
@@ -348,7 +350,7 @@ $standby->stop;
 log_is_clean($standby);
 $node->start;
 
-# No worker to be had ------------------------------------------------------------------------------
+# No free worker ----------------------------------------------------------------------------------
 
 set_conf('idem.purge_naptime' => '50ms', 'max_worker_processes' => 2);
 $logged = -s $node->logfile;
@@ -358,11 +360,11 @@ my $complaint = qr/no background worker is free to purge expired idempotency key
 $node->wait_for_log($complaint, $logged);
 sql('SELECT pg_sleep(4)');
 my $complaints = () = substr(slurp_file($node->logfile), $logged) =~ /$complaint/g;
-is($complaints, 1, 'one line when there is no worker to be had');
-is(records('postgres'), 20, 'and no work done');
+is($complaints, 1, 'the log says once that there is no free worker');
+is(records('postgres'), 20, 'without a worker nothing is deleted');
 set_conf('max_worker_processes' => 8);
 $node->restart;
-left('postgres', 0, 'until there is one');
+left('postgres', 0, 'the records are deleted once a worker is free');
 
 # Binary upgrade -----------------------------------------------------------------------------------
 
@@ -374,7 +376,7 @@ is(scalar pids('launcher'), 0, 'no launcher in a binary upgrade');
 command_ok([ 'pg_ctl', '-w', '-D', $node->data_dir, '-m', 'fast', 'stop' ], 'stop again');
 log_is_clean($node, killed => 1);
 my $everything = slurp_file($node->logfile);
-unlike($everything, qr/idem (purger|launcher) (ERROR|WARNING)/, 'no error of ours in the log');
+unlike($everything, qr/idem (purger|launcher) (ERROR|WARNING)/, 'the log has no error of idem');
 
 # A clock that jumps -------------------------------------------------------------------------------
 
@@ -405,7 +407,7 @@ SKIP:
 	fill('postgres', 100, '1 hour');
 	wait_for_launcher();
 
-	# Forward and back, before the round that is skipped is over.
+	# Forward and back, before the skipped round ends.
 	my $since = -s $node->logfile;
 	$set_clock->(7200);
 	$node->reload;
@@ -414,12 +416,12 @@ SKIP:
 	$set_clock->(0);
 	$node->reload;
 	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
-	pass('and set back again');
+	pass('a clock that is set back is noticed');
 	set_conf('idem.purge_naptime' => '50ms');
 	fill('postgres', 10, '-1 second');
 	left('postgres', 100, 'no living record was deleted meanwhile');
 
-	# In the midst of a visit.
+	# In the middle of a visit.
 	set_conf('idem.purge_naptime' => '10s', 'idem.purge_rate' => 20);
 	fill('postgres', 1000, '-1 second');
 	set_conf('idem.purge_naptime' => '11s');
@@ -430,9 +432,9 @@ SKIP:
 	$set_clock->(0);
 	$node->reload;
 	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
-	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'nor by a visit that was under way');
+	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'a visit in progress deletes no living record either');
 
-	# A clock that stays ahead is right in the end.
+	# A clock that stays ahead is believed in the end.
 	set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 0);
 	$set_clock->(7200);
 	left('postgres', 0, 'a clock that stays where it was set is believed');

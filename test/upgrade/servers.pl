@@ -1,7 +1,8 @@
-# From the oldest PostgreSQL to the newest, step by step with pg_upgrade, and by dump and restore from
-# each to each later one: what was remembered is answered, what was open goes on, nothing is forgotten.
-# The worker is preloaded throughout, also while pg_upgrade runs the servers. One database still has the
-# objects of the first release, and gets the current ones where the way ends, or where it is restored.
+# From the oldest PostgreSQL to the newest, step by step with pg_upgrade, and by dump and restore
+# from each to each later one: stored answers are replayed, open operations continue, nothing is
+# forgotten. The worker is preloaded throughout, also while pg_upgrade runs the servers. One
+# database still has the objects of the first release, and is updated at the end, or after a
+# restore.
 use strict;
 use warnings;
 
@@ -14,7 +15,7 @@ my @servers = split ' ', $ENV{IDEM_SERVERS};
 die 'two servers at least' if @servers < 2;
 sub version { my ($server) = @_; return $server =~ /(\d+)$/ ? $1 : die $server; }
 
-# pg_upgrade wants them alike; 18 has them by default, and only 18 can be told not to.
+# pg_upgrade needs the same checksum setting on both; 18 enables checksums by default.
 sub node
 {
 	my ($server, $name, %options) = @_;
@@ -31,7 +32,7 @@ sub node
 my $request = q{'{"amount": 1.50, "note": "übergroß"}'};
 my $v7 = '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d';
 
-# What the oldest server is asked to remember.
+# What the oldest server stores.
 sub remember
 {
 	my ($node) = @_;
@@ -53,7 +54,7 @@ SQL
 
 my $child_key = q{BEGIN; SELECT idem.child_key(token, 'ship') FROM idem.claim('payments', 'parent'); ROLLBACK};
 
-# What the next one must know. The open claim is only looked at, and finished where it ends.
+# What each later server must know. The open claim is only looked at, and finished on the newest.
 sub check
 {
 	my ($node, $database, $what, %known) = @_;
@@ -153,8 +154,8 @@ check_old($node, 'old', 'updated', $known{extension});
 
 # The operation that began on the oldest server ends on the newest.
 is($node->safe_psql('postgres', "SELECT idem.complete('$known{token}', '{\"shipped\": true}')"), '{"shipped": true}', 'the open operation completes');
-is($node->safe_psql('postgres', q{SELECT outcome, response FROM idem.try_claim('jobs', 'leased')}), 'completed|{"shipped": true}', 'and its retry is answered');
-ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idem launcher'}), 'the worker is up');
+is($node->safe_psql('postgres', q{SELECT outcome, response FROM idem.try_claim('jobs', 'leased')}), 'completed|{"shipped": true}', 'a retry of the open operation is answered');
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idem launcher'}), 'the worker runs');
 log_is_clean($node);
 $node->stop;
 done_testing();
