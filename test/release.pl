@@ -72,12 +72,12 @@ my ($changelog) = slurp('CHANGELOG.md') =~ /^## (\S+)/m;
 is($changelog, $control, 'and the first entry of CHANGELOG.md');
 
 # Every release before has its script, and the next one the way from it.
-my ($next, @before) = slurp('CHANGELOG.md') =~ /^## (\S+)/mg;
-for my $version (@before)
+my (undef, @before) = slurp('CHANGELOG.md') =~ /^## (\S+)/mg;
+is_deeply([ map { m{sql/update-(.*)\.sql} } glob 'sql/update-*.sql' ], [ $before[0] ], "a way from $before[0] to $control");
+for my $n (0 .. $#before)
 {
-	ok(-f "sql/idem--$version.sql", "$version has its script");
-	ok(-f "sql/idem--$version--$next.sql", "and a way to $next");
-	$next = $version;
+	ok(-f "sql/idem--$before[$n].sql", "$before[$n] has its script");
+	ok(-f "sql/idem--$before[$n]--$before[$n - 1].sql", "and a way to $before[$n - 1]") if $n > 0;
 }
 my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $control, 'and debian/changelog');
@@ -113,11 +113,14 @@ is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys 
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
-my %comment = slurp('sql/idem.sql') =~ /^COMMENT ON FUNCTION idem\.(\w+)\([^)]*\) IS\n'(.*?)';$/msg;
+my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions views health);
+my %comment = $script =~ /^COMMENT ON FUNCTION idem\.(\w+) IS\n    '(.*?)';$/msg;
+s/'\n    '//g for values %comment;
 
 sub codes { my ($words) = @_; return $words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g; }
 sub sorted { my %code = map { $_ => 1 } @_; return [ sort keys %code ]; }
 
+is_deeply([ sort keys %comment ], [ sort $script =~ /^CREATE FUNCTION idem\.(\w+)/mg ], 'every function has a COMMENT');
 for my $function (sort keys %comment)
 {
 	ok(exists $section{$function}, "idem.$function() is in the reference");
@@ -185,6 +188,11 @@ for my $page (@pages)
 	is_deeply(\@broken, [], "$page: its links lead somewhere");
 }
 
+# The class of the key lock, which other programs see in pg_locks.
+my ($lock_class) = map { slurp($_) =~ /\block_class = (0x[0-9A-Fa-f]{4});/ } glob 'src/*/*.[ch]pp';
+is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ hex($lock_class // 0) ], "$_: the lock class of the library")
+  for qw(sql/health.sql monitoring/postgres_exporter_queries.yaml);
+
 # What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
 # have them, or others that a test shows.
 my ($troubleshooting) = slurp('docs/operations.md') =~ /^## Troubleshooting\n(.*?)(?=^## |\z)/ms;
@@ -219,7 +227,7 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md test/*.md');
+  for glob('*.md docs/*.md examples/*.md test/*.md'), grep { !/--/ } glob('sql/*.sql');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.

@@ -50,7 +50,7 @@ SELECT idem.alter_scope('counted', owner => 'pg_monitor');
 SELECT pg_temp.masked(line) FROM idem.report('counted') AS line;
 SELECT pg_temp.masked(line) FROM idem.report('empty') AS line WHERE line !~ '^Scope';
 -- Line breaks in keys and tenants do not break the report's lines.
-SELECT claimed FROM idem.claim('empty', E'k"\nHealth      1 to look at', tenant => E't\nowners, fail: ', lease => '1 hour');
+SELECT claimed FROM idem.claim('empty', E'k"\nHealth      1 problem found', tenant => E't\nowners, fail: ', lease => '1 hour');
 SELECT pg_temp.masked(line) FROM idem.report('empty') AS line WHERE line ~ '^ +key';
 SELECT pg_temp.masked(detail), hint FROM idem.findings() WHERE check_name = 'purge';
 \pset format aligned

@@ -1,0 +1,472 @@
+-- ---------------------------------------------------------------------------------------------
+-- Claims
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.claim(
+    scope text,
+    key text,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_claim'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.claim IS
+    'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the '
+    'operation that completed under it. With lease, the claim outlives the transaction for that '
+    'long. Waits for a claim in flight, up to wait (NULL: the scope''s wait). Takes over a leased '
+    'claim whose lease has ended: attempt increases by one, and the recovery point is kept. '
+    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
+    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    '40001, 42501, 22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.try_claim(
+    scope text,
+    key text,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_try_claim'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.try_claim IS
+    'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
+    'conflict, stale_key, limited) as data, and does not wait unless wait is given. '
+    'Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.complete(
+    token text,
+    response jsonb DEFAULT NULL,
+    status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL
+)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_complete'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.complete IS
+    'Stores the answer of a claimed operation; every retry gets it until the record expires. '
+    'Returns the response as given, even if the scope keeps parts of it out of the record. The '
+    'answer becomes visible to others when this transaction commits. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 54000 beyond idem.max_answer_size; for a '
+    'leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+
+CREATE FUNCTION idem.fail(
+    token text,
+    error jsonb,
+    status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL
+)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_fail_0_3'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.fail IS
+    'Stores a final failure; every retry raises it again until the record expires. error is an '
+    'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
+    'required. A sqlstate that tells clients to retry is refused. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
+    'also ID004 lease_lost, ID009 limit_exceeded.';
+
+CREATE FUNCTION idem.redacted(scope text, response jsonb)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_redacted'
+LANGUAGE C STABLE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.redacted IS
+    'Returns what idem.complete() stores of a response under the rules of the scope: the response '
+    'without the members that response_exclude names, or NULL if store_response is off. Stores '
+    'nothing; works on a standby. '
+    'Raises ID008 unknown_scope, 42501.';
+
+CREATE FUNCTION idem.release(token text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.release IS
+    'Gives up a claim without an answer: the key becomes free when this transaction ends. A leased '
+    'operation keeps its number of attempts and its recovery point for the next claim. '
+    'Raises ID005 not_claimed; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 '
+    'limit_exceeded, 40001.';
+
+CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_renew'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.renew IS
+    'Renews the lease of a claim: it ends that long from now (NULL: the scope''s lease). Returns '
+    'the new end of the lease. '
+    'Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, '
+    '22023.';
+
+CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_checkpoint'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.checkpoint IS
+    'Stores a recovery point of a leased claim. A claim that takes over the operation returns its '
+    'name (1 to 255 bytes) and state as recovery_point and recovery_state. '
+    'Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, '
+    '22004, 22023, 54000.';
+
+CREATE FUNCTION idem.execute(
+    scope text,
+    key text,
+    operation regprocedure,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.execution
+AS 'MODULE_PATHNAME', 'idem_execute'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.execute IS
+    'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
+    'with its result. If the operation fails for good, rolls back its effect and stores the '
+    'failure. A retry gets the stored result or failure. Transient errors (temporary ones, those '
+    'of a deployment in progress, and the scope''s transient_sqlstates) are raised, and nothing '
+    'is stored. '
+    'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
+    '22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
+RETURNS idem.record_info
+AS 'MODULE_PATHNAME', 'idem_lookup'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.lookup IS
+    'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
+    'the stored answer and, while it is in progress, since when and in which process. Never '
+    'claims and never waits; works on a standby. '
+    'Raises ID007, ID008, 42501, 22021.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Keys
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.new_key()
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_new_key'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.new_key IS
+    'Returns a new idempotency key: a UUIDv7 in lower case with hyphens. The keys of one session '
+    'are in ascending order, even if the clock is set back.';
+
+CREATE FUNCTION idem.derive_key(VARIADIC parts text[])
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_derive_key'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.derive_key IS
+    'Computes an idempotency key from parts: the SHA-256, in hexadecimal, of each part''s length '
+    'and UTF-8. The same parts give the same key in every database; (''a'', ''bc'') and '
+    '(''ab'', ''c'') give different keys. '
+    'Raises 22004 for a null part, 22023 for no parts, 22021.';
+
+CREATE FUNCTION idem.child_key(token text, step text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_child_key'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.child_key IS
+    'Returns the idempotency key to send to another service in this step of the operation. The '
+    'key is the same in every attempt, and does not reveal the operation''s own key. Takes the '
+    'token of a claim of this transaction, open or not, or of a leased claim in a scope that the '
+    'caller may use. '
+    'Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 22021, 55000 without secrets.';
+
+CREATE FUNCTION idem.current_key()
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_current_key'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.current_key IS
+    'Returns the key of the newest open claim of this transaction; NULL if there is none. Can be '
+    'the DEFAULT of a column. '
+    'Raises 25000 in a parallel worker.';
+
+CREATE FUNCTION idem.key_weakness(key text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_key_weakness'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.key_weakness IS
+    'Returns why a key is likely to be used for two different operations: timestamp, number, short '
+    'or repetitive; NULL if nothing in its form suggests that. '
+    'Raises 22004.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Guard
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.require_claim()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_require_claim'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.require_claim IS
+    'Trigger function that refuses a write unless this transaction has claimed a key in one of '
+    'the scopes that the trigger''s arguments name, and has not released it. For triggers BEFORE '
+    'INSERT OR UPDATE OR DELETE, FOR EACH STATEMENT or FOR EACH ROW. '
+    'Raises ID011 claim_required, ID008 unknown_scope, 22023 without arguments, 39P01.';
+
+-- ---------------------------------------------------------------------------------------------
+-- HTTP
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.http_status(sqlstate text)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_http_status'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.http_status IS
+    'Returns the HTTP status that fits a SQLSTATE: 4xx for errors that concern the client''s '
+    'request, 503 for errors that a retry may cure, 500 for all others. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.problem(sqlstate text, detail text DEFAULT NULL)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_problem'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.problem IS
+    'Returns an error as an application/problem+json document (RFC 9457) with type, title, '
+    'status, sqlstate and, if given, detail. '
+    'Raises 22004, 22023, 22021.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Message consumers
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.once(
+    scope text,
+    key text,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_once'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.once IS
+    'Claims and completes a key in one call: true the first time, false for every retry. The '
+    'record commits or rolls back together with the effect that the caller has in the same '
+    'transaction. Waits for a claim in flight, up to the scope''s wait. '
+    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
+    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    '40001, 42501, 22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.once_each(scope text, keys text[], tenant text DEFAULT NULL)
+RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'idem_once_each'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.once_each IS
+    'Claims and completes many keys in one call, and returns those that are new, each once, in '
+    'the order of the array. Handles tens of thousands of keys: it takes no key locks, and waits '
+    'for transactions that write the same keys as a unique index does. A key that has completed '
+    'or failed, or is claimed under a running lease, is not new. A concurrent atomic claim of a '
+    'key that it returns gets 40001 when it completes. '
+    'Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 '
+    'unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22021, 22023, 22004, '
+    '54000.';
+
+CREATE FUNCTION idem.advance(
+    scope text,
+    source text,
+    seq bigint,
+    tenant text DEFAULT NULL,
+    contiguous boolean DEFAULT false
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_advance'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.advance IS
+    'Advances the watermark of a source, for ordered streams: true if seq is higher than every '
+    'number that the source has sent so far, false for a duplicate. With contiguous, seq must be '
+    'the next number; the first number of a source may be any. Waits for a transaction that is '
+    'advancing the same source, up to the scope''s wait. Watermarks do not expire. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, '
+    'ID012 sequence_gap, 40001, 42501, 22021, 22004, 54000.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Scopes: administered by roles that are granted EXECUTE on these functions
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.create_scope(
+    name text,
+    ttl interval DEFAULT '24 hours',
+    lease interval DEFAULT '1 minute',
+    wait interval DEFAULT '10 seconds',
+    request_required boolean DEFAULT false,
+    request_exclude text[] DEFAULT '{}',
+    tenant_required boolean DEFAULT false,
+    reject_stale_keys boolean DEFAULT false,
+    max_attempts integer DEFAULT NULL,
+    claims_per_minute integer DEFAULT NULL,
+    weak_keys text DEFAULT 'allow',
+    store_response boolean DEFAULT true,
+    response_exclude text[] DEFAULT '{}',
+    owner regrole DEFAULT NULL,
+    transient_sqlstates text[] DEFAULT '{}'
+)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_create_scope_0_3'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.create_scope IS
+    'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
+    'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
+    'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
+    'raises in addition to those that are always transient. For superusers and roles that are '
+    'granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'Raises 42710, 42501, 55000 (a limit without preload), 22023, 22004.';
+
+CREATE FUNCTION idem.alter_scope(
+    name text,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL,
+    request_required boolean DEFAULT NULL,
+    request_exclude text[] DEFAULT NULL,
+    tenant_required boolean DEFAULT NULL,
+    reject_stale_keys boolean DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    claims_per_minute integer DEFAULT NULL,
+    weak_keys text DEFAULT NULL,
+    store_response boolean DEFAULT NULL,
+    response_exclude text[] DEFAULT NULL,
+    owner regrole DEFAULT NULL,
+    transient_sqlstates text[] DEFAULT NULL
+)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.alter_scope IS
+    'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
+    'rule, and -1 removes the limit max_attempts or claims_per_minute. Stored records do not '
+    'change. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
+    'of the scope''s owner, and must be able to SET ROLE to a new owner. '
+    'Raises ID008 unknown_scope, 42501, 55000 (a limit without preload), 22023.';
+
+CREATE FUNCTION idem.drop_scope(name text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.drop_scope IS
+    'Drops a scope. All its records count as expired when this transaction commits, and the purge '
+    'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
+    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
+    'Raises ID008 unknown_scope, 42501.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Maintenance
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget_0_2'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.forget IS
+    'Deletes the record of a key, with its answer and recovery point: the next claim runs the '
+    'operation again from the beginning. Returns true if there was a record that had not expired. '
+    'Waits for a claim in flight, up to the scope''s wait. For superusers and roles that are '
+    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+
+CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_purge'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.purge IS
+    'Deletes expired records and those of dropped scopes, at most max_records (NULL: 10000), '
+    'starting where the last purge stopped, and returns how many. Deletes none where the records '
+    'arrive by subscription: there, the publisher purges. Each call is one transaction, which '
+    'suits cron. For superusers and roles that are granted EXECUTE. '
+    'Raises 22023.';
+
+CREATE FUNCTION idem.rotate_secret()
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_rotate_secret'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.rotate_secret IS
+    'Creates a new secret for the fingerprints of later requests, and returns its id. Old secrets '
+    'are kept: a stored fingerprint is compared under the secret with which it was made. For '
+    'superusers and roles that are granted EXECUTE.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Sizing
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.retention_window(
+    caller_deadline interval,
+    retry_horizon interval,
+    network_delay interval,
+    clock_skew interval
+)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_retention_window'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.retention_window IS
+    'Returns how long keys must be remembered so that every retry finds its answer: the sum of '
+    'the caller''s deadline for one try, the time for which it retries, the delay of the network '
+    'and the difference between the clocks. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.records_needed(
+    claims_per_second double precision,
+    ttl interval,
+    margin double precision DEFAULT 0.2
+)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_records_needed'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.records_needed IS
+    'Returns how many records exist at a time: rate times TTL times (1 + margin), rounded up. '
+    'Raises 22004, 22023, 22003.';
+
+CREATE FUNCTION idem.collision_probability(records bigint, entropy_bits integer)
+RETURNS double precision
+AS 'MODULE_PATHNAME', 'idem_collision_probability'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.collision_probability IS
+    'Returns the probability that any two of that many random keys with that many bits of entropy '
+    'are equal: n(n-1)/(2*2^bits), at most 1. '
+    'Raises 22004, 22023.';

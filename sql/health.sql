@@ -1,0 +1,733 @@
+-- ---------------------------------------------------------------------------------------------
+-- Health: figures without keys, which members of pg_monitor see for every scope
+-- ---------------------------------------------------------------------------------------------
+
+-- The checks of idem.health() that need a survey; one survey serves them all. The retention check
+-- assumes that retries arrive while their caller waits, and after each lease of the operation, with
+-- a fixed network delay and clock skew; bounds on the factors keep the intervals in range. A scope
+-- without an owner row in idem.overview is newer than the statement's snapshot: the survey sees the
+-- newest scopes, the join does not.
+CREATE FUNCTION idem.findings(
+    long_held interval DEFAULT '5 minutes',
+    OUT check_name text,
+    OUT status text,
+    OUT scope text,
+    OUT detail text,
+    OUT hint text
+)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+SET intervalstyle = 'postgres'
+AS $$
+WITH all_scopes AS MATERIALIZED (
+    SELECT * FROM idem.overview
+),
+known AS MATERIALIZED (
+    SELECT
+        o.*,
+        CASE WHEN o.coverage < 1 THEN 'about ' ELSE '' END AS about,
+        idem.retention_window(
+            caller_deadline => least(o.wait, '30 days'),
+            retry_horizon => least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100),
+            network_delay => '30 seconds',
+            clock_skew => '5 seconds') AS horizon,
+        t.claims,
+        statement_timestamp() - t.stats_reset AS counted_for
+    FROM all_scopes o
+        LEFT JOIN idem.stats t ON t.scope = o.scope
+    WHERE o.owner IS NOT NULL
+),
+sized AS (
+    SELECT
+        *,
+        idem.records_needed(
+            claims / greatest(extract(epoch FROM counted_for), 1)::double precision, ttl) AS needed
+    FROM known
+    WHERE claims IS NOT NULL
+),
+waiting AS (
+    SELECT
+        coalesce(sum(o.expired), 0)::bigint AS expired,
+        min(o.expired_since) AS since,
+        bool_or(o.coverage < 1) AS sampled,
+        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
+    FROM all_scopes o
+)
+SELECT
+    'owners',
+    'fail',
+    k.scope,
+    format('The role that owned scope "%s" was dropped: only superusers can use the scope.',
+           k.scope),
+    format('Give the scope a new owner, as a superuser: '
+           'SELECT idem.alter_scope(%L, owner => ''NAME'')', k.scope)
+FROM known k
+WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = k.owner)
+
+UNION ALL
+SELECT
+    'retention',
+    'warn',
+    k.scope,
+    format('Scope "%s" remembers keys for %s, but a retry can arrive %s after the first try (the '
+           'scope''s wait, its leases, 30 seconds of network delay, 5 seconds of clock skew): '
+           'that retry runs the operation again.', k.scope, k.ttl, k.horizon),
+    format('SELECT idem.alter_scope(%L, ttl => %L)', k.scope, k.horizon)
+FROM known k
+WHERE k.ttl < k.horizon
+
+UNION ALL
+SELECT
+    'sizing',
+    'warn',
+    s.scope,
+    format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s account '
+           'for only %s.', s.scope, s.about, s.live, s.claims,
+           date_trunc('second', s.counted_for), s.ttl, s.needed),
+    format('If callers pass a ttl longer than the scope''s, make that the scope''s: '
+           'SELECT idem.alter_scope(%L, ttl => ...). If the claims came in a burst, limit new '
+           'ones: SELECT idem.alter_scope(%L, claims_per_minute => ...)', s.scope, s.scope)
+FROM sized s
+WHERE s.counted_for >= s.ttl AND s.live >= 10000 AND s.live > 2 * s.needed
+
+UNION ALL
+SELECT
+    'leases',
+    'warn',
+    k.scope,
+    format('Scope "%s" has %s%s leased claim%s whose lease has ended without a takeover, the first '
+           'at %s.', k.scope, k.about, k.lapsed, CASE k.lapsed WHEN 1 THEN '' ELSE 's' END,
+           date_trunc('second', k.lapsed_since)),
+    format('Claim each key again, with the same request: the new attempt continues from the '
+           'recovery point. Do not use idem.forget() unless you know that the operation may run '
+           'from the beginning: it throws the recovery point away. To list the keys: '
+           'SELECT tenant, key, lease_end FROM idem.in_flight WHERE scope = %L AND lapsed',
+           k.scope)
+FROM known k
+WHERE k.lapsed > 0
+    AND k.lapsed_since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+
+UNION ALL
+SELECT
+    'attempts',
+    'warn',
+    k.scope,
+    format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s): a claim of '
+           'such a key raises ID003.', k.scope, k.about, k.exhausted,
+           CASE k.exhausted WHEN 1 THEN '' ELSE 's' END, k.max_attempts),
+    format('Find out why the attempts did not finish, then allow one more, which continues from '
+           'the recovery point: SELECT idem.alter_scope(%L, max_attempts => %s). Do not use '
+           'idem.forget() unless you know that the operation may run from the beginning: it '
+           'throws the recovery point away. To list the keys: SELECT tenant, key '
+           'FROM idem.records WHERE scope = %L AND state = ''failed'' AND lease_end IS NOT NULL',
+           k.scope, k.max_attempts + 1, k.scope)
+FROM known k
+WHERE k.exhausted > 0
+
+UNION ALL
+SELECT
+    'weak keys',
+    'warn',
+    k.scope,
+    format('Scope "%s" has %s%s weak key%s: such keys are likely to be used for two different '
+           'operations.', k.scope, k.about, k.weak, CASE k.weak WHEN 1 THEN '' ELSE 's' END),
+    format('Make the clients send UUIDs (the view idem.weak_keys shows what they send now), then '
+           'reject weak keys: SELECT idem.alter_scope(%L, weak_keys => ''reject'')', k.scope)
+FROM known k
+WHERE k.weak > 0 AND k.weak_keys <> 'reject'
+
+UNION ALL
+SELECT
+    'limits',
+    'warn',
+    k.scope,
+    format('Scope "%s" allows %s new claims per minute per tenant, but nothing enforces this '
+           'limit: idem is not preloaded.', k.scope, k.claims_per_minute),
+    format('Add idem to shared_preload_libraries and restart the server; or remove the limit: '
+           'SELECT idem.alter_scope(%L, claims_per_minute => -1)', k.scope)
+FROM known k
+WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
+
+UNION ALL
+SELECT
+    'statistics',
+    'warn',
+    k.scope,
+    format('Scope "%s" has no statistics: other scopes take all %s places of '
+           'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes')),
+    'Raise the setting (ALTER SYSTEM SET idem.counted_scopes = ...) and restart the server.'
+FROM known k
+WHERE k.claims IS NULL AND idem.preloaded()
+
+UNION ALL
+SELECT
+    'purge',
+    CASE
+        WHEN w.since < statement_timestamp() - interval '1 day' THEN 'fail'
+        WHEN w.since < statement_timestamp() - greatest('1 hour', 40 * w.naptime) THEN 'warn'
+        ELSE 'ok'
+    END,
+    NULL,
+    CASE
+        WHEN w.expired = 0 THEN 'No expired records wait'
+        WHEN w.sampled THEN 'About ' || w.expired || ' expired records wait'
+        WHEN w.expired = 1 THEN '1 expired record waits'
+        ELSE w.expired || ' expired records wait'
+    END
+    || ' to be purged'
+    || coalesce(', the first since ' || date_trunc('second', w.since), '')
+    || '.',
+    'Run SELECT idem.purge(1000000) until it returns 0. If the purge worker runs but does not keep '
+    'up, raise idem.purge_rate.'
+FROM waiting w
+$$;
+
+COMMENT ON FUNCTION idem.findings IS
+    'Returns the rows of idem.health() that are about records, for the scopes that the current '
+    'role may use (members of pg_monitor: for every scope).';
+
+-- A key lock is a heavyweight lock in the class of advisory locks, with an objsubid of its own:
+-- 7651, which is lock_class in the library.
+CREATE FUNCTION idem.health(
+    long_held interval DEFAULT '5 minutes',
+    OUT check_name text,
+    OUT status text,
+    OUT scope text,
+    OUT detail text,
+    OUT hint text
+)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+SET intervalstyle = 'postgres'
+AS $$
+WITH server AS MATERIALIZED (
+    SELECT
+        idem.preloaded() AS preloaded,
+        pg_is_in_recovery() AS standby,
+        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+        EXISTS (SELECT FROM pg_stat_activity
+                WHERE backend_type = 'idem launcher') AS launched
+),
+storage AS MATERIALIZED (
+    SELECT * FROM idem.storage
+),
+held AS MATERIALIZED (
+    SELECT l.pid, p.gid, coalesce(a.xact_start, p.prepared) AS since
+    FROM pg_locks l
+        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_locks x ON l.pid IS NULL
+            AND x.pid IS NULL
+            AND x.locktype = 'transactionid'
+            AND x.virtualtransaction = l.virtualtransaction
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    WHERE l.locktype = 'advisory'
+        AND l.objsubid = 7651
+        AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+),
+holder AS (
+    SELECT pid, gid, since, CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys
+    FROM held
+    WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+    GROUP BY pid, gid, since
+),
+relation AS (
+    SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions
+    FROM pg_class r
+        JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
+    WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
+),
+writer (name) AS (
+    VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
+        ('checkpoint'), ('execute'), ('once'), ('once_each'), ('advance'), ('forget')
+),
+finding (check_name, status, scope, detail, hint) AS (
+    SELECT f.check_name, f.status, f.scope, f.detail, f.hint
+    FROM idem.findings(long_held) f
+
+    UNION ALL
+    SELECT
+        'worker',
+        'warn',
+        NULL,
+        'idem is not preloaded: no worker purges expired records, and there are no statistics.',
+        'Add idem to shared_preload_libraries and restart the server; or call idem.purge() from '
+        'cron.'
+    FROM server
+    WHERE NOT preloaded
+
+    UNION ALL
+    SELECT
+        'worker',
+        'fail',
+        NULL,
+        'idem is preloaded, but its launcher does not run: no worker purges expired records.',
+        'Search the server log for "idem launcher". If the log says that there are too many '
+        'background workers, raise max_worker_processes and restart the server.'
+    FROM server
+    WHERE preloaded AND NOT standby AND NOT launched
+
+    UNION ALL
+    SELECT
+        'worker',
+        'warn',
+        NULL,
+        'idem.purge_naptime is 0: no worker purges expired records.',
+        'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();'
+    FROM server
+    WHERE preloaded AND NOT standby AND launched AND naptime = '0'
+
+    UNION ALL
+    SELECT
+        'transactions',
+        'warn',
+        NULL,
+        format('Process %s has held %s since its transaction began at %s.', h.pid, h.keys,
+               date_trunc('second', h.since)),
+        format('To see what it does: SELECT * FROM pg_stat_activity WHERE pid = %s. To see its '
+               'newest key: SELECT * FROM idem.in_flight WHERE pid = %s. To end the session, '
+               'which rolls the transaction back: SELECT pg_terminate_backend(%s)',
+               h.pid, h.pid, h.pid)
+    FROM holder h
+    WHERE h.pid IS NOT NULL
+
+    UNION ALL
+    SELECT
+        'transactions',
+        'warn',
+        NULL,
+        format('Prepared transaction "%s" has held %s since %s.', h.gid, h.keys,
+               date_trunc('second', h.since)),
+        format('Finish it as its transaction manager decides: COMMIT PREPARED %L or '
+               'ROLLBACK PREPARED %L', h.gid, h.gid)
+    FROM holder h
+    WHERE h.gid IS NOT NULL
+
+    UNION ALL
+    SELECT
+        'autovacuum',
+        'fail',
+        NULL,
+        format('The setting %s is off: autovacuum does not process the record table.', s.name),
+        format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
+    FROM pg_settings s
+    WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
+
+    UNION ALL
+    SELECT
+        'autovacuum',
+        'fail',
+        NULL,
+        format('Autovacuum is disabled for %s.', r.oid::regclass),
+        format('ALTER TABLE %s RESET (autovacuum_enabled, toast.autovacuum_enabled)', r.owned_by)
+    FROM relation r, pg_options_to_table(r.reloptions) o
+    WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean
+
+    UNION ALL
+    SELECT
+        'vacuum',
+        'warn',
+        NULL,
+        format('idem.record has %s dead rows and %s live rows: autovacuum does not keep up.',
+               s.dead_rows, s.live_rows),
+        'VACUUM idem.record'
+    FROM storage s
+    WHERE s.dead_rows > greatest(10000, s.live_rows)
+
+    UNION ALL
+    SELECT
+        'wraparound',
+        CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END,
+        NULL,
+        format('The oldest row of idem.record that is not frozen is %s transactions old.',
+               s.frozen_age),
+        'VACUUM (FREEZE) idem.record'
+    FROM storage s
+    WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
+
+    UNION ALL
+    SELECT
+        'indexes',
+        'fail',
+        NULL,
+        format('%s has no primary key: idem cannot find its rows.', r.oid::regclass),
+        format('ALTER TABLE %s ADD PRIMARY KEY (digest)', r.oid::regclass)
+    FROM relation r
+    WHERE r.oid = r.owned_by
+        AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.oid AND i.indisprimary)
+
+    UNION ALL
+    SELECT
+        'indexes',
+        CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END,
+        NULL,
+        format('Index %s is invalid.', i.indexrelid::regclass),
+        CASE
+            WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
+            ELSE format('Unless CREATE INDEX CONCURRENTLY is building it now: DROP INDEX %s',
+                        i.indexrelid::regclass)
+        END
+    FROM pg_index i
+        JOIN relation r ON r.oid = i.indrelid
+    WHERE r.oid = r.owned_by AND NOT (i.indisvalid AND i.indisready)
+
+    UNION ALL
+    SELECT
+        'secrets',
+        'fail',
+        NULL,
+        'There are scopes, but the secrets for key locks and fingerprints are missing: no claim '
+        'works.',
+        'Restore the rows of idem.secret from the dump from which the records were restored.'
+    FROM storage s
+    WHERE s.scopes > 0 AND NOT s.has_secrets
+
+    UNION ALL
+    SELECT
+        'schema',
+        'warn',
+        NULL,
+        format('%s can create functions in schema idem, which other roles may then call with '
+               'their own privileges.',
+               CASE a.grantee
+                   WHEN 0 THEN 'Every role'
+                   ELSE format('Role %s', a.grantee::regrole)
+               END),
+        format('REVOKE CREATE ON SCHEMA idem FROM %s',
+               CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+    FROM pg_namespace n, aclexplode(n.nspacl) a
+    WHERE n.nspname = 'idem'
+        AND a.privilege_type = 'CREATE'
+        AND a.grantee <> n.nspowner
+        AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+
+    UNION ALL
+    SELECT
+        'triggers',
+        'warn',
+        NULL,
+        format('Trigger announce_change on %s is missing or not ENABLE ALWAYS: sessions do not '
+               'notice changes that a subscription or a restore makes there.', t.cached),
+        format('CREATE OR REPLACE TRIGGER announce_change '
+               'AFTER INSERT OR UPDATE OR DELETE ON %s '
+               'FOR EACH ROW EXECUTE FUNCTION idem.announce_change(); '
+               'ALTER TABLE %s ENABLE ALWAYS TRIGGER announce_change', t.cached, t.cached)
+    FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
+    WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                      WHERE g.tgrelid = t.cached
+                          AND g.tgname = 'announce_change'
+                          AND g.tgenabled = 'A')
+
+    UNION ALL
+    SELECT
+        'functions',
+        'warn',
+        NULL,
+        format('Function %s is declared %s, but calls a function of idem that writes: the planner '
+               'may call it, and may merge identical calls into one.', p.oid::regprocedure,
+               CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END),
+        format('ALTER FUNCTION %s VOLATILE', p.oid::regprocedure)
+    FROM pg_proc p
+    WHERE p.provolatile <> 'v'
+        AND p.pronamespace <> 'idem'::regnamespace
+        AND (p.prosrc ~ (SELECT '\m"?idem"?\s*\.\s*"?(' || string_agg(w.name, '|') || ')"?\s*\('
+                         FROM writer w)
+             OR EXISTS (SELECT
+                        FROM pg_depend d
+                            JOIN pg_proc f ON f.oid = d.refobjid
+                            JOIN writer w ON w.name = f.proname
+                        WHERE d.classid = 'pg_proc'::regclass
+                            AND d.objid = p.oid
+                            AND d.refclassid = 'pg_proc'::regclass
+                            AND f.pronamespace = 'idem'::regnamespace
+                            AND f.provolatile = 'v'))
+),
+-- Every check, in the order of the result, with its detail if there is no finding. The finding of
+-- the check "purge" comes before that detail, also when its status is ok.
+checked (n, check_name, detail) AS (
+    SELECT
+        1,
+        'worker',
+        CASE
+            WHEN standby THEN 'The server is a standby: the primary purges.'
+            ELSE 'The launcher runs.'
+        END
+    FROM server
+
+    UNION ALL
+    SELECT 2, 'purge', format('The next purge begins at block %s of %s.', purge_block, table_blocks)
+    FROM storage
+
+    UNION ALL
+    SELECT
+        10,
+        'vacuum',
+        format('%s live and %s dead rows; the table takes %s, its indexes take %s.', live_rows,
+               dead_rows, pg_size_pretty(table_bytes), pg_size_pretty(index_bytes))
+    FROM storage
+
+    UNION ALL
+    VALUES
+        (3, 'retention', 'Every scope remembers keys for as long as a retry can arrive.'),
+        (4, 'sizing', 'No scope holds more records than its claims account for.'),
+        (5, 'leases', 'No lapsed lease has waited long for a takeover.'),
+        (6, 'attempts', 'No operation has used up its attempts.'),
+        (7, 'transactions', 'No transaction has held a key for long.'),
+        (8, 'weak keys', 'No scope that accepts weak keys has any.'),
+        (9, 'autovacuum', 'Autovacuum is on.'),
+        (11, 'wraparound', 'Vacuum freezes old rows in time.'),
+        (12, 'indexes', 'The primary keys are in place, and every index is valid.'),
+        (13, 'secrets', 'The secrets are in place.'),
+        (14, 'owners', 'Every scope has an owner.'),
+        (15, 'limits', 'Every limit is enforced.'),
+        (16, 'statistics', 'No scope lacks a place in the statistics.'),
+        (17, 'schema', 'Only superusers and its owner can create functions in schema idem.'),
+        (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
+        (19, 'functions', 'Every function that calls idem to write is VOLATILE.')
+)
+SELECT
+    c.check_name,
+    coalesce(f.status, 'ok'),
+    f.scope,
+    CASE c.check_name
+        WHEN 'purge' THEN concat_ws(' ', f.detail, c.detail)
+        ELSE coalesce(f.detail, c.detail)
+    END,
+    CASE WHEN f.status <> 'ok' THEN f.hint END
+FROM checked c
+    LEFT JOIN finding f ON f.check_name = c.check_name
+ORDER BY c.n, f.scope, f.detail
+$$;
+
+REVOKE ALL ON FUNCTION idem.health FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idem.health TO pg_monitor;
+
+COMMENT ON FUNCTION idem.health IS
+    'Reports whether everything is in order: one row per check with status ok, warn or fail, a '
+    'detail and, unless the status is ok, a hint that says what to do; a check that finds problems '
+    'in several scopes has one row per scope. A check warns if a lease ended longer ago than '
+    'long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key for that '
+    'long. For members of pg_monitor; shows no key.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Report: a scope in lines for a person to read
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.report(scope text)
+RETURNS SETOF text
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+SET intervalstyle = 'postgres'
+AS $$
+WITH survey AS MATERIALIZED (
+    SELECT *, CASE WHEN coverage < 1 THEN 'about ' ELSE '' END AS about
+    FROM idem.survey(coalesce($1, ''))
+),
+rules AS MATERIALIZED (
+    SELECT * FROM idem.scopes WHERE name = $1
+),
+counted AS MATERIALIZED (
+    SELECT *, greatest(extract(epoch FROM statement_timestamp() - stats_reset), 1) AS seconds
+    FROM idem.stats s
+    WHERE s.scope = $1
+),
+flight AS MATERIALIZED (
+    SELECT * FROM idem.in_flight f WHERE f.scope = $1
+),
+finding AS MATERIALIZED (
+    SELECT *, row_number() OVER (ORDER BY check_name) AS n
+    FROM idem.findings() f
+    WHERE f.scope = $1
+),
+line (section, n, title, words) AS (
+    SELECT 1, 0, 'Scope', format('"%s", owned by %s', name, owner)
+    FROM rules
+
+    UNION ALL
+    SELECT
+        2,
+        0,
+        'Rules',
+        format('remembers keys for %s; a claim waits up to %s; a lease lasts %s', ttl, wait, lease)
+    FROM rules
+
+    UNION ALL
+    SELECT
+        2,
+        1,
+        '',
+        concat_ws(', ',
+                  CASE WHEN request_required THEN 'a request is required' END,
+                  CASE WHEN tenant_required THEN 'a tenant is required' END,
+                  CASE WHEN reject_stale_keys THEN 'stale keys are rejected' END,
+                  CASE weak_keys
+                      WHEN 'warn' THEN 'weak keys raise a warning'
+                      WHEN 'reject' THEN 'weak keys are rejected'
+                  END,
+                  'at most ' || max_attempts || ' attempts',
+                  'at most ' || claims_per_minute || ' new claims per minute per tenant',
+                  CASE WHEN NOT store_response THEN 'responses are not stored' END)
+    FROM rules
+
+    UNION ALL
+    SELECT
+        3,
+        0,
+        'Records',
+        format('%s%s unexpired: %s in progress, %s completed, %s failed', about,
+               in_progress + completed + failed, in_progress, completed, failed)
+    FROM survey
+
+    UNION ALL
+    SELECT
+        3,
+        1,
+        '',
+        format('created between %s and %s; the next expires at %s', date_trunc('second', oldest),
+               date_trunc('second', newest), date_trunc('second', next_expiry))
+    FROM survey
+    WHERE oldest IS NOT NULL
+
+    UNION ALL
+    SELECT 3, 2, '', format('their answers take %s%s', about, pg_size_pretty(answer_bytes))
+    FROM survey
+    WHERE oldest IS NOT NULL
+
+    UNION ALL
+    SELECT
+        3,
+        3,
+        '',
+        format('%s%s expired at %s or later, and not purged yet', about, expired,
+               date_trunc('second', expired_since))
+    FROM survey
+    WHERE expired > 0
+
+    UNION ALL
+    SELECT
+        4,
+        0,
+        'Counted',
+        format('since %s: %s claims (%s per second), %s replays', date_trunc('second', stats_reset),
+               claims, round(claims / seconds, 2), replays)
+    FROM counted
+
+    UNION ALL
+    SELECT
+        4,
+        1,
+        '',
+        format('%s completed, %s failed, %s released, %s taken over', completions, failures,
+               releases, takeovers)
+    FROM counted
+
+    UNION ALL
+    SELECT
+        4,
+        2,
+        '',
+        format('%s found their key in flight; %s waited, for %s in total', in_flight, waits,
+               date_trunc('millisecond', wait_time))
+    FROM counted
+    WHERE in_flight + waits > 0
+
+    UNION ALL
+    SELECT
+        4,
+        3,
+        '',
+        'refused: ' || concat_ws(', ',
+                                 nullif(conflicts, 0) || ' with a different request',
+                                 nullif(stale, 0) || ' with a stale key',
+                                 nullif(limited, 0) || ' beyond a limit')
+    FROM counted
+    WHERE conflicts + stale + limited > 0
+
+    UNION ALL
+    SELECT 4, 4, '', format('%s with a weak key', weak)
+    FROM counted
+    WHERE weak > 0
+
+    UNION ALL
+    SELECT
+        4,
+        0,
+        'Counted',
+        'nothing: ' || CASE
+            WHEN idem.preloaded() THEN 'see the check "statistics"'
+            ELSE 'idem is not preloaded'
+        END
+    WHERE NOT EXISTS (SELECT FROM counted)
+
+    UNION ALL
+    SELECT
+        5,
+        0,
+        'In flight',
+        CASE count(*)
+            WHEN 0 THEN 'nothing'
+            WHEN 1 THEN '1 claim'
+            ELSE count(*) || ' claims'
+        END
+        || CASE WHEN count(*) > 10 THEN ', of which the oldest 10 are' ELSE '' END
+        || CASE
+            WHEN idem.preloaded() THEN ''
+            ELSE '; atomic claims are not shown, because idem is not preloaded'
+        END
+    FROM flight
+
+    UNION ALL
+    (SELECT
+        5,
+        row_number() OVER (ORDER BY since, tenant, key),
+        '',
+        concat_ws(', ',
+                  'key ' || to_json(key),
+                  'tenant ' || to_json(nullif(tenant, '')),
+                  'attempt ' || attempt,
+                  'for ' || date_trunc('second', age),
+                  'at recovery point ' || to_json(recovery_point),
+                  'process ' || pid,
+                  CASE state WHEN 'uncommitted' THEN 'not committed' END,
+                  'prepared transaction ' || to_json(gid),
+                  CASE WHEN lapsed THEN 'lapsed since ' ELSE 'leased until ' END
+                      || date_trunc('second', lease_end))
+    FROM flight
+    ORDER BY 2
+    LIMIT 10)
+
+    UNION ALL
+    SELECT
+        6,
+        0,
+        'Health',
+        CASE count(*)
+            WHEN 0 THEN 'no problems found'
+            WHEN 1 THEN '1 problem found'
+            ELSE count(*) || ' problems found'
+        END
+    FROM finding
+
+    UNION ALL
+    SELECT 6, 2 * n, '', format('%s, %s: %s', check_name, status, detail)
+    FROM finding
+
+    UNION ALL
+    SELECT 6, 2 * n + 1, '', '  ' || hint
+    FROM finding
+)
+SELECT rpad(title, 12) || words
+FROM line
+WHERE words <> ''
+ORDER BY section, n
+$$;
+
+COMMENT ON FUNCTION idem.report IS
+    'Describes a scope for a person to read: its rules, records, statistics and operations in '
+    'flight, and what idem.health() finds in it. '
+    'Raises ID008 unknown_scope, 42501.';

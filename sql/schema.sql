@@ -1,0 +1,219 @@
+-- idem: the schema, its tables and result types.
+--
+-- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql, views.sql and
+-- health.sql, in this order.
+--
+-- Users have no privileges on the tables. The functions check the caller against the scope's owner
+-- and then read and write the tables themselves. There is no OR REPLACE and no IF NOT EXISTS here:
+-- an object that exists already belongs to another role, and CREATE EXTENSION must fail on it.
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+CREATE SCHEMA idem;
+
+GRANT USAGE ON SCHEMA idem TO PUBLIC;
+
+COMMENT ON SCHEMA idem IS
+    'idempotency keys: claim an operation, complete it, and every retry gets the first answer';
+
+-- ---------------------------------------------------------------------------------------------
+-- Tables
+-- ---------------------------------------------------------------------------------------------
+
+-- A scope's id is part of every key digest, so it is never reused. pg_dump includes the sequence.
+CREATE SEQUENCE idem.scope_id AS integer;
+
+CREATE TABLE idem.scope (
+    id                  integer     NOT NULL PRIMARY KEY
+                                    DEFAULT pg_catalog.nextval('idem.scope_id'),
+    name                text        NOT NULL UNIQUE,
+    owner               regrole     NOT NULL,
+    ttl                 interval    NOT NULL,
+    lease               interval    NOT NULL,
+    wait                interval    NOT NULL,
+    request_required    boolean     NOT NULL,
+    request_exclude     text[]      NOT NULL,
+    tenant_required     boolean     NOT NULL,
+    reject_stale_keys   boolean     NOT NULL,
+    max_attempts        integer,
+    claims_per_minute   integer,
+    weak_keys           text        NOT NULL,
+    store_response      boolean     NOT NULL,
+    response_exclude    text[]      NOT NULL,
+    transient_sqlstates text[]      NOT NULL DEFAULT '{}'
+);
+
+ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
+
+COMMENT ON TABLE idem.scope IS
+    'The scopes. Written by idem.create_scope(), read through the view idem.scopes.';
+
+-- The ids of dropped scopes are never assigned again, and the purge deletes the records of these
+-- scopes. A table holds them because a sequence is not replicated, and because a scope that is
+-- missing from idem.scope may still be on its way from a publisher.
+CREATE TABLE idem.dropped_scope (
+    id                  integer     NOT NULL PRIMARY KEY,
+    dropped             timestamptz NOT NULL
+);
+
+COMMENT ON TABLE idem.dropped_scope IS
+    'The ids of dropped scopes, which are never assigned again. Written by idem.drop_scope().';
+
+-- One row per operation, written when an atomic claim finishes or a leased claim begins. The
+-- primary key is the only index: the digest finds the row, and the full identity in the row
+-- decides. Columns of fixed width come first, so that a row has no padding.
+CREATE TABLE idem.record (
+    digest              uuid        NOT NULL PRIMARY KEY,
+    created             timestamptz NOT NULL,
+    expires             timestamptz NOT NULL,
+    lease_end           timestamptz,
+    nonce               bigint,
+    scope               integer     NOT NULL,
+    attempt             integer     NOT NULL,
+    status              integer,
+    state               "char"      NOT NULL,
+    redacted            boolean     NOT NULL,
+    tenant              text        NOT NULL,
+    key                 text        NOT NULL,
+    fingerprint         bytea,
+    recovery_point      text,
+    recovery_state      jsonb,
+    headers             jsonb,
+    response            jsonb,
+    body                bytea,
+    error               jsonb
+);
+
+COMMENT ON TABLE idem.record IS
+    'The records of keys. Written when a claim finishes or a leased claim begins, read through '
+    'idem.claim() and idem.lookup(). lease_end and nonce (the random bits of the token) belong to '
+    'leased claims.';
+
+-- How far each source of an ordered stream has come. The digests never equal those of keys. Every
+-- page has free space, so that moving a watermark is a HOT update.
+CREATE TABLE idem.watermark (
+    digest              uuid        NOT NULL PRIMARY KEY,
+    seq                 bigint      NOT NULL,
+    updated             timestamptz NOT NULL,
+    scope               integer     NOT NULL,
+    tenant              text        NOT NULL,
+    source              text        NOT NULL
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem.watermark IS
+    'The highest sequence number of each source. Written by idem.advance(); never expires.';
+
+-- The permanent seed (for lock ids and child keys) and the fingerprint secrets. The first scope
+-- creates them. pg_dump includes them: without them, a restored record would conflict with the
+-- retries of its own request.
+CREATE TABLE idem.secret (
+    id                  integer     NOT NULL PRIMARY KEY,
+    purpose             text        NOT NULL CHECK (purpose IN ('seed', 'fingerprint')),
+    secret              bytea       NOT NULL CHECK (pg_catalog.length(secret) = 32),
+    created             timestamptz NOT NULL
+);
+
+COMMENT ON TABLE idem.secret IS
+    'The secrets of this database. Only idem reads them.';
+
+-- Where the next purge begins: one row. The table is unlogged, so that it is never published: a
+-- table without a key stops a subscription at the first update, and a table with a key would
+-- collide with the subscriber's own row. A crash empties it, and the next purge begins at the
+-- first block.
+CREATE UNLOGGED TABLE idem.sweep (
+    hand                bigint      NOT NULL
+);
+
+INSERT INTO idem.sweep VALUES (0);
+
+COMMENT ON TABLE idem.sweep IS
+    'The block of idem.record at which the next purge begins.';
+
+-- Every session caches scopes and secrets. idem's functions announce the changes that they make.
+-- These triggers announce all others, including those of a subscription's apply workers
+-- (session_replication_role = replica).
+CREATE FUNCTION idem.announce_change()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_announce_change'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.announce_change FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.announce_change IS
+    'Trigger function of idem.scope and idem.secret that makes every session read them again. '
+    'Raises 39P01.';
+
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
+
+CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
+    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
+
+SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.scope', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.dropped_scope', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.record', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.watermark', '');
+SELECT pg_catalog.pg_extension_config_dump('idem.secret', '');
+
+REVOKE ALL ON ALL TABLES IN SCHEMA idem FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idem FROM PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Result types
+-- ---------------------------------------------------------------------------------------------
+
+CREATE TYPE idem.claim_result AS (
+    claimed             boolean,
+    outcome             text,
+    token               text,
+    attempt             integer,
+    response            jsonb,
+    status              integer,
+    headers             jsonb,
+    body                bytea,
+    error               jsonb,
+    retry_after         interval,
+    recovery_point      text,
+    recovery_state      jsonb,
+    created_at          timestamptz,
+    expires_at          timestamptz,
+    redacted            boolean
+);
+
+COMMENT ON TYPE idem.claim_result IS
+    'The result of idem.claim() and idem.try_claim(): the token of a new claim, or the stored '
+    'answer.';
+
+CREATE TYPE idem.record_info AS (
+    state               text,
+    attempt             integer,
+    response            jsonb,
+    status              integer,
+    headers             jsonb,
+    body                bytea,
+    error               jsonb,
+    created_at          timestamptz,
+    expires_at          timestamptz,
+    lease_end           timestamptz,
+    holder_pid          integer,
+    since               timestamptz,
+    redacted            boolean
+);
+
+COMMENT ON TYPE idem.record_info IS
+    'The result of idem.lookup(). state is absent, in_progress, completed or failed.';
+
+CREATE TYPE idem.execution AS (
+    outcome             text,
+    replayed            boolean,
+    response            jsonb,
+    error               jsonb,
+    redacted            boolean
+);
+
+COMMENT ON TYPE idem.execution IS
+    'The result of idem.execute(): outcome is completed, with the response, or failed, with the '
+    'error. replayed is true if it comes from the record; redacted is true if the scope kept a '
+    'part of it out of the record.';

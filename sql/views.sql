@@ -1,0 +1,367 @@
+-- ---------------------------------------------------------------------------------------------
+-- Views of the tables
+-- ---------------------------------------------------------------------------------------------
+
+-- A view of other roles' rows must not reveal anything about them, not even through the way in
+-- which the server executes a query: a security barrier lets comparisons of text and the like
+-- through to the tables, and EXPLAIN ANALYZE counts the rows that they find there. OFFSET 0 keeps
+-- every condition out of a view, so each of these views ends with it.
+CREATE VIEW idem.scopes WITH (security_barrier) AS
+    SELECT
+        name,
+        owner,
+        ttl,
+        lease,
+        wait,
+        request_required,
+        request_exclude,
+        tenant_required,
+        reject_stale_keys,
+        max_attempts,
+        claims_per_minute,
+        weak_keys,
+        store_response,
+        response_exclude,
+        transient_sqlstates
+    FROM idem.scope
+    WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
+    OFFSET 0;
+
+GRANT SELECT ON idem.scopes TO PUBLIC;
+
+COMMENT ON VIEW idem.scopes IS
+    'The scopes whose owner''s privileges the current role has.';
+
+CREATE VIEW idem.records WITH (security_barrier) AS
+    SELECT
+        s.name AS scope,
+        r.tenant,
+        r.key,
+        CASE
+            WHEN r.state = 'c' THEN 'completed'
+            WHEN r.state = 'f'
+                OR (r.attempt >= s.max_attempts
+                    AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
+            ELSE 'in_progress'
+        END AS state,
+        r.attempt,
+        r.status,
+        r.created AS created_at,
+        r.expires AS expires_at,
+        r.lease_end,
+        r.recovery_point,
+        r.redacted,
+        coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
+            + coalesce(pg_catalog.pg_column_size(r.headers), 0)
+            + coalesce(pg_catalog.pg_column_size(r.body), 0)
+            + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes
+    FROM idem.record r
+        JOIN idem.scope s ON s.id = r.scope
+    WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+        AND r.expires > pg_catalog.statement_timestamp()
+    OFFSET 0;
+
+GRANT SELECT ON idem.records TO PUBLIC;
+
+COMMENT ON VIEW idem.records IS
+    'The unexpired records, without their answers, of the scopes whose owner''s privileges the '
+    'current role has. state is as in idem.lookup(); answer_bytes is the compressed size of the '
+    'stored answer.';
+
+CREATE VIEW idem.weak_keys WITH (security_barrier) AS
+    SELECT
+        s.name AS scope,
+        r.tenant,
+        idem.key_weakness(r.key) AS weakness,
+        pg_catalog.count(*) AS keys
+    FROM idem.record r
+        JOIN idem.scope s ON s.id = r.scope
+    WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+        AND r.expires > pg_catalog.statement_timestamp()
+        AND idem.key_weakness(r.key) IS NOT NULL
+    GROUP BY s.name, r.tenant, idem.key_weakness(r.key)
+    OFFSET 0;
+
+GRANT SELECT ON idem.weak_keys TO PUBLIC;
+
+COMMENT ON VIEW idem.weak_keys IS
+    'How many unexpired records have weak keys, in the scopes whose owner''s privileges the '
+    'current role has. Reads all records.';
+
+CREATE VIEW idem.streams WITH (security_barrier) AS
+    SELECT
+        s.name AS scope,
+        w.tenant,
+        w.source,
+        w.seq,
+        w.updated AS updated_at
+    FROM idem.watermark w
+        JOIN idem.scope s ON s.id = w.scope
+    WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+    OFFSET 0;
+
+GRANT SELECT ON idem.streams TO PUBLIC;
+
+COMMENT ON VIEW idem.streams IS
+    'How far idem.advance() has come with each source, in the scopes whose owner''s privileges '
+    'the current role has.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Operations in flight
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.open_claims(
+    OUT scope text,
+    OUT tenant text,
+    OUT key text,
+    OUT attempt integer,
+    OUT since timestamptz,
+    OUT pid integer,
+    OUT state text,
+    OUT keys integer
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_open_claims_0_3'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.open_claims IS
+    'Returns one key per running transaction that holds keys, in the scopes that the current role '
+    'may use: its newest open atomic claim (state open) or, if it has none, the newest key that '
+    'is finished or leased but not committed (state uncommitted). keys is how many keys it holds. '
+    'The view idem.in_flight shows these rows. Returns no rows unless idem is preloaded.';
+
+CREATE FUNCTION idem.prepared_claims(
+    OUT scope text,
+    OUT tenant text,
+    OUT key text,
+    OUT attempt integer,
+    OUT since timestamptz,
+    OUT transaction xid
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_prepared_claims'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.prepared_claims IS
+    'Returns the keys that prepared transactions have written, in the scopes that the current role '
+    'may use. The view idem.in_flight shows these rows. Reads all records.';
+
+-- A leased claim that was released has no holder, though its row waits for the next attempt. A key
+-- has one holder: the key that a transaction holds is joined with the leased claim, if any, that
+-- the transaction is changing.
+CREATE VIEW idem.in_flight WITH (security_barrier) AS
+    SELECT
+        scope,
+        tenant,
+        key,
+        coalesce(h.attempt, l.attempt) AS attempt,
+        coalesce(l.since, h.since) AS since,
+        pg_catalog.clock_timestamp() - coalesce(l.since, h.since) AS age,
+        l.lease_end,
+        coalesce(l.lapsed AND h.state IS NULL, false) AS lapsed,
+        l.recovery_point,
+        h.pid,
+        coalesce(h.state, 'leased') AS state,
+        h.gid,
+        h.keys
+    FROM (
+        SELECT
+            s.name AS scope,
+            r.tenant,
+            r.key,
+            r.attempt,
+            r.created AS since,
+            r.lease_end,
+            r.lease_end <= pg_catalog.statement_timestamp() AS lapsed,
+            r.recovery_point
+        FROM idem.record r
+            JOIN idem.scope s ON s.id = r.scope
+        WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+            AND r.state = 'p'
+            AND r.nonce IS NOT NULL
+            AND r.expires > pg_catalog.statement_timestamp()
+            AND NOT coalesce(r.attempt >= s.max_attempts
+                             AND r.lease_end <= pg_catalog.statement_timestamp(), false)
+    ) AS l
+    FULL JOIN (
+        SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid,
+            o.keys
+        FROM idem.open_claims() o
+        UNION ALL
+        SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
+        FROM idem.prepared_claims() c
+            LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
+        WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)
+    ) AS h USING (scope, tenant, key)
+    OFFSET 0;
+
+GRANT SELECT ON idem.in_flight TO PUBLIC;
+
+COMMENT ON VIEW idem.in_flight IS
+    'The operations in progress in the scopes whose owner''s privileges the current role has: '
+    'leased claims (state leased; lapsed if the lease has ended and no claim has taken over), the '
+    'keys of prepared transactions (state prepared, with the gid) and, if idem is preloaded, one '
+    'key per running transaction (state open, or uncommitted if it is finished or leased but not '
+    'committed), with its process id and the number of keys that it holds. Reads all records.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Statistics
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.preloaded()
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_preloaded'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.preloaded IS
+    'Returns whether the server has preloaded idem. The purge worker, statistics, limits and the '
+    'list of open atomic claims need that.';
+
+CREATE FUNCTION idem.scope_stats(
+    OUT scope text,
+    OUT claims bigint,
+    OUT replays bigint,
+    OUT in_flight bigint,
+    OUT waits bigint,
+    OUT wait_time interval,
+    OUT conflicts bigint,
+    OUT takeovers bigint,
+    OUT completions bigint,
+    OUT failures bigint,
+    OUT releases bigint,
+    OUT stale bigint,
+    OUT weak bigint,
+    OUT limited bigint,
+    OUT expired_reused bigint,
+    OUT purged bigint,
+    OUT stats_reset timestamptz
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_scope_stats'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.scope_stats IS
+    'Returns the statistics of each scope that the current role may use (members of pg_monitor: of '
+    'every scope). The view idem.stats shows these rows. Returns no rows unless idem is preloaded.';
+
+CREATE VIEW idem.stats WITH (security_barrier) AS
+    SELECT * FROM idem.scope_stats();
+
+GRANT SELECT ON idem.stats TO PUBLIC;
+
+COMMENT ON VIEW idem.stats IS
+    'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
+    'has. Members of pg_monitor see every scope.';
+
+CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_stats_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.stats_reset FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.stats_reset IS
+    'Sets the statistics of a scope, or of all scopes of this database, to zero. A rollback does '
+    'not undo it. For superusers and roles that are granted EXECUTE. '
+    'Raises ID008.';
+
+-- ---------------------------------------------------------------------------------------------
+-- What is stored: figures without keys, which members of pg_monitor see for every scope
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.survey(
+    of_scope text DEFAULT NULL,
+    max_blocks integer DEFAULT NULL,
+    OUT scope text,
+    OUT in_progress bigint,
+    OUT completed bigint,
+    OUT failed bigint,
+    OUT lapsed bigint,
+    OUT exhausted bigint,
+    OUT weak bigint,
+    OUT answer_bytes bigint,
+    OUT oldest timestamptz,
+    OUT newest timestamptz,
+    OUT next_expiry timestamptz,
+    OUT lapsed_since timestamptz,
+    OUT expired bigint,
+    OUT expired_since timestamptz,
+    OUT coverage double precision
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_survey'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.survey IS
+    'Counts the records of a scope, or of each scope that the current role may use (members of '
+    'pg_monitor: of every scope). Reads at most max_blocks blocks (NULL: 2048), evenly spread over '
+    'the table, and extrapolates; coverage is the fraction of the table that was read. '
+    'Raises ID008 unknown_scope, 42501, 22023.';
+
+CREATE VIEW idem.overview WITH (security_barrier) AS
+    SELECT
+        v.scope,
+        s.owner,
+        s.ttl,
+        s.lease,
+        s.wait,
+        s.max_attempts,
+        s.claims_per_minute,
+        s.weak_keys,
+        v.in_progress + v.completed + v.failed AS live,
+        v.in_progress,
+        v.completed,
+        v.failed,
+        v.lapsed,
+        v.lapsed_since,
+        v.exhausted,
+        v.weak,
+        v.answer_bytes,
+        v.oldest,
+        v.newest,
+        v.next_expiry,
+        v.expired,
+        v.expired_since,
+        v.coverage
+    FROM idem.survey() v
+        LEFT JOIN idem.scope s ON s.name = v.scope
+    OFFSET 0;
+
+GRANT SELECT ON idem.overview TO PUBLIC;
+
+COMMENT ON VIEW idem.overview IS
+    'The rules and figures of each scope, counted by idem.survey(). Members of pg_monitor see '
+    'every scope and, in a row whose scope is NULL, the records of dropped scopes.';
+
+-- A function, because the unlogged table idem.sweep cannot be read on a standby, and idem.storage
+-- can.
+CREATE FUNCTION idem.purge_block()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_purge_block'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.purge_block IS
+    'Returns the block of idem.record at which the next purge begins. On a standby this is 0: the '
+    'first purge after a promotion begins there.';
+
+CREATE VIEW idem.storage WITH (security_barrier) AS
+    SELECT
+        pg_catalog.pg_table_size(r.oid) AS table_bytes,
+        pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
+        pg_catalog.pg_relation_size(r.oid)
+            / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
+        idem.purge_block() AS purge_block,
+        pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows,
+        pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
+        greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
+        (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
+        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets
+    FROM pg_catalog.pg_class r
+        LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
+    WHERE r.oid = 'idem.record'::pg_catalog.regclass;
+
+GRANT SELECT ON idem.storage TO pg_monitor;
+
+COMMENT ON VIEW idem.storage IS
+    'One row about the record table as a whole: its size, how far the purge has come, and the '
+    'state of its vacuum. For members of pg_monitor.';
