@@ -84,11 +84,32 @@ is($debian, $control, 'and debian/changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
-# The transient SQLSTATEs, as the guide's table and the code have them.
-my ($transient) = slurp('src/core/classify.hpp') =~ /transient_sqlstates = (.*?)\}\)/s;
+# The errors, as the documentation and the one table of the code have them.
+my $table = slurp('src/core/errors.hpp');
+my %own = map { $_->[0] => { name => $_->[1], status => $_->[2], transient => $_->[3] eq 'may_cure' } }
+  map { [ /"(\w+)", "(\w+)", (\d+), "[^"]+",\s+Retry::(\w+)/ ] } $table =~ /(\{"ID\d+",.*?\})/sg;
+my %server = map { $_->[0] => { status => $_->[1], transient => $_->[2] eq 'may_cure' } }
+  map { [ /"(\w+)", (\d+), Retry::(\w+)/ ] } $table =~ /(\{"\w+", \d+, .*?\})/sg;
+is(scalar(keys %own), scalar(() = $table =~ /\{"ID\d/g), 'each of our errors is read');
+my %error = (%server, %own);
+
+sub listed { my ($cell) = @_; return $cell =~ /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g; }
+
+# A code that its class includes is not listed again.
+sub is_curable { my ($code) = @_; return $error{$code} && $error{$code}{transient}; }
+my @curable = grep { is_curable($_) && !(length == 5 && is_curable(substr $_, 0, 2)) } keys %error;
 my ($curable) = slurp('docs/guide.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
-my @listed = map { /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g } $curable =~ /^\| ([^|]+) \|/mg;
-is_deeply([ sort @listed ], [ sort $transient =~ /"(\w+)"/g ], 'the guide lists the transient SQLSTATEs of the code');
+is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @curable ],
+	'the guide lists the transient SQLSTATEs of the code');
+
+# What the guide does not list by code is "all others".
+my %over_http = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
+  map { [ /^\| ([^|]+) \| (\d{3}) \|/ ] } slurp('docs/guide.md') =~ /^(\| [^|]+ \| \d{3} \|)/mg;
+is_deeply(\%over_http, { map { $_ => $error{$_}{status} } grep { $own{$_} || $error{$_}{status} !~ /^[25]00$/ } keys %error },
+	'the guide has the HTTP statuses of the code');
+
+my %described = slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nHTTP status: (\d+)\n/mg;
+is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys %own }, 'the reference has a section for each of our errors');
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
@@ -168,8 +189,8 @@ for my $page (@pages)
 }
 
 # The class of the key lock, which other programs see in pg_locks.
-my ($lock_class) = map { slurp($_) =~ /\block_class = (0x[0-9A-Fa-f]{4});/ } glob 'src/*/*.[ch]pp';
-is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ hex($lock_class // 0) ], "$_: the lock class of the library")
+my ($lock_class) = map { slurp($_) =~ /\block_class = (\d+);/ } glob 'src/*/*.[ch]pp';
+is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ $lock_class ], "$_: the lock class of the library")
   for qw(sql/health.sql monitoring/postgres_exporter_queries.yaml);
 
 # What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
@@ -189,6 +210,15 @@ sub is_said
 my @quoted = $troubleshooting =~ /^### (.+)$/mg;
 cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
 ok(is_said($_), "a message: $_") for @quoted;
+
+# So are the messages that the reference gives for each error.
+for my $messages (slurp('docs/reference.md') =~ /^Message: (.*?)\n\n/msg)
+{
+	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
+}
+
+# One file raises and logs.
+is_deeply([ grep { slurp($_) =~ /\bereport\(/ } glob 'src/*/*.?pp' ], ['src/pg/report.cpp'], 'every ereport is in report.cpp');
 
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');

@@ -49,7 +49,7 @@ pg::Watermark look(const Call& call, bool locked) {
     table.close();
     if (!found.in_snapshot)
         report::serialization_failure(
-            "The watermark was moved by a transaction that this one's snapshot cannot see.");
+            "The move of the watermark was committed after this transaction's snapshot was taken.");
     return found;
 }
 

@@ -22,7 +22,7 @@ struct Naming {
     }
 };
 
-constexpr const char* key_hint = "Send an idempotency key of 1 to 255 bytes, such as a UUID.";
+constexpr const char* key_hint = "Pass an idempotency key of 1 to 255 bytes, such as a UUID.";
 
 std::string_view checked(std::optional<std::string_view> name, const Naming& naming) {
     if (!name)
@@ -31,7 +31,7 @@ std::string_view checked(std::optional<std::string_view> name, const Naming& nam
     switch (core::key_shape(*name)) {
         case core::KeyShape::empty:
             report::invalid_key(psprintf("%s must not be empty", naming.what),
-                                psprintf("%s is the empty string.", naming.place()), naming.hint);
+                                psprintf("%s is an empty string.", naming.place()), naming.hint);
         case core::KeyShape::too_long:
             report::invalid_key(psprintf("%s is too long", naming.what),
                                 psprintf("%s has %zu bytes; at most %zu are allowed.",
@@ -61,13 +61,7 @@ bool only_explains() {
 // In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
 // estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
 void refuse_in_explain(const char* call) {
-    if (!only_explains()) return;
-    ereport(ERROR,
-            (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-             errmsg("cannot execute %s while a query is planned", call),
-             errdetail("EXPLAIN calls functions that are declared STABLE or IMMUTABLE, though it "
-                       "does not run the query."),
-             errhint("Declare the function that calls %s VOLATILE, which is the default.", call)));
+    if (only_explains()) report::called_by_planner(call);
 }
 
 }  // namespace
@@ -80,12 +74,7 @@ void require_writable(const char* call, const char* reading) {
     refuse_in_explain(call);
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
-    if (InSecurityRestrictedOperation())
-        ereport(ERROR,
-                (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                 errmsg("cannot execute %s within security-restricted operation", call),
-                 errdetail("Index expressions, materialized views and the like are evaluated so."),
-                 errhint("Call it from an ordinary statement.")));
+    if (InSecurityRestrictedOperation()) report::security_restricted(call);
 }
 
 void check_encoding(std::string_view text) {
@@ -108,16 +97,18 @@ std::string_view checked_element(std::optional<std::string_view> key, int positi
 
 std::string_view checked_source(std::optional<std::string_view> source) {
     return checked(source, {"source", "source",
-                            "Name the source in 1 to 255 bytes, such as a topic and partition."});
+                            "Pass a name of 1 to 255 bytes, such as a topic and its partition."});
 }
 
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     const std::string_view meant = tenant ? *tenant : std::string_view(pg::guc::tenant);
     if (meant.size() > core::max_tenant_bytes)
         report::invalid_key("tenant is too long",
-                            psprintf("It has %zu bytes; at most %zu are allowed.", meant.size(),
-                                     core::max_tenant_bytes),
-                            "Pass a tenant of at most 255 bytes.");
+                            psprintf("The %s has %zu bytes; at most %zu are allowed.",
+                                     tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"",
+                                     meant.size(), core::max_tenant_bytes),
+                            tenant ? "Pass a tenant of at most 255 bytes."
+                                   : "Set \"idem.tenant\" to at most 255 bytes.");
     check_encoding(meant);
     return meant;
 }

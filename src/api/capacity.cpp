@@ -26,21 +26,21 @@ std::int64_t checked_duration(FunctionCallInfo fcinfo, int n, const char* name) 
 double checked_number(FunctionCallInfo fcinfo, int n, const char* name) {
     const double value = PG_GETARG_FLOAT8(n);
     if (!std::isfinite(value) || value < 0)
-        report::invalid_argument(name, "It must be finite, and not negative.");
+        report::invalid_argument(name, "The number must be finite and not negative.");
     return value;
 }
 
 std::int64_t checked_records(FunctionCallInfo fcinfo) {
     if (PG_ARGISNULL(arg_records)) report::missing_argument("records");
     const std::int64_t records = PG_GETARG_INT64(arg_records);
-    if (records < 0) report::invalid_argument("records", "It must not be negative.");
+    if (records < 0) report::invalid_argument("records", "The number must not be negative.");
     return records;
 }
 
 std::int32_t checked_bits(FunctionCallInfo fcinfo) {
     const auto bits = pg::int_arg(fcinfo, arg_entropy_bits);
     if (!bits) report::missing_argument("entropy_bits");
-    if (*bits < 0) report::invalid_argument("entropy_bits", "It must not be negative.");
+    if (*bits < 0) report::invalid_argument("entropy_bits", "The number must not be negative.");
     return *bits;
 }
 
@@ -67,11 +67,7 @@ IDEM_FUNCTION(idem_records_needed) {
     const std::int64_t ttl = api::checked_duration(fcinfo, api::arg_ttl, "ttl");
     const double margin = api::checked_number(fcinfo, api::arg_margin, "margin");
     const auto records = core::records_needed(rate, ttl, margin);
-    if (!records)
-        ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-                        errmsg("number of records is out of range"),
-                        errdetail("It does not fit into the type bigint."),
-                        errhint("Check \"claims_per_second\", \"ttl\" and \"margin\".")));
+    if (!records) pg::report::too_many_records();
     PG_RETURN_INT64(*records);
 }
 

@@ -293,7 +293,7 @@ ClaimResult answer(const Look& seen) {
         default:
             Assert(seen.verdict == Verdict::serialization_failure);
             report::serialization_failure(
-                "The key was completed by a transaction that this one's snapshot cannot see.");
+                "The key's record was committed after this transaction's snapshot was taken.");
     }
 }
 
@@ -333,7 +333,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::completed:
             break;
     }
-    elog(ERROR, "outcome %d is no refusal", static_cast<int>(result.outcome));
+    elog(ERROR, "outcome %d is not a refusal", static_cast<int>(result.outcome));
     pg_unreachable();
 }
 

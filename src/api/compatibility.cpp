@@ -5,7 +5,7 @@
 #include "api/finish.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/error_object.hpp"
+#include "pg/report.hpp"
 
 // In 0.1.0, PUBLIC could execute these functions, and they required CREATE on schema idem.
 namespace {
@@ -13,14 +13,7 @@ namespace {
 void check_may_create(FunctionCallInfo fcinfo) {
     const Oid schema = get_func_namespace(fcinfo->flinfo->fn_oid);
     if (!idem::pg::compat::may_create_in(schema, GetUserId()))
-        ereport(ERROR,
-                (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                 errmsg("permission denied to administer scopes"),
-                 errdetail("idem.%s() needs the privilege CREATE on schema idem.",
-                           get_func_name(fcinfo->flinfo->fn_oid)),
-                 errhint("Have a superuser run ALTER EXTENSION idem UPDATE, and GRANT EXECUTE "
-                         "ON FUNCTION idem.%s TO your role.",
-                         get_func_name(fcinfo->flinfo->fn_oid))));
+        idem::pg::report::may_not_administer_scopes(get_func_name(fcinfo->flinfo->fn_oid));
 }
 
 }  // namespace

@@ -7,10 +7,9 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
-#include "core/classify.hpp"
+#include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/error_object.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::api {
@@ -42,9 +41,9 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
                       types[0] == JSONBOID && !get_func_retset(operation) &&
                       get_func_prokind(operation) == PROKIND_FUNCTION;
     if (!fits)
-        report::invalid_argument("operation",
-                                 "It must be a function of one jsonb that returns jsonb.",
-                                 "Name it with its argument, as in 'make_payment(jsonb)'.");
+        report::invalid_argument(
+            "operation", "The operation must be a function of one jsonb that returns jsonb.",
+            "Pass its name with the type of its argument, such as 'make_payment(jsonb)'.");
     // Checked before the claim: a missing privilege says nothing about the operation's outcome.
     if (!pg::compat::may_execute(operation, GetUserId()))
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);

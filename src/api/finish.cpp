@@ -6,7 +6,6 @@
 #include "api/locked_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
-#include "pg/error_object.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"

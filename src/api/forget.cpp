@@ -49,7 +49,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     if (!found.in_snapshot && found.presence != Presence::own)
         report::serialization_failure(
-            "The key was completed by a transaction that this one's snapshot cannot see.");
+            "The key's record was committed after this transaction's snapshot was taken.");
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing = pg::delete_record(records, found, bound);
     records.close();
@@ -61,8 +61,8 @@ bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {
     if (is_open_here(name.digest))
         report::claimed_by_this_transaction(name.key,
                                             "Release the claim with idem.release(), or call "
-                                            "idem.forget() in a transaction of its own "
-                                            "when this one has ended.");
+                                            "idem.forget() in another transaction after this one "
+                                            "has ended.");
     pg::KeyLock lock(name.digest);
     const bool forgotten = delete_record(name, find_unleased(name, lock, bound), bound);
     lock.release();
@@ -88,12 +88,10 @@ IDEM_FUNCTION(idem_purge) {
     using namespace idem;
     api::require_writable("idem.purge()");
     const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
-    if (max_records < 1) pg::report::invalid_argument("max_records", "It must be at least 1.");
+    if (max_records < 1)
+        pg::report::invalid_argument("max_records", "The number must be at least 1.");
     const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
-    if (swept.subscribed)
-        ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
-                         errdetail("The publisher purges, and its deletes are replicated."),
-                         errhint("If this server has become the primary, drop the subscription.")));
+    if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
     PG_RETURN_INT64(swept.deleted);
 }
 

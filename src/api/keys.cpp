@@ -25,21 +25,14 @@ enum ChildKeyArgument { arg_token, arg_step };
 // The time of the newest UUIDv7 of this backend, so that its keys always ascend.
 constinit std::uint64_t last_tick = 0;
 
-[[noreturn]] void refuse_null_part(int number) {
-    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-                    errmsg("part %d of a key must not be null", number),
-                    errdetail("A null says nothing about what the operation is."),
-                    errhint("Leave the part out, or pass '' where that is what it means.")));
-    pg_unreachable();
-}
-
 // The parts, checked and in UTF-8. An array of several dimensions is refused, because a flat list
 // would not tell where its rows end.
 std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     ArrayType* array = pg::array_arg(fcinfo, 0);
     if (array == nullptr) report::missing_argument("parts");
     if (ARR_NDIM(array) != 1)
-        report::invalid_argument("parts", "It must have one dimension, and at least one part.");
+        report::invalid_argument("parts",
+                                 "The array must have one dimension and at least one element.");
     Datum* elements;
     bool* nulls;
     int count;
@@ -47,7 +40,7 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     auto* parts =
         static_cast<std::string_view*>(palloc(sizeof(std::string_view) * static_cast<Size>(count)));
     for (int i = 0; i < count; ++i) {
-        if (nulls[i]) refuse_null_part(i + 1);
+        if (nulls[i]) report::null_key_part(i + 1);
         const std::string_view part = pg::view_of(DatumGetTextPP(elements[i]));
         check_encoding(part);
         parts[i] = utf8(part);
@@ -58,7 +51,7 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
 std::string_view checked_step(std::optional<std::string_view> step) {
     if (!step) report::missing_argument("step");
     if (step->empty() || step->size() > max_step_bytes)
-        report::invalid_argument("step", "It must have 1 to 255 bytes.");
+        report::invalid_argument("step", "The name of a step must have 1 to 255 bytes.");
     check_encoding(*step);
     return utf8(*step);
 }

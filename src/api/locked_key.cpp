@@ -106,8 +106,8 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
     if (record.attempt == attempt && !record.nonce) return "The attempt was released.";
     if (record.attempt == attempt && record.nonce == static_cast<std::int64_t>(token.random) &&
         record.state == core::State::in_progress && record.expires > GetCurrentTimestamp())
-        return "Its lease is over, and it was the last attempt that the scope's \"max_attempts\" "
-               "allows.";
+        return "The lease has ended, and the attempt was the last that the scope's "
+               "\"max_attempts\" allows.";
     return nullptr;
 }
 
@@ -141,7 +141,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     const pg::Found found = find_at_rest(key.name, lock, bound);
     if (found.presence == Presence::committed && !found.in_snapshot)
         report::serialization_failure(
-            "The key was changed by a transaction that this one's snapshot cannot see.");
+            "The key's record was committed after this transaction's snapshot was taken.");
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {
         case core::TokenStanding::lost:

@@ -36,10 +36,7 @@ using Result = pg::Row<columns>;
 // ---- The rows -----------------------------------------------------------------------------------
 
 Result absent_row() {
-    if (RecoveryInProgress())
-        ereport(NOTICE, (errmsg("key is not known on this standby"),
-                         errdetail("A standby may lag, and does not see claims in flight."),
-                         errhint("Ask the primary before executing the operation.")));
+    if (RecoveryInProgress()) report::key_unknown_on_standby();
     Result result;
     result.set_text(column_state, "absent");
     return result;

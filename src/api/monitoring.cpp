@@ -205,7 +205,7 @@ void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
 
 BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
     const std::int32_t blocks = pg::int_arg(fcinfo, arg_max_blocks).value_or(default_max_blocks);
-    if (blocks < 1) report::invalid_argument("max_blocks", "It must be at least 1.");
+    if (blocks < 1) report::invalid_argument("max_blocks", "The number must be at least 1.");
     return static_cast<BlockNumber>(blocks);
 }
 

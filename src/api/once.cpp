@@ -89,7 +89,7 @@ std::span<T> array_of(std::size_t size) {
 
 std::span<Datum> checked_keys(ArrayType* array) {
     if (array == nullptr) report::missing_argument("keys");
-    if (ARR_NDIM(array) > 1) report::invalid_argument("keys", "It must have one dimension.");
+    if (ARR_NDIM(array) > 1) report::invalid_argument("keys", "The array must have one dimension.");
     Datum* keys = nullptr;
     bool* nulls = nullptr;
     int count = 0;
@@ -128,8 +128,8 @@ Batch read_batch(FunctionCallInfo fcinfo) {
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, each_scope), "once_each");
     if (scope.request_required)
         report::invalid_argument("scope",
-                                 "It requires requests, and idem.once_each() cannot pass any.",
-                                 "Call idem.once() with key and request for each message.");
+                                 "The scope requires requests, and idem.once_each() takes none.",
+                                 "Call idem.once() with the key and the request of each message.");
     batch.scope = scope;
     batch.is_new = array_of<bool>(batch.keys.size());
     sort_by_digest(batch);
@@ -188,7 +188,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
                 break;
             case Verdict::serialization_failure:
                 report::serialization_failure(
-                    "A key was finished by a transaction that this one's snapshot cannot see.");
+                    "A key's record was committed after this transaction's snapshot was taken.");
             case Verdict::leased:
             case Verdict::conflict:
             case Verdict::replay:

@@ -14,22 +14,13 @@ namespace report = pg::report;
 using Names = std::span<char* const>;
 
 const TriggerData& called_as_trigger(FunctionCallInfo fcinfo) {
-    if (!CALLED_AS_TRIGGER(fcinfo))
-        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                        errmsg("idem.require_claim() was not called as a trigger"),
-                        errdetail("It is no function to be called in a statement."),
-                        errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
+    if (!CALLED_AS_TRIGGER(fcinfo)) report::require_claim_called_directly();
     return *reinterpret_cast<const TriggerData*>(fcinfo->context);
 }
 
 Names scopes_of(const TriggerData& data) {
     const Trigger& trigger = *data.tg_trigger;
-    if (trigger.tgnargs == 0)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-                        errmsg("trigger \"%s\" names no scope", trigger.tgname),
-                        errdetail("idem.require_claim() takes the names of one or more scopes."),
-                        errhint("Create the trigger with the scopes as its arguments, such as "
-                                "EXECUTE FUNCTION idem.require_claim('payments').")));
+    if (trigger.tgnargs == 0) report::trigger_without_scope(trigger.tgname);
     return {trigger.tgargs, static_cast<std::size_t>(trigger.tgnargs)};
 }
 
@@ -39,8 +30,8 @@ Names scopes_of(const TriggerData& data) {
         if (pg::find_scope(name) == nullptr)
             report::unknown_scope(
                 name, pg::nearest_scope(name),
-                psprintf("Trigger \"%s\" of table \"%s\" names it.", data.tg_trigger->tgname,
-                         RelationGetRelationName(relation)),
+                psprintf("Trigger \"%s\" of table \"%s\" names this scope.",
+                         data.tg_trigger->tgname, RelationGetRelationName(relation)),
                 true);
     report::claim_required(relation, scopes);
 }

@@ -8,7 +8,7 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "core/key.hpp"
-#include "core/sqlstate.hpp"
+#include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
@@ -86,7 +86,7 @@ void require_arguments(FunctionCallInfo fcinfo) {
 
 void check_name(std::string_view name) {
     if (name.empty() || name.size() > core::max_scope_bytes)
-        report::invalid_argument("name", "It must have 1 to 63 bytes.");
+        report::invalid_argument("name", "The name must have 1 to 63 bytes.");
 }
 
 const Interval* positive_arg(FunctionCallInfo fcinfo, int n) {
@@ -109,13 +109,13 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 void check_sqlstates(const char* name, ArrayType* states) {
-    if (ARR_NDIM(states) > 1) report::invalid_argument(name, "It must have one dimension.");
+    if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
         if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
             report::invalid_argument(name,
                                      "Each element must be a SQLSTATE, such as \"P0001\", or the "
-                                     "two characters of a class, such as \"P0\", 0-9 and A-Z.");
+                                     "two characters of a class, such as \"P0\".");
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
@@ -131,9 +131,10 @@ enum class Purpose { create, alter };
 std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
     const auto limit = pg::int_arg(fcinfo, n);
     if (!limit || *limit >= 1) return limit;
-    if (purpose == Purpose::create) report::invalid_argument(name_of(n), "It must be at least 1.");
+    if (purpose == Purpose::create)
+        report::invalid_argument(name_of(n), "The limit must be at least 1.");
     if (limit != pg::no_limit)
-        report::invalid_argument(name_of(n), "It must be at least 1, or -1 for none.");
+        report::invalid_argument(name_of(n), "The limit must be at least 1, or -1 for no limit.");
     return limit;
 }
 
@@ -146,7 +147,7 @@ std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
-        report::invalid_argument("weak_keys", "It must be allow, warn or reject.");
+        report::invalid_argument("weak_keys", "The value must be allow, warn or reject.");
     return rule;
 }
 
@@ -233,11 +234,7 @@ IDEM_FUNCTION(idem_rotate_secret) {
 // enabled, because an apply worker fires no other. TRUNCATE needs no trigger: the server announces
 // every change of a table's files.
 IDEM_FUNCTION(idem_announce_change) {
-    if (!CALLED_AS_TRIGGER(fcinfo))
-        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                        errmsg("idem.announce_change() was not called as a trigger"),
-                        errdetail("It is the trigger of tables idem.scope and idem.secret."),
-                        errhint("Change scopes with idem.alter_scope(), which announces that.")));
+    if (!CALLED_AS_TRIGGER(fcinfo)) idem::pg::report::announce_change_called_directly();
     CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
     return Datum{0};  // the result of an AFTER trigger is ignored
 }

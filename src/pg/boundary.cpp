@@ -14,19 +14,21 @@ std::int64_t duration(const char* name, const Interval& interval) {
                            ? core::fixed_duration(interval.month, interval.day, interval.time)
                            : std::nullopt;
     if (!usecs)
-        report::invalid_argument(name, "It must be finite, and at most 365000 days.", example);
+        report::invalid_argument(name, "The interval must be finite and at most 365000 days.",
+                                 example);
     return *usecs;
 }
 
 std::int64_t positive_duration(const char* name, const Interval& interval) {
     const std::int64_t usecs = duration(name, interval);
-    if (usecs <= 0) report::invalid_argument(name, "It must be longer than zero.", example);
+    if (usecs <= 0)
+        report::invalid_argument(name, "The interval must be longer than zero.", example);
     return usecs;
 }
 
 std::int64_t nonnegative_duration(const char* name, const Interval& interval) {
     const std::int64_t usecs = duration(name, interval);
-    if (usecs < 0) report::invalid_argument(name, "It must not be negative.", example);
+    if (usecs < 0) report::invalid_argument(name, "The interval must not be negative.", example);
     return usecs;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/token.hpp"
+#include "pg/report.hpp"
 #include "pg/server.hpp"
 
 // Declares a function that SQL can call; its body follows.
@@ -71,11 +72,7 @@ inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
 
 // Raises 55000 when the installed SQL objects are older or newer than the library.
 inline void check_columns(int found, int expected) {
-    if (found == expected) return;
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("library and SQL objects of extension \"idem\" do not match"),
-                    errdetail("A result type has %d columns instead of %d.", found, expected),
-                    errhint("Run ALTER EXTENSION idem UPDATE.")));
+    if (found != expected) report::library_mismatch(found, expected);
 }
 
 // A row under construction. Every column is NULL until it is set. Columns are numbered from 0.

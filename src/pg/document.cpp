@@ -23,13 +23,13 @@ const char* words_of(PathFault fault) {
         case PathFault::bracket:
             return "has a subscript";
         case PathFault::brace:
-            return "has braces, as an array of text";
+            return "has braces, as in an array of text";
         case PathFault::comma:
-            return "has a comma, as a list of paths";
+            return "has a comma, as in a list of paths";
         case PathFault::wildcard:
             return "has a wildcard";
         case PathFault::index:
-            return "has a number in the place of a name";
+            return "has a number in place of a name";
         case PathFault::quote:
             return "has a double quote that does not enclose the whole name of a member";
         case PathFault::empty_step:
@@ -44,11 +44,11 @@ char* c_string(std::string_view view) {
 
 // How to write the path that was meant.
 const char* advice(std::string_view path, PathFault fault) {
-    if (fault == PathFault::comma) return "Make each path an element of its own.";
+    if (fault == PathFault::comma) return "Pass each path as an element of its own.";
     const core::PathText ours = core::translated_path(path);
     if (ours.size == 0)
         return "Write the names of members from the top, joined by dots, such as \"card.number\".";
-    return psprintf("Write %s; the items of an array have no step of their own.",
+    return psprintf("Write %s. The items of an array have no step of their own.",
                     quote_literal_cstr(c_string(ours.view())));
 }
 
@@ -167,7 +167,7 @@ core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secr
 }  // namespace
 
 void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
-    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "It must have one dimension.");
+    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const TextElements elements = elements_of(paths);
     for (int i = 0; i < elements.count; ++i) {
         const std::string_view path = elements[i];
@@ -198,11 +198,7 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
     const std::string_view bytes = view_of(stored);
     core::Fingerprint bound;
-    if (!core::unpack(core::as_bytes(bytes), bound))
-        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED),
-                        errmsg("stored fingerprint is of an unknown version"),
-                        errdetail("The record was written by a newer version of idem."),
-                        errhint("Install that version of idem.")));
+    if (!core::unpack(core::as_bytes(bytes), bound)) report::unknown_fingerprint_version();
     const core::Secret secret = fingerprint_secret(bound.secret_id);
     return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
 }

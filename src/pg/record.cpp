@@ -140,7 +140,8 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
         if (!other) break;
         const RowWriter writer = scan.writer();
         if (!writer.valid())
-            report::serialization_failure("The key was completed past the claim that held it.");
+            report::serialization_failure(
+                "Another transaction wrote the key's record without the key lock.");
         if (!scan.wait(bound)) result = {WriteOutcome::blocked, writer.xid};
     }
     scan.end();
@@ -165,7 +166,8 @@ ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointe
     const auto on_duplicate = [&] {
         if (wait_out_duplicates(records, name.digest, &slot->tts_tid, bound).outcome ==
             WriteOutcome::blocked)
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
         return true;
     };
     return change_row(records.table(), tid, RowChange::update, bound, [&] {
@@ -186,7 +188,8 @@ WriteResult replace(const Records& records, const KeyName& name, const Record& r
     if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
         return {WriteOutcome::gone, InvalidTransactionId};
     if (!outlived(old.record, record))
-        report::serialization_failure("The key was completed past the claim that held it.");
+        report::serialization_failure(
+            "Another transaction wrote the key's record without the key lock.");
     const ChangeResult changed = replace_row(records, name, old.tid, slot, bound);
     switch (changed.result) {
         case TM_Ok:
@@ -196,7 +199,8 @@ WriteResult replace(const Records& records, const KeyName& name, const Record& r
         case TM_WouldBlock:
             return {WriteOutcome::blocked, changed.in_the_way};
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 
@@ -315,7 +319,8 @@ WriteResult delete_record(const Records& records, const Found& found, const Wait
         case TM_WouldBlock:
             return {WriteOutcome::blocked, changed.in_the_way};
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 
@@ -377,7 +382,8 @@ bool BulkWriter::replace(const KeyName& name, const Found& found) {
         case TM_Deleted:
             return false;
         default:
-            report::serialization_failure("The key's record was changed concurrently.");
+            report::serialization_failure(
+                "Another transaction changed the key's record at the same time.");
     }
 }
 

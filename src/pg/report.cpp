@@ -1,56 +1,153 @@
 #include "pg/report.hpp"
 
-#include "core/classify.hpp"
-#include "core/sqlstate.hpp"
+#include "core/errors.hpp"
 #include "pg/compat.hpp"
-#include "pg/error_object.hpp"
 #include "pg/guc.hpp"
 
-namespace idem::pg::report {
+namespace idem::pg {
 namespace {
-
-constexpr int errcode_in_progress = MAKE_SQLSTATE('I', 'D', '0', '0', '1');
-constexpr int errcode_key_conflict = MAKE_SQLSTATE('I', 'D', '0', '0', '2');
-constexpr int errcode_key_failed = MAKE_SQLSTATE('I', 'D', '0', '0', '3');
-constexpr int errcode_lease_lost = MAKE_SQLSTATE('I', 'D', '0', '0', '4');
-constexpr int errcode_not_claimed = MAKE_SQLSTATE('I', 'D', '0', '0', '5');
-constexpr int errcode_claim_incomplete = MAKE_SQLSTATE('I', 'D', '0', '0', '6');
-constexpr int errcode_invalid_key = MAKE_SQLSTATE('I', 'D', '0', '0', '7');
-constexpr int errcode_unknown_scope = MAKE_SQLSTATE('I', 'D', '0', '0', '8');
-constexpr int errcode_limit_exceeded = MAKE_SQLSTATE('I', 'D', '0', '0', '9');
-constexpr int errcode_stale_key = MAKE_SQLSTATE('I', 'D', '0', '1', '0');
-constexpr int errcode_claim_required = MAKE_SQLSTATE('I', 'D', '0', '1', '1');
-constexpr int errcode_sequence_gap = MAKE_SQLSTATE('I', 'D', '0', '1', '2');
 
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
 }
 
-char* holder_detail(const Holder& holder) {
-    if (holder.lease_end && holder.since) {
-        char* since = pstrdup(timestamptz_to_str(*holder.since));
-        return psprintf("It was claimed at %s, under a lease that ends at %s.", since,
-                        timestamptz_to_str(*holder.lease_end));
-    }
-    if (holder.pid && holder.since)
-        return psprintf("Process %d has been at it in a transaction since %s.", *holder.pid,
-                        timestamptz_to_str(*holder.since));
-    if (holder.pid) return psprintf("Process %d is at it in a transaction.", *holder.pid);
-    if (holder.prepared)
-        return psprintf(
-            "Prepared transaction %u holds the key until it is committed or rolled back: SELECT "
-            "gid FROM pg_prepared_xacts WHERE transaction = '%u'.",
-            *holder.prepared, *holder.prepared);
-    return pstrdup("Another transaction, possibly a prepared one, is at it.");
+void push(compat::JsonbBuilder& builder, JsonbIteratorToken token, const char* text) {
+    JsonbValue value;
+    value.type = jbvString;
+    value.val.string.val = const_cast<char*>(text);
+    value.val.string.len = static_cast<int>(strlen(text));
+    builder.push(token, &value);
 }
 
-// "a", "b"
-char* quoted_list(std::span<char* const> names) {
-    StringInfoData list;
-    initStringInfo(&list);
-    for (const char* name : names)
-        appendStringInfo(&list, "%s\"%s\"", list.len == 0 ? "" : ", ", name);
-    return list.data;
+void add(compat::JsonbBuilder& builder, const char* name, const char* text) {
+    if (text == nullptr || *text == '\0') return;
+    push(builder, WJB_KEY, name);
+    push(builder, WJB_VALUE, text);
+}
+
+constexpr std::array member_names =
+    std::to_array<std::string_view>({"sqlstate", "message", "detail", "hint"});
+
+constexpr const char* shape =
+    "The value must be an object with the members sqlstate, message, detail and hint.";
+constexpr const char* shape_hint =
+    "Pass at least a message, such as '{\"message\": \"card declined\"}'.";
+constexpr const char* own_code_hint =
+    "Choose a sqlstate of your own, such as \"P0001\", or leave it out; the failure is then raised "
+    "as ID003.";
+
+[[noreturn]] void refuse(const char* detail, const char* hint) {
+    report::invalid_argument("error", detail, hint);
+}
+
+std::string_view text_of_string(const JsonbValue& value) {
+    return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
+}
+
+void check_name(std::string_view name) {
+    if (std::find(member_names.begin(), member_names.end(), name) != member_names.end()) return;
+    refuse(psprintf("The object has a member \"%s\", which would be lost when the failure is "
+                    "raised.",
+                    c_string(name)),
+           "Use only the members sqlstate, message, detail and hint. Pass what else a retry should "
+           "receive as \"status\", \"headers\" and \"body\".");
+}
+
+void check_text(std::string_view name, const JsonbValue& value) {
+    if (value.type == jbvString && value.val.string.len > 0) return;
+    refuse(psprintf("Member \"%s\" is not a string, or is empty.", c_string(name)),
+           psprintf("Pass \"%s\" as a string, or leave it out.", c_string(name)));
+}
+
+void check_sqlstate(std::string_view sqlstate) {
+    const char* text = c_string(sqlstate);
+    switch (core::failure_fault(sqlstate)) {
+        case core::FailureFault::none:
+            return;
+        case core::FailureFault::malformed:
+            refuse(psprintf("The sqlstate \"%s\" does not consist of five characters, 0-9 and A-Z.",
+                            text),
+                   own_code_hint);
+        case core::FailureFault::no_failure:
+            refuse(psprintf("The sqlstate \"%s\" is not that of an error.", text), own_code_hint);
+        case core::FailureFault::ours:
+            refuse(psprintf("The sqlstate \"%s\" is of class ID, which only idem raises.", text),
+                   own_code_hint);
+        case core::FailureFault::transient:
+            refuse(psprintf("The sqlstate \"%s\" says that a retry may succeed, but every retry "
+                            "would receive this failure.",
+                            text),
+                   "If a retry may succeed, call idem.release() or roll back instead of storing "
+                   "the failure. Otherwise choose another sqlstate, such as \"P0001\".");
+    }
+}
+
+void check_member(std::string_view name, const JsonbValue& value) {
+    check_name(name);
+    check_text(name, value);
+    if (name == "sqlstate") check_sqlstate(text_of_string(value));
+}
+
+bool has_member(Jsonb* error, const char* name) {
+    JsonbValue value;
+    return getKeyJsonValueFromContainer(&error->root, name, static_cast<int>(strlen(name)),
+                                        &value) != nullptr;
+}
+
+}  // namespace
+
+void check_is_error_object(Jsonb* error) {
+    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
+}
+
+void check_error_object(Jsonb* error) {
+    check_is_error_object(error);
+    JsonbIterator* iterator = JsonbIteratorInit(&error->root);
+    JsonbValue key;
+    JsonbValue value;
+    for (;;) {
+        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &key, false);
+        if (token == WJB_DONE) break;
+        if (token != WJB_KEY) continue;
+        (void)JsonbIteratorNext(&iterator, &value, true);
+        check_member(text_of_string(key), value);
+    }
+    if (!has_member(error, "message") && !has_member(error, "sqlstate"))
+        refuse("The object has neither a message nor a sqlstate.", shape_hint);
+}
+
+Jsonb* error_object(const ErrorData& error) {
+    compat::JsonbBuilder builder;
+    builder.push(WJB_BEGIN_OBJECT, nullptr);
+    add(builder, "sqlstate", unpack_sql_state(error.sqlerrcode));
+    add(builder, "message", error.message);
+    add(builder, "detail", error.detail);
+    add(builder, "hint", error.hint);
+    builder.push(WJB_END_OBJECT, nullptr);
+    return builder.finish();
+}
+
+char* error_member(Jsonb* error, std::string_view name) {
+    JsonbValue value;
+    if (error == nullptr || !JB_ROOT_IS_OBJECT(error)) return nullptr;
+    if (getKeyJsonValueFromContainer(&error->root, name.data(), static_cast<int>(name.size()),
+                                     &value) == nullptr)
+        return nullptr;
+    if (value.type != jbvString || value.val.string.len == 0) return nullptr;
+    return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
+}
+
+}  // namespace idem::pg
+
+namespace idem::pg::report {
+namespace {
+
+constexpr int errcode_of(std::string_view sqlstate) {
+    return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
+}
+
+consteval int errcode_named(std::string_view name) {
+    return errcode_of(core::own_error(name).sqlstate);
 }
 
 // Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
@@ -59,18 +156,45 @@ bool names_a_failure(std::string_view state) {
     return fault == core::FailureFault::none || fault == core::FailureFault::transient;
 }
 
-int failure_sqlstate(const char* state) {
-    if (state == nullptr || !names_a_failure(state)) return errcode_key_failed;
-    return MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4]);
+int failure_errcode(const char* state) {
+    if (state == nullptr || !names_a_failure(state)) return errcode_named("key_failed");
+    return errcode_of(state);
 }
 
 }  // namespace
 
+// Keys in flight, and answers that are no answer
+// ---------------------------------------------------
+
+namespace {
+
+char* holder_detail(const Holder& holder) {
+    if (holder.lease_end && holder.since) {
+        char* since = pstrdup(timestamptz_to_str(*holder.since));
+        return psprintf("The key was claimed at %s, under a lease that ends at %s.", since,
+                        timestamptz_to_str(*holder.lease_end));
+    }
+    if (holder.pid && holder.since)
+        return psprintf("Process %d has held this key in a transaction since %s.", *holder.pid,
+                        timestamptz_to_str(*holder.since));
+    if (holder.pid) return psprintf("Process %d holds this key in a transaction.", *holder.pid);
+    if (holder.prepared)
+        return psprintf(
+            "Prepared transaction %u holds this key until it is committed or rolled back. To find "
+            "its name, run SELECT gid FROM pg_prepared_xacts WHERE transaction = '%u'.",
+            *holder.prepared, *holder.prepared);
+    return pstrdup("Another transaction, possibly a prepared one, holds this key.");
+}
+
+}  // namespace
+
+// Clients look for "after N.N seconds" in the hint.
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                  WaitSetBy wait) {
     const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
     ereport(ERROR,
-            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
+            (errcode(errcode_named("in_progress")),
+             errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail_internal("%s", holder_detail(holder)),
              wait == WaitSetBy::argument
                  ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
@@ -89,21 +213,27 @@ void lock_timeout() {
 
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
     ereport(ERROR,
-            (errcode(errcode_in_progress), errmsg("operation \"%s\" is in progress", c_string(key)),
-             errdetail("The key is claimed by this transaction, which has not completed it."),
+            (errcode(errcode_named("in_progress")),
+             errmsg("operation \"%s\" is in progress", c_string(key)),
+             errdetail("The key was claimed by this transaction, and the claim is still open."),
              hint != nullptr
                  ? errhint("%s", hint)
-                 : errhint("Complete the first claim before claiming again. \"(f()).*\" calls a "
-                           "function once per column: call it in FROM.")));
+                 : errhint("Complete the first claim before you claim the key again. \"SELECT "
+                           "(idem.claim(...)).*\" calls the function once per column; write "
+                           "\"SELECT * FROM idem.claim(...)\" instead.")));
     pg_unreachable();
 }
 
+namespace {
+
 constexpr const char* conflict_hint =
-    "Use a new key for a new operation, and repeat the request unchanged for a retry; what may "
-    "differ belongs into the scope's \"request_exclude\".";
+    "Use a new key for a new operation, and send the same request again for a retry. List members "
+    "of the request that may differ between retries in the scope's \"request_exclude\".";
+
+}  // namespace
 
 void key_conflict(std::string_view key) {
-    ereport(ERROR, (errcode(errcode_key_conflict),
+    ereport(ERROR, (errcode(errcode_named("key_conflict")),
                     errmsg("key \"%s\" was used for a different request", c_string(key)),
                     errdetail("The request differs from the one that the key was first used with."),
                     errhint("%s", conflict_hint)));
@@ -113,7 +243,7 @@ void key_conflict(std::string_view key) {
 // Statement and context are left out: they may have the request in them.
 void log_conflict(int level, std::string_view scope, std::string_view tenant,
                   std::string_view key) {
-    ereport(level, (errcode(errcode_key_conflict),
+    ereport(level, (errcode(errcode_named("key_conflict")),
                     errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
                     tenant.empty()
                         ? errdetail("Key \"%s\" was used for a different request.", c_string(key))
@@ -126,40 +256,58 @@ void stored_failure(std::string_view key, Jsonb* error) {
     const char* message = error_member(error, "message");
     const char* detail = error_member(error, "detail");
     const char* hint = error_member(error, "hint");
-    const int sqlstate = failure_sqlstate(error_member(error, "sqlstate"));
+    const int code = failure_errcode(error_member(error, "sqlstate"));
+    const bool without_code = code == errcode_named("key_failed");
     if (message == nullptr)
-        message = psprintf("operation \"%s\" has failed for good", c_string(key));
-    if (sqlstate == errcode_key_failed && detail == nullptr)
-        detail = "The failure is stored, and every retry gets it.";
-    if (sqlstate == errcode_key_failed && hint == nullptr)
-        hint = "Use a new key to try the operation again; idem.lookup() shows the stored failure.";
-    ereport(ERROR, (errcode(sqlstate), errmsg_internal("%s", message),
+        message = psprintf("operation \"%s\" has failed permanently", c_string(key));
+    if (without_code && detail == nullptr)
+        detail = "The failure is stored, and every retry receives it.";
+    if (without_code && hint == nullptr)
+        hint = "To run the operation again, use a new key. idem.lookup() shows the stored failure.";
+    ereport(ERROR, (errcode(code), errmsg_internal("%s", message),
                     detail != nullptr ? errdetail_internal("%s", detail) : 0,
                     hint != nullptr ? errhint("%s", hint) : 0));
     pg_unreachable();
 }
 
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {
-    ereport(
-        ERROR,
-        (errcode(errcode_key_failed), errmsg("operation \"%s\" has failed for good", c_string(key)),
-         errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and its "
-                   "lease is over.",
-                   attempts),
-         errhint("Find out why the attempts did not finish, then raise the scope's "
-                 "\"max_attempts\" or use a new key.")));
+    ereport(ERROR, (errcode(errcode_named("key_failed")),
+                    errmsg("operation \"%s\" has failed permanently", c_string(key)),
+                    errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
+                              "and its lease has ended.",
+                              attempts),
+                    errhint("Find out why no attempt has finished. Then raise the scope's "
+                            "\"max_attempts\" with idem.alter_scope(), or use a new key.")));
     pg_unreachable();
 }
+
+void serialization_failure(const char* detail) {
+    ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+                    errmsg("could not serialize access due to concurrent update"),
+                    errdetail_internal("%s", detail), errhint("Retry the transaction.")));
+    pg_unreachable();
+}
+
+void key_unknown_on_standby() {
+    ereport(NOTICE, (errmsg("key is not known on this standby"),
+                     errdetail("A standby may lag behind its primary, and does not see claims in "
+                               "flight."),
+                     errhint("Call idem.lookup() on the primary before you execute the "
+                             "operation.")));
+}
+
+// Tokens
+// -------------------------------------------------------------------------------------------
 
 void lease_lost(const char* detail) {
     ereport(
         ERROR,
-        (errcode(errcode_lease_lost), errmsg("lease of this attempt is lost"),
+        (errcode(errcode_named("lease_lost")), errmsg("lease of this attempt is lost"),
          detail != nullptr
              ? errdetail_internal("%s", detail)
-             : errdetail("The token has no attempt that you may continue: its claim was rolled "
-                         "back or has not been committed yet, the operation was released, taken "
-                         "over or forgotten, or has expired, or the scope is not yours to use."),
+             : errdetail("The token names no attempt that you may continue: its claim was rolled "
+                         "back or is not committed yet, or the operation was released, taken over "
+                         "or forgotten, or has expired, or you may not use its scope."),
          errhint("Stop working on the operation and roll back, or claim its key again.")));
     pg_unreachable();
 }
@@ -168,15 +316,15 @@ void not_leased(const char* function) {
     ereport(ERROR,
             (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
              errmsg("idem.%s() needs a leased claim", function),
-             errdetail("The token is of an atomic claim, which lasts as long as its transaction."),
-             errhint("Claim with the argument \"lease\".")));
+             errdetail("The token is of an atomic claim, which lasts until its transaction ends."),
+             errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
     pg_unreachable();
 }
 
 namespace {
 
 [[noreturn]] void not_claimed(const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_not_claimed), errmsg("token names no open claim"),
+    ereport(ERROR, (errcode(errcode_named("not_claimed")), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
@@ -185,8 +333,8 @@ namespace {
 
 void no_token() {
     not_claimed("The token is null.",
-                "A replay has no token: test \"claimed\" first, and return the stored answer where "
-                "it is false.");
+                "A replay has no token. Test \"claimed\" first, and return the stored answer if it "
+                "is false.");
 }
 
 void malformed_token() {
@@ -197,7 +345,7 @@ void malformed_token() {
 void claim_finished() {
     not_claimed(
         "The claim is already completed or failed.",
-        "Call idem.complete() or idem.fail() once per claim; idem.lookup() shows what is stored.");
+        "Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is stored.");
 }
 
 void claim_released() {
@@ -207,114 +355,139 @@ void claim_released() {
 
 void foreign_claim() {
     not_claimed(
-        "It belongs to another transaction, or to a claim that was released or rolled back.",
-        "Use the token in the transaction that made the claim, or pass \"lease\" to idem.claim() "
-        "for a claim that outlives it; idem.lookup() tells what became of a key.");
+        "The token belongs to another transaction, or to a claim that was released or rolled back.",
+        "Use the token in the transaction that made the claim. For a claim that outlives its "
+        "transaction, pass \"lease\" to idem.claim(). idem.lookup() shows the state of a key.");
 }
 
 void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where) {
-    const bool preparing = where == Unfinished::at_prepare;
     ereport(
         ERROR,
-        (errcode(errcode_claim_incomplete),
-         preparing ? errmsg("cannot prepare a transaction with an open claim")
-                   : errmsg("cannot commit a transaction with an open claim"),
-         errdetail("Key \"%s\" in scope \"%s\" was claimed, but neither completed, failed nor "
-                   "released.",
+        (errcode(errcode_named("claim_incomplete")),
+         where == Unfinished::at_prepare ? errmsg("cannot prepare a transaction with an open claim")
+                                         : errmsg("cannot commit a transaction with an open claim"),
+         errdetail("Key \"%s\" in scope \"%s\" was claimed, but not completed, failed or released.",
                    c_string(key), c_string(scope)),
          where == Unfinished::by_single_statement
-             ? errhint(
-                   "Outside a transaction block each statement is a transaction: begin one with "
-                   "BEGIN, claim, do the work, call idem.complete(), and COMMIT.")
+             ? errhint("Outside a transaction block, each statement is a transaction of its own. "
+                       "Start one with BEGIN, claim the key, do the work, call idem.complete(), "
+                       "and end it with COMMIT.")
              : errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
-                       "before the transaction that claims ends.")));
+                       "before the transaction ends.")));
     pg_unreachable();
 }
 
+// New keys
+// -----------------------------------------------------------------------------------------
+
 void invalid_key(const char* message, const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_invalid_key), errmsg_internal("%s", message),
+    ereport(ERROR, (errcode(errcode_named("invalid_key")), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
 
 void stale_key(std::string_view key, TimestampTz made, bool from_future) {
     if (from_future)
-        ereport(ERROR, (errcode(errcode_stale_key),
-                        errmsg("idempotency key \"%s\" is ahead of time", c_string(key)),
-                        errdetail("Its time, %s, is more than 10 minutes in the future.",
-                                  timestamptz_to_str(made)),
-                        errhint("Check the client's clock, and send a new key.")));
-    ereport(ERROR,
-            (errcode(errcode_stale_key), errmsg("idempotency key \"%s\" is stale", c_string(key)),
-             errdetail("Its time, %s, is longer ago than the TTL: the operation may have been "
-                       "completed, and its record have expired.",
-                       timestamptz_to_str(made)),
-             errhint("Find out whether the operation was done; if not, send a new key.")));
+        ereport(ERROR,
+                (errcode(errcode_named("stale_key")),
+                 errmsg("idempotency key \"%s\" has a timestamp in the future", c_string(key)),
+                 errdetail("The timestamp, %s, is more than 10 minutes in the future.",
+                           timestamptz_to_str(made)),
+                 errhint("Check the client's clock, and send a new key.")));
+    ereport(ERROR, (errcode(errcode_named("stale_key")),
+                    errmsg("idempotency key \"%s\" is stale", c_string(key)),
+                    errdetail("The key's timestamp, %s, is older than the TTL. The operation "
+                              "may have completed, and its record may have expired.",
+                              timestamptz_to_str(made)),
+                    errhint("Find out whether the operation was carried out. If it was not, send a "
+                            "new key.")));
     pg_unreachable();
 }
 
 namespace {
 
-char* weakness_detail(std::string_view scope, std::string_view weakness) {
+char* weakness_detail(std::string_view scope, std::string_view weakness, const char* weak_keys) {
     return psprintf(
-        "Its weakness is \"%s\", and scope \"%s\" watches for that: such keys are used "
-        "twice sooner or later.",
-        c_string(weakness), c_string(scope));
+        "Its weakness is \"%s\": such a key is likely to be used for more than one operation. The "
+        "\"weak_keys\" setting of scope \"%s\" is \"%s\".",
+        c_string(weakness), c_string(scope), weak_keys);
 }
 
 constexpr const char* weakness_hint =
-    "Send a UUID or another long random string, or a name of the operation such as "
+    "Send a UUID or another long random string, or a string that names the operation, such as "
     "\"order-4711\".";
 
 }  // namespace
 
 void weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(
-        ERROR,
-        (errcode(errcode_invalid_key), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
-         errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
+    ereport(ERROR, (errcode(errcode_named("invalid_key")),
+                    errmsg("idempotency key \"%s\" is too weak", c_string(key)),
+                    errdetail_internal("%s", weakness_detail(scope, weakness, "reject")),
+                    errhint("%s", weakness_hint)));
     pg_unreachable();
 }
 
 void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(
-        WARNING,
-        (errcode(ERRCODE_WARNING), errmsg("idempotency key \"%s\" is weak", c_string(key)),
-         errdetail_internal("%s", weakness_detail(scope, weakness)), errhint("%s", weakness_hint)));
+    ereport(WARNING,
+            (errcode(ERRCODE_WARNING), errmsg("idempotency key \"%s\" is weak", c_string(key)),
+             errdetail_internal("%s", weakness_detail(scope, weakness, "warn")),
+             errhint("%s", weakness_hint)));
 }
 
+void null_key_part(int number) {
+    ereport(ERROR,
+            (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+             errmsg("part %d of a key must not be null", number),
+             errdetail("A null part does not help to identify the operation."),
+             errhint("Leave the part out, or pass an empty string if that is what it means.")));
+    pg_unreachable();
+}
+
+void digest_collision() {
+    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("key cannot be used"),
+                    errdetail("The record of another key has the same 128-bit digest."),
+                    errhint("Use another key.")));
+    pg_unreachable();
+}
+
+// Scopes
+// -------------------------------------------------------------------------------------------
+
 void no_scope() {
-    ereport(ERROR, (errcode(errcode_unknown_scope), errmsg("scope must not be null"),
+    ereport(ERROR, (errcode(errcode_named("unknown_scope")), errmsg("scope must not be null"),
                     errdetail("The name of the scope is null."),
-                    errhint("Pass a scope's name; idem.scopes lists those that you may use.")));
+                    errhint("Pass the name of a scope. idem.scopes lists the scopes that you may "
+                            "use.")));
     pg_unreachable();
 }
 
 void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
     ereport(ERROR,
-            (errcode(errcode_unknown_scope), errmsg("scope \"%s\" does not exist", c_string(name)),
+            (errcode(errcode_named("unknown_scope")),
+             errmsg("scope \"%s\" does not exist", c_string(name)),
              detail != nullptr ? errdetail_internal("%s", detail)
                                : errdetail("No scope in this database has that name."),
              nearest != nullptr ? errhint("Perhaps you meant the scope \"%s\".", nearest)
-             : creatable ? errhint("Create the scope first with idem.create_scope(); idem.scopes "
-                                   "lists those that you may use.")
-                         : errhint("idem.scopes lists the scopes that you may use.")));
+             : creatable ? errhint("Create the scope first with idem.create_scope(), or use one of "
+                                   "the scopes that idem.scopes lists.")
+                         : errhint("Check the name. idem.scopes lists the scopes that you may "
+                                   "use.")));
     pg_unreachable();
 }
 
 namespace {
 
-// Where the owner is a superuser nobody should be granted membership: the scope is given away.
+// Where the owner is a superuser no role should be granted membership: the scope is given away.
 char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
     if (owner_name == nullptr || superuser_arg(owner))
         return psprintf(
-            "Have a superuser give the scope to a role of its users, such as: SELECT "
+            "Ask a superuser to give the scope to a role of its users, for example with SELECT "
             "idem.alter_scope(%s, owner => %s).",
             quote_literal_cstr(scope),
             quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
     const char* role = pstrdup(quote_identifier(owner_name));
     if (compat::may_become(GetUserId(), owner)) return psprintf("Run SET ROLE %s first.", role);
-    return psprintf("Have an administrator of the role run GRANT %s TO %s.", role,
+    return psprintf("Ask an administrator of the role to run GRANT %s TO %s.", role,
                     quote_identifier(GetUserNameFromId(GetUserId(), false)));
 }
 
@@ -335,39 +508,85 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
     pg_unreachable();
 }
 
-void too_many_open_claims(int limit) {
-    ereport(ERROR, (errcode(errcode_limit_exceeded), errmsg("too many claims in one transaction"),
-                    errdetail("This transaction holds %d key locks, the most that "
-                              "\"idem.max_open_claims\" allows.",
-                              limit),
-                    errhint("Commit in smaller batches: the lock table is shared by the whole "
-                            "server.")));
+void scope_exists(std::string_view name) {
+    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
+                    errmsg("scope \"%s\" already exists", c_string(name)),
+                    errdetail("Scope names are unique in a database."),
+                    errhint("Change the existing scope with idem.alter_scope(), or choose another "
+                            "name.")));
     pg_unreachable();
 }
 
-void claim_required(Relation relation, std::span<char* const> scopes) {
+void scope_ids_used_up() {
+    ereport(ERROR,
+            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
+             errdetail("The id of a new scope must be greater than every id in idem.scope, "
+                       "idem.dropped_scope, idem.record and idem.watermark, greater than the last "
+                       "value of sequence idem.scope_id, and at most %d.",
+                       PG_INT32_MAX),
+             errhint("Look for rows with an id that no scope has had, and delete them. If the "
+                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
+    pg_unreachable();
+}
+
+void may_not_administer_scopes(const char* function) {
     ereport(
         ERROR,
-        (errcode(errcode_claim_required),
-         errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
-         errdetail_plural("This transaction has no claim in scope %s.",
-                          "This transaction has no claim in any of the scopes %s.", scopes.size(),
-                          quoted_list(scopes)),
-         errhint("Claim the operation's key with idem.claim() first, in the transaction and "
-                 "savepoint that writes."),
-         errtable(relation)));
+        (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("permission denied to administer scopes"),
+         errdetail("idem.%s() needs the privilege CREATE on schema idem.", function),
+         errhint("Ask a superuser to run ALTER EXTENSION idem UPDATE, and GRANT EXECUTE ON "
+                 "FUNCTION idem.%s TO your role.",
+                 function)));
     pg_unreachable();
 }
 
-// Up to the next tenth of a second, so that whoever waits so long does not come too early.
-void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
+// Limits
+// -------------------------------------------------------------------------------------------
+
+void too_many_open_claims(int limit) {
     ereport(ERROR,
-            (errcode(errcode_limit_exceeded), errmsg("too many new claims in scope \"%s\"", scope),
-             errdetail("The scope admits %d new claims a minute of each tenant.", limit),
-             errhint("Retry with the same key after %.1f seconds. Retries of finished operations "
-                     "are answered all the time.",
-                     static_cast<double>((retry_after + 99'999) / 100'000) / 10)));
+            (errcode(errcode_named("limit_exceeded")), errmsg("too many claims in one transaction"),
+             errdetail("This transaction holds %d key locks, the most that "
+                       "\"idem.max_open_claims\" allows.",
+                       limit),
+             errhint("Commit in smaller batches. The limit protects the lock table, which "
+                     "the whole server shares.")));
     pg_unreachable();
+}
+
+// Rounded up to a tenth of a second, so that a caller that waits so long does not come too early.
+// Clients look for "after N.N seconds" in the hint.
+void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
+    ereport(ERROR, (errcode(errcode_named("limit_exceeded")),
+                    errmsg("too many new claims in scope \"%s\"", scope),
+                    errdetail("The scope allows %d new claims per minute per tenant.", limit),
+                    errhint("Retry with the same key after %.1f seconds. Retries of finished "
+                            "operations are still answered.",
+                            static_cast<double>((retry_after + 99'999) / 100'000) / 10)));
+    pg_unreachable();
+}
+
+namespace {
+
+constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
+
+}  // namespace
+
+void limits_unavailable() {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("\"claims_per_minute\" needs idem to be preloaded"),
+                    errdetail("Claims are counted in shared memory, which a library gets only "
+                              "when the server starts."),
+                    errhint("%s", preload_hint)));
+    pg_unreachable();
+}
+
+void warn_of_missing_limit(const char* scope) {
+    ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                      errmsg("claims in scope \"%s\" are not limited", scope),
+                      errdetail("The scope sets \"claims_per_minute\", but claims are counted in "
+                                "shared memory, and idem is not preloaded."),
+                      errhint("%s", preload_hint)));
 }
 
 void too_large(const char* what, Size size) {
@@ -375,57 +594,90 @@ void too_large(const char* what, Size size) {
             (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
              errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %zu bytes.", size,
                        Size{1024} * static_cast<Size>(guc::max_answer_size)),
-             errhint("Store what is large in a table of your own, and a reference to it here.")));
+             errhint("Store large values in a table of your own, and pass a reference to them.")));
     pg_unreachable();
 }
 
 void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
     ereport(ERROR,
-            (errcode(errcode_sequence_gap),
+            (errcode(errcode_named("sequence_gap")),
              errmsg("gap in the sequence of source \"%s\"", c_string(source)),
              errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
-             errhint("Handle the messages in between first; \"contiguous => false\" passes over "
-                     "them.")));
+             errhint("Handle the missing messages first, or skip them with \"contiguous => "
+                     "false\".")));
     pg_unreachable();
 }
 
-void digest_collision() {
-    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("key cannot be used"),
-                    errdetail("Its 128-bit digest is taken by a record of another key."),
-                    errhint("Use another key.")));
+// Triggers
+// -----------------------------------------------------------------------------------------
+
+namespace {
+
+// "a", "b"
+char* quoted_list(std::span<char* const> names) {
+    StringInfoData list;
+    initStringInfo(&list);
+    for (const char* name : names)
+        appendStringInfo(&list, "%s\"%s\"", list.len == 0 ? "" : ", ", name);
+    return list.data;
+}
+
+}  // namespace
+
+void claim_required(Relation relation, std::span<char* const> scopes) {
+    ereport(
+        ERROR,
+        (errcode(errcode_named("claim_required")),
+         errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
+         errdetail_plural("This transaction has no claim in scope %s.",
+                          "This transaction has no claim in any of the scopes %s.", scopes.size(),
+                          quoted_list(scopes)),
+         errhint("Before the write, claim the operation's key with idem.claim() in the same "
+                 "transaction. ROLLBACK TO a savepoint undoes the claims made after it."),
+         errtable(relation)));
     pg_unreachable();
 }
 
-void no_digest_index(const char* table) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("table \"idem.%s\" has no usable primary key", table),
-             errdetail("Its primary key must be the column \"digest\" alone, and not deferrable: "
-                       "without it an operation could be executed twice."),
-             errhint("As a superuser, drop the primary key that the table may have, and run ALTER "
-                     "TABLE idem.%s ADD PRIMARY KEY (digest).",
-                     table)));
+void trigger_without_scope(const char* trigger) {
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                    errmsg("trigger \"%s\" names no scope", trigger),
+                    errdetail("idem.require_claim() takes the names of one or more scopes."),
+                    errhint("Create the trigger with the names of the scopes as its arguments, for "
+                            "example with EXECUTE FUNCTION idem.require_claim('payments').")));
     pg_unreachable();
 }
 
-void serialization_failure(const char* detail) {
-    ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-                    errmsg("could not serialize access due to concurrent update"),
-                    errdetail_internal("%s", detail), errhint("Retry the transaction.")));
+void require_claim_called_directly() {
+    ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                    errmsg("idem.require_claim() was not called as a trigger"),
+                    errdetail("A statement cannot call the function directly."),
+                    errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
     pg_unreachable();
 }
+
+void announce_change_called_directly() {
+    ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                    errmsg("idem.announce_change() was not called as a trigger"),
+                    errdetail("It is the trigger function of tables idem.scope and idem.secret."),
+                    errhint("Change scopes with idem.alter_scope(), which announces the change.")));
+    pg_unreachable();
+}
+
+// Arguments
+// ----------------------------------------------------------------------------------------
 
 void missing_argument(const char* name) {
-    ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-                    errmsg("argument \"%s\" must not be null", name),
-                    errdetail("It has no default."), errhint("Pass a value for \"%s\".", name)));
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("argument \"%s\" must not be null", name),
+         errdetail("The argument has no default."), errhint("Pass a value for \"%s\".", name)));
     pg_unreachable();
 }
 
 void null_argument(const char* name) {
     ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
                     errmsg("argument \"%s\" must not be null", name),
-                    errdetail("NULL does not stand for its default."),
+                    errdetail("NULL does not stand for the argument's default."),
                     errhint("Pass a value for \"%s\", or leave it out to get its default.", name)));
     pg_unreachable();
 }
@@ -434,7 +686,7 @@ void missing_request(const char* scope) {
     ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
                     errmsg("argument \"request\" must not be null"),
                     errdetail("Scope \"%s\" requires a request.", scope),
-                    errhint("Pass what the client asks for as \"request\".")));
+                    errhint("Pass the client's request as \"request\".")));
     pg_unreachable();
 }
 
@@ -443,20 +695,32 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
         ERROR,
         (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
          errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
-         hint != nullptr ? errhint("%s", hint) : errhint("Pass such a value for \"%s\".", name)));
+         hint != nullptr ? errhint("%s", hint) : errhint("Pass a valid value for \"%s\".", name)));
     pg_unreachable();
 }
 
+void too_many_records() {
+    ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+                    errmsg("number of records is out of range"),
+                    errdetail("The number does not fit into type bigint."),
+                    errhint("Check \"claims_per_second\", \"ttl\" and \"margin\".")));
+    pg_unreachable();
+}
+
+// Where a call is made
+// -----------------------------------------------------------------------------
+
 void read_only(const char* call, const char* reading) {
     const bool standby = RecoveryInProgress();
-    ereport(ERROR,
-            (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-             standby ? errmsg("cannot execute %s during recovery", call)
-                     : errmsg("cannot execute %s in a read-only transaction", call),
-             errdetail("The call may write, whatever it finds."),
-             errhint("%s%s",
-                     standby ? "Call it on the primary." : "Call it in a read-write transaction.",
-                     reading)));
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+         standby ? errmsg("cannot execute %s during recovery", call)
+                 : errmsg("cannot execute %s in a read-only transaction", call),
+         errdetail("The function must be able to write, even where a call finds nothing to write."),
+         errhint("%s%s",
+                 standby ? "Call it on the primary." : "Call it in a read-write transaction.",
+                 reading)));
     pg_unreachable();
 }
 
@@ -464,28 +728,131 @@ void parallel(const char* call) {
     ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
                     errmsg("cannot execute %s during a parallel operation", call),
                     errdetail("A parallel worker does not know what its leader has claimed."),
-                    errhint("Mark the functions that call it PARALLEL UNSAFE.")));
+                    errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
+    pg_unreachable();
+}
+
+void called_by_planner(const char* call) {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+         errmsg("cannot execute %s while a query is being planned", call),
+         errdetail("EXPLAIN does not run the query, but the planner calls functions that are "
+                   "declared STABLE or IMMUTABLE."),
+         errhint("Declare the function that calls %s as VOLATILE, which is the default.", call)));
+    pg_unreachable();
+}
+
+void security_restricted(const char* call) {
+    ereport(ERROR,
+            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+             errmsg("cannot execute %s within security-restricted operation", call),
+             errdetail("Index expressions and materialized views, for example, are evaluated in "
+                       "such an operation."),
+             errhint("Call the function in an ordinary statement.")));
+    pg_unreachable();
+}
+
+// The installation
+// ---------------------------------------------------------------------------------
+
+void not_installed(const char* table) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("extension \"idem\" is not installed in this database"),
+                    errdetail("Table \"%s\" does not exist.", table),
+                    errhint("Run CREATE EXTENSION idem.")));
+    pg_unreachable();
+}
+
+void library_mismatch(int found_columns, int expected_columns) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("library and SQL objects of extension \"idem\" do not match"),
+                    errdetail("A result type has %d columns instead of %d.", found_columns,
+                              expected_columns),
+                    errhint("Run ALTER EXTENSION idem UPDATE.")));
+    pg_unreachable();
+}
+
+void no_digest_index(const char* table) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("table \"idem.%s\" has no usable primary key", table),
+             errdetail("The primary key must consist of the column \"digest\" alone, and must not "
+                       "be deferrable. Otherwise an operation could be executed twice."),
+             errhint("As a superuser, drop the table's primary key, if it has one, and run ALTER "
+                     "TABLE idem.%s ADD PRIMARY KEY (digest).",
+                     table)));
+    pg_unreachable();
+}
+
+namespace {
+
+constexpr const char* secrets_hint =
+    "Restore the rows of idem.secret from the dump that the records came from.";
+
+}  // namespace
+
+void no_secrets() {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("idem has no secrets in this database"),
+                    errdetail("The secrets are created with the first scope, and a dump of the "
+                              "database contains them."),
+                    errhint("%s", secrets_hint)));
+    pg_unreachable();
+}
+
+void fingerprint_secret_missing(std::uint32_t id) {
+    ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
+                    errdetail("A record's fingerprint was computed with this secret."),
+                    errhint("%s", secrets_hint)));
+    pg_unreachable();
+}
+
+void unknown_fingerprint_version() {
+    ereport(ERROR,
+            (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
+             errdetail("The record was written by a newer version of idem."),
+             errhint("Install that version of idem.")));
     pg_unreachable();
 }
 
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
-             errdetail("OpenSSL refused SHA-256, HMAC or AES-128, or has no randomness."),
+             errdetail("OpenSSL did not provide SHA-256, HMAC, AES-128 or random bytes."),
              errhint("Check the server's OpenSSL configuration.")));
     pg_unreachable();
 }
 
-void scope_ids_used_up() {
-    ereport(ERROR,
-            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
-             errdetail("The id of a new scope must be above every id in idem.scope, "
-                       "idem.dropped_scope, idem.record and idem.watermark, and above what "
-                       "sequence idem.scope_id has given, and be at most %d.",
-                       PG_INT32_MAX),
-             errhint("Look for an id that no scope has had, and delete its rows; if the "
-                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
-    pg_unreachable();
+// Purging, statistics and the worker
+// ---------------------------------------------------------------
+
+void nothing_purged_on_subscriber() {
+    ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
+                     errdetail("The publisher purges the records, and its deletes are replicated."),
+                     errhint("If this server has become the primary, drop the subscription.")));
+}
+
+void file_failure(const char* attempt, const char* path) {
+    ereport(LOG,
+            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", attempt, path)));
+}
+
+void invalid_file(const char* path) {
+    ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
+                  errmsg("ignoring invalid data in file \"%s\"", path)));
+}
+
+void clock_was_set(std::int64_t by) {
+    ereport(LOG, (errmsg("the clock was set %s by %.0f seconds", by > 0 ? "forward" : "back",
+                         static_cast<double>(by > 0 ? by : -by) / USECS_PER_SEC),
+                  errdetail("The purge worker skips one round, and then purges again.")));
+}
+
+void no_free_worker() {
+    ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+                  errmsg("no background worker is free to purge expired idempotency keys"),
+                  errhint("You might need to increase max_worker_processes.")));
 }
 
 }  // namespace idem::pg::report

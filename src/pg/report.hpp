@@ -1,11 +1,35 @@
-// Every error that idem raises on its own account, with the SQLSTATE, detail and hint that tell the
-// caller what to do in the caller's situation. None of them returns, but for the two that are no
-// errors. No message shows a key, a response or a request other than the caller's own.
+// Every message of idem's own, with the SQLSTATE, detail and hint that tell the reader what to do
+// in the reader's situation; and errors as jsonb objects, which is what a stored failure is made
+// of.
+//
+// Functions that are [[noreturn]] raise an error; the others report at a lower level. The codes
+// come from core/errors.hpp. No message shows a key, a response or a request other than the
+// caller's own.
 #pragma once
 
 #include "pg/server.hpp"
 
+namespace idem::pg {
+
+// A stored failure has the members sqlstate, message, detail and hint, each a string that is not
+// empty; a missing one is left out. The error of an operation keeps its sqlstate whatever it is, as
+// it tells what happened; one that a caller makes up must be fit to be raised again.
+Jsonb* error_object(const ErrorData& error);
+
+// Both raise 22023 with what is expected. The first asks for an object only, as releases before
+// 0.3.0 did: other members may be lost when the failure is raised.
+void check_is_error_object(Jsonb* error);
+void check_error_object(Jsonb* error);
+
+// A member of a stored failure, as a C string; NULL when it is missing, empty or not a string.
+char* error_member(Jsonb* error, std::string_view name);
+
+}  // namespace idem::pg
+
 namespace idem::pg::report {
+
+// Keys in flight, and answers that are no answer
+// ---------------------------------------------------
 
 // Where an operation in flight was seen; every part may be unknown.
 struct Holder {
@@ -20,19 +44,25 @@ enum class WaitSetBy : bool { argument, scope };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                               WaitSetBy wait);
-// As the server ends a wait for a lock; also where it is not a lock that is waited for.
+// As the server ends a wait for a lock, also where the wait is for something else.
 [[noreturn]] void lock_timeout();
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 [[noreturn]] void key_conflict(std::string_view key);
-// Of the same, at a level below ERROR.
+// The same, at a level below ERROR.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key);
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
-// The last attempt's lease is over.
+// The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
-// Fenced off. Without a detail it says the same whether the key was overtaken, has no record, or is
-// of a scope that the caller may not use; a detail is for users of the scope only.
+[[noreturn]] void serialization_failure(const char* detail);
+void key_unknown_on_standby();
+
+// Tokens
+// -------------------------------------------------------------------------------------------
+
+// Fenced off. Without a detail it says the same whether the key was taken over, has no record, or
+// is of a scope that the caller may not use; a detail is for users of the scope only.
 [[noreturn]] void lease_lost(const char* detail = nullptr);
 [[noreturn]] void not_leased(const char* function);
 // The token names no open claim (ID005), for these reasons.
@@ -46,41 +76,95 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 enum class Unfinished : std::uint8_t { by_single_statement, at_commit, at_prepare };
 
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where);
+
+// New keys
+// -----------------------------------------------------------------------------------------
+
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.
 [[noreturn]] void stale_key(std::string_view key, TimestampTz made, bool from_future);
 // weakness as core/weakness.hpp names it.
 [[noreturn]] void weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
 void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
+[[noreturn]] void null_key_part(int number);
+[[noreturn]] void digest_collision();
+
+// Scopes
+// -------------------------------------------------------------------------------------------
+
 [[noreturn]] void no_scope();
 // nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
-// NULL for an argument. creatable: the call would do if the scope existed.
+// NULL for an argument. creatable: the call would succeed if the scope existed.
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
+[[noreturn]] void scope_exists(std::string_view name);
+[[noreturn]] void scope_ids_used_up();
+// For the functions of 0.1.0.
+[[noreturn]] void may_not_administer_scopes(const char* function);
+
+// Limits
+// -------------------------------------------------------------------------------------------
+
 [[noreturn]] void too_many_open_claims(int limit);
-// scopes: the names of those that would do.
-[[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-// what: the answer, or whatever else was to be stored.
+[[noreturn]] void limits_unavailable();
+void warn_of_missing_limit(const char* scope);
+// what: "answer", or what else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size);
 // A stream without gaps has one.
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
-[[noreturn]] void digest_collision();
-[[noreturn]] void no_digest_index(const char* table);
-[[noreturn]] void serialization_failure(const char* detail);
+
+// Triggers
+// -----------------------------------------------------------------------------------------
+
+// scopes: the names of those of which one is enough.
+[[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
+[[noreturn]] void trigger_without_scope(const char* trigger);
+[[noreturn]] void require_claim_called_directly();
+[[noreturn]] void announce_change_called_directly();
+
+// Arguments
+// ----------------------------------------------------------------------------------------
+
 // An argument without a default is NULL, one with a default, or the request that a scope requires.
 [[noreturn]] void missing_argument(const char* name);
 [[noreturn]] void null_argument(const char* name);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail,
                                    const char* hint = nullptr);
+[[noreturn]] void too_many_records();
+
+// Where a call is made
+// -----------------------------------------------------------------------------
+
 // A call that may write, on a standby or in a read-only transaction. reading: empty, or a sentence
 // after a space on how to read instead.
 [[noreturn]] void read_only(const char* call, const char* reading);
 [[noreturn]] void parallel(const char* call);
+[[noreturn]] void called_by_planner(const char* call);
+[[noreturn]] void security_restricted(const char* call);
+
+// The installation
+// ---------------------------------------------------------------------------------
+
+[[noreturn]] void not_installed(const char* table);
+[[noreturn]] void library_mismatch(int found_columns, int expected_columns);
+[[noreturn]] void no_digest_index(const char* table);
+[[noreturn]] void no_secrets();
+[[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
+[[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void crypto_failure();
-[[noreturn]] void scope_ids_used_up();
+
+// Purging, statistics and the worker
+// ---------------------------------------------------------------
+
+void nothing_purged_on_subscriber();
+// In the server's log. attempt: "read" or "write"; errno says what went wrong.
+void file_failure(const char* attempt, const char* path);
+void invalid_file(const char* path);
+void clock_was_set(std::int64_t by);  // in microseconds
+void no_free_worker();
 
 }  // namespace idem::pg::report

@@ -1,9 +1,9 @@
 #include "pg/scope.hpp"
 
+#include "pg/report.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/hash_table.hpp"
-#include "pg/report.hpp"
 #include "pg/scope_ids.hpp"
 
 namespace idem::pg {
@@ -159,7 +159,7 @@ struct StoredScope {
 StoredScope read_stored(Relation relation, std::int32_t id) {
     HeapTuple tuple = nullptr;
     if (!scan_for(WithId{id}, [&](TupleTableSlot* slot) { tuple = ExecCopySlotHeapTuple(slot); }))
-        elog(ERROR, "scope %d is gone in spite of its table's lock", id);
+        elog(ERROR, "scope %d is gone although its table is locked", id);
     StoredScope stored{tuple->t_self, {}};
     const TupleDesc table = RelationGetDescr(relation);
     for (int i = 0; i < columns && has_column(table, i); ++i) {
@@ -171,7 +171,7 @@ StoredScope read_stored(Relation relation, std::int32_t id) {
 }
 
 void check_changed(TM_Result result) {
-    if (result != TM_Ok) elog(ERROR, "unexpected result %d of a change of a scope", result);
+    if (result != TM_Ok) elog(ERROR, "unexpected result %d of changing a scope", result);
 }
 
 }  // namespace
@@ -250,13 +250,7 @@ void lock_scopes() {
 
 void insert_scope(std::string_view name, const ScopeRules& rules) {
     Relation relation = open_scopes();
-    if (scan_for(WithName{name}, [](TupleTableSlot*) {}))
-        ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                        errmsg("scope \"%.*s\" already exists", static_cast<int>(name.size()),
-                               name.data()),
-                        errdetail("Scope names are unique in a database."),
-                        errhint("Change the scope that exists with idem.alter_scope(), or choose "
-                                "another name.")));
+    if (scan_for(WithName{name}, [](TupleTableSlot*) {})) report::scope_exists(name);
     ScopeRow row;
     row.set_int(column_id, next_scope_id());
     row.set_text(column_name, name);

@@ -100,12 +100,7 @@ const Secrets& secrets() {
     if (cached) return cache;
     const std::uint64_t before = invalidations;
     const std::optional<Secrets> found = read_secrets();
-    if (!found)
-        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                        errmsg("idem has no secrets in this database"),
-                        errdetail("They are made with the first scope and restored with a dump."),
-                        errhint("Restore the rows of idem.secret from the dump that the records "
-                                "came from.")));
+    if (!found) report::no_secrets();
     cache = *found;
     cached = invalidations == before;
     return cache;
@@ -120,12 +115,7 @@ core::Secret fingerprint_secret(std::uint32_t id) {
     scan_secrets([&](std::int32_t each, const core::Secret& secret) {
         if (static_cast<std::uint32_t>(each) == id) found = secret;
     });
-    if (!found)
-        ereport(ERROR,
-                (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
-                 errdetail("A record's fingerprint was made with it."),
-                 errhint("Restore the rows of idem.secret from the dump that the records "
-                         "came from.")));
+    if (!found) report::fingerprint_secret_missing(id);
     if (invalidations == before) older = {id, *found};
     return *found;
 }

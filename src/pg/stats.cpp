@@ -3,6 +3,8 @@
 #include "pg/guc.hpp"
 #include "pg/table.hpp"
 
+#include "pg/report.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -32,11 +34,6 @@ pg_crc32c crc_of(const SavedStats& saved) {
     COMP_CRC32C(crc, &saved, sizeof saved);
     FIN_CRC32C(crc);
     return crc;
-}
-
-void log_failure(const char* what) {
-    ereport(LOG,
-            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", what, file_path)));
 }
 
 class StatsWriter {
@@ -69,7 +66,7 @@ void StatsWriter::write(const SavedStats& saved) {
 void StatsWriter::finish() {
     if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
     if (failed_) {
-        log_failure("write");
+        report::file_failure("write", file_path);
         (void)unlink(unfinished_path);
         return;
     }
@@ -79,7 +76,7 @@ void StatsWriter::finish() {
 void read_stats_file(void (*use)(const SavedStats&)) {
     FILE* file = AllocateFile(file_path, PG_BINARY_R);
     if (file == nullptr) {
-        if (errno != ENOENT) log_failure("read");
+        if (errno != ENOENT) report::file_failure("read", file_path);
         return;
     }
     const Header expected;
@@ -90,9 +87,7 @@ void read_stats_file(void (*use)(const SavedStats&)) {
         good = row.crc == crc_of(row.saved);
         if (good) use(row.saved);
     }
-    if (!good)
-        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                      errmsg("ignoring invalid data in file \"%s\"", file_path)));
+    if (!good) report::invalid_file(file_path);
     FreeFile(file);
     (void)unlink(file_path);
 }

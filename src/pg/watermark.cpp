@@ -39,7 +39,7 @@ Row<columns> row_of(const KeyName& source, const pg_uuid_t* digest, std::int64_t
 }
 
 [[noreturn]] bool refuse_overtaken() {
-    report::serialization_failure("The watermark was moved past its lock.");
+    report::serialization_failure("Another transaction moved the watermark without its key lock.");
 }
 
 }  // namespace
@@ -84,7 +84,8 @@ WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
     ExecDropSingleTupleTableSlot(slot);
     if (moved.result == TM_WouldBlock) return {WriteOutcome::blocked, moved.in_the_way};
     if (moved.result != TM_Ok)
-        report::serialization_failure("The watermark was moved past its lock.");
+        report::serialization_failure(
+            "Another transaction moved the watermark without its key lock.");
     CommandCounterIncrement();
     return {WriteOutcome::written, InvalidTransactionId};
 }

@@ -6,7 +6,7 @@ SELECT s AS sqlstate, idem.http_status(s), idem.problem(s)->>'type' AS type, ide
         UNION ALL SELECT unnest(ARRAY['00000', '01000', '08006', '22023', '22P02', '23505', '25006', '40001', '40P01', '42501',
                                       '42P01', '53100', '55P03', '57014', '58030', 'P0001', 'XX000'])) x(s) ORDER BY s COLLATE "C";
 
-SELECT jsonb_pretty(idem.problem('ID001', 'Process 42 is at it.'));
+SELECT jsonb_pretty(idem.problem('ID001', 'Process 42 holds this key.'));
 SELECT idem.problem('22023');
 SELECT idem.problem('22023', '') ->> 'detail' = '' AS an_empty_detail_is_one;
 SELECT idem.problem('ID002', E'"quoted" \\ and\nbroken, übergroß') ->> 'detail';

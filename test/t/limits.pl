@@ -122,7 +122,7 @@ SQL
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\nSELECT outcome FROM idem.claim('single', 'refused', tenant => 'd')");
 like($stderr, qr/ID009: too many new claims in scope "single"/, 'claim raises ID009');
-like($stderr, qr/DETAIL:  The scope admits 1 new claims a minute of each tenant\./, 'the error has a detail');
+like($stderr, qr/DETAIL:  The scope allows 1 new claims per minute per tenant\./, 'the error has a detail');
 like($stderr, qr/HINT:  Retry with the same key after \d+\.\d seconds/, 'the hint says when to retry');
 is( $node->safe_psql('postgres', "SELECT state FROM idem.lookup('single', 'refused', 'd')"),
 	'absent', 'a refused key stays free');

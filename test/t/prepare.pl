@@ -25,7 +25,7 @@ sub in_flight
 		'in_progress', "$key $when: not to be claimed");
 	my (undef, undef, $stderr) = $node->psql('postgres',
 		"\\set VERBOSITY verbose\nSELECT idem.claim('payments', '$key', wait => '10 ms')");
-	like($stderr, qr/ID001.*Prepared transaction \d+ holds the key/s, "$key $when: ID001 names the prepared transaction");
+	like($stderr, qr/ID001.*Prepared transaction \d+ holds this key/s, "$key $when: ID001 names the prepared transaction");
 	my ($query) = $stderr =~ /(SELECT gid FROM .*?)\./;
 	is($node->safe_psql('postgres', $query), $key, "$key $when: and how to find what ends it");
 	return;
