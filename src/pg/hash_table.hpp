@@ -14,14 +14,12 @@ template <class Key, class Entry, int key_kind = HASH_BLOBS>
 class HashTable {
   public:
     // expected is the number of entries to make room for; the table grows beyond it.
-    static HashTable create(const char* name, long expected, MemoryContext context) {
+    void create(const char* name, long expected, MemoryContext context) {
         HASHCTL control{};
         control.keysize = sizeof(Key);
         control.entrysize = sizeof(Entry);
         control.hcxt = context;
-        HashTable table;
-        table.table_ = hash_create(name, expected, &control, HASH_ELEM | HASH_CONTEXT | key_kind);
-        return table;
+        table_ = hash_create(name, expected, &control, HASH_ELEM | HASH_CONTEXT | key_kind);
     }
     void destroy() { hash_destroy(std::exchange(table_, nullptr)); }
 

@@ -116,7 +116,7 @@ std::optional<report::Holder> KeyLock::holder() const {
     return unknown;
 }
 
-WaitBound::WaitBound(std::int64_t wait) : deadline_(0), is_lock_timeout_(false) {
+WaitBound::WaitBound(std::int64_t wait) {
     Assert(wait >= 0);
     const std::int64_t session = std::int64_t{LockTimeout} * 1000;
     is_lock_timeout_ = session > 0 && session <= wait;

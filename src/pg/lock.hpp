@@ -50,8 +50,8 @@ class WaitBound {
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
 
-    TimestampTz deadline_;
-    bool is_lock_timeout_;  // the session's bound comes first
+    TimestampTz deadline_ = 0;
+    bool is_lock_timeout_ = false;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);
 

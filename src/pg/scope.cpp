@@ -38,8 +38,8 @@ void prepare_cache() {
     if (MemoryContext old = std::exchange(cache_context, nullptr); old != nullptr)
         MemoryContextDelete(old);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
-    by_name = by_name.create("idem scopes", 16, cache_context);
-    by_id = by_id.create("idem scopes by id", 16, cache_context);
+    by_name.create("idem scopes", 16, cache_context);
+    by_id.create("idem scopes by id", 16, cache_context);
     valid = true;
 }
 

@@ -66,7 +66,8 @@ BlockNumber random_block(BlockNumber first, BlockNumber end) {
 
 }  // namespace
 
-Survey::Survey() : totals_(totals_.create("idem totals", 64, CurrentMemoryContext)) {
+Survey::Survey() {
+    totals_.create("idem totals", 64, CurrentMemoryContext);
     add_scope(no_scope, std::nullopt);
 }
 

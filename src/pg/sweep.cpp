@@ -68,7 +68,7 @@ void purge(Sweep& sweep, TupleTableSlot* slot) {
 // scope that exists was not dropped, whatever is noted.
 void learn_scopes(Sweep& sweep) {
     auto& scopes = sweep.scopes;
-    scopes = scopes.create("idem scopes of a sweep", 16, CurrentMemoryContext);
+    scopes.create("idem scopes of a sweep", 16, CurrentMemoryContext);
     scan_committed(Table::scope, [&scopes](TupleTableSlot* slot) {
         bool known;
         scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)

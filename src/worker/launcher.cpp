@@ -227,7 +227,7 @@ void rest(const Launcher& self, std::int64_t usecs) {
 
 [[noreturn]] void run() {
     Launcher self{};
-    self.databases = self.databases.create("idem databases", 64, TopMemoryContext);
+    self.databases.create("idem databases", 64, TopMemoryContext);
     self.trusted = pg::read_clocks();
     self.wait_event = pg::compat::wait_event("IdemLauncherMain");
     MemoryContext context =
