@@ -2,8 +2,8 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
-ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz tidy coverage deb \
-  check-deb bench
+ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model tidy coverage \
+  deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
 demo:
@@ -26,6 +26,9 @@ unit:
 	@test/run unit
 fuzz:
 	@test/run fuzz
+model:
+	@tools/setup model
+	@test/model/run $(RUNS)
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources

@@ -189,6 +189,13 @@ for my $page (@pages)
 }
 
 # The class of the key lock, which other programs see in pg_locks.
+# The page of the model names functions that exist.
+my $sources = join '', map { slurp($_) } glob 'src/*/*.[ch]pp';
+my ($steps) = slurp('test/model/README.md') =~ /^## What each step stands for\n(.*?)^## /ms;
+my %function = map { $_ => 1 } $steps =~ /`(?:\w+::)?(\w+)\(\)`/g;
+cmp_ok(scalar(keys %function), '>=', 20, 'the page of the model names functions');
+ok($sources =~ /\b$_\(/, "the function $_() of the model's page exists") for sort keys %function;
+
 my ($lock_class) = map { slurp($_) =~ /\block_class = (\d+);/ } glob 'src/*/*.[ch]pp';
 is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ $lock_class ], "$_: the lock class of the library")
   for qw(sql/health.sql monitoring/postgres_exporter_queries.yaml);
