@@ -354,11 +354,20 @@ finding (check_name, status, scope, detail, hint) AS (
         'indexes',
         'fail',
         NULL,
-        format('%s has no primary key: idem cannot find its rows.', r.oid::regclass),
-        format('ALTER TABLE %s ADD PRIMARY KEY (digest)', r.oid::regclass)
+        format('%s has no primary key on digest alone, checked at once: idem cannot find its rows.',
+               r.oid::regclass),
+        format('ALTER TABLE %s %sADD PRIMARY KEY (digest)', r.oid::regclass,
+               (SELECT format('DROP CONSTRAINT %I, ', k.conname)
+                FROM pg_constraint k
+                WHERE k.conrelid = r.oid AND k.contype = 'p'))
     FROM relation r
     WHERE r.oid = r.owned_by
-        AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.oid AND i.indisprimary)
+        AND NOT EXISTS (
+            SELECT FROM pg_index i
+            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
+                AND i.indkey::text = (
+                    SELECT a.attnum::text FROM pg_attribute a
+                    WHERE a.attrelid = r.oid AND a.attname = 'digest'))
 
     UNION ALL
     SELECT

@@ -48,8 +48,8 @@ enum class Verdict {
     serialization_failure,  // the row is newer than the transaction's snapshot
     conflict,               // the key was claimed for a different request
     replay,                 // completed: return the stored response
-    failed,                 // failed for good: return the stored failure
-    exhausted,              // the last lease has ended: failed for good, though no row says so
+    failed,                 // failed permanently: return the stored failure
+    exhausted,              // the last lease has ended: failed permanently, though no row says so
 };
 
 // Whether the lease of the last allowed attempt has ended. That state is never written to the row.

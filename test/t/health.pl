@@ -288,6 +288,13 @@ for my $table ('record', 'watermark')
 	is(health('indexes'), 'fail', "indexes: idem.$table has no primary key");
 	follow_hint('indexes');
 	is(health('indexes'), 'ok', 'indexes: cured');
+	for my $key ('(digest) DEFERRABLE', '(scope, digest)')
+	{
+		sql("ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey, ADD PRIMARY KEY $key");
+		is(health('indexes'), 'fail', "indexes: the primary key of idem.$table is $key");
+		follow_hint('indexes');
+		is(health('indexes'), 'ok', 'indexes: cured');
+	}
 }
 is(sql(q(SELECT pay('order-abc', '{"amount": 1}'))), sql(q(SELECT response FROM idem.lookup('payments', 'order-abc'))),
 	'and claims work');
