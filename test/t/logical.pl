@@ -51,6 +51,14 @@ SQL
 	return;
 }
 
+# From PostgreSQL 19 on, errors of copying tables and of sequences are counted apart.
+sub error_count
+{
+	my ($kind, $database) = @_;
+	return "(SELECT sum(value::bigint) FROM pg_stat_subscription_stats s, jsonb_each_text(to_jsonb(s))
+	          WHERE subname = '$database' AND key ~ '^${kind}_(.*_)?error_count\$')";
+}
+
 # As much as the worker leaves, in small pieces: the sweep moves on.
 sub purge
 {
@@ -64,8 +72,7 @@ sub purge
 sub errors_applied
 {
 	my ($database) = @_;
-	return $subscriber->safe_psql('postgres',
-		"SELECT apply_error_count + sync_error_count FROM pg_stat_subscription_stats WHERE subname = '$database'");
+	return $subscriber->safe_psql('postgres', 'SELECT ' . error_count('(apply|sync)', $database));
 }
 
 # What the publisher has committed has arrived, unless the subscription stopped.
@@ -147,9 +154,9 @@ sub publish
 	$publisher->safe_psql($database, 'CREATE PUBLICATION everything FOR ALL TABLES');
 	my $connection = sprintf "host=%s port=%d dbname=%s", $publisher->host, $publisher->port, $database;
 	$subscriber->safe_psql($database, "CREATE SUBSCRIPTION $database CONNECTION '$connection' PUBLICATION everything");
+	my $copy_errors = error_count('sync', $database);
 	ok($subscriber->poll_query_until($database, <<"SQL"), "$database: the tables are copied");
-SELECT count(*) FILTER (WHERE srsubstate NOT IN ('r', 's')) = 0 OR (SELECT sync_error_count > 0 FROM pg_stat_subscription_stats
-        WHERE subname = '$database') FROM pg_subscription_rel
+SELECT count(*) FILTER (WHERE srsubstate NOT IN ('r', 's')) = 0 OR $copy_errors > 0 FROM pg_subscription_rel
 SQL
 	caught_up($database, 'the first copy');
 	return;
