@@ -13,10 +13,6 @@ namespace {
 
 namespace report = pg::report;
 
-// From the Unix epoch, which keys use, to PostgreSQL's.
-constexpr std::int64_t epoch_distance =
-    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
-
 constinit bool warned = false;
 
 void warn_once(const pg::Scope& scope) {
@@ -43,13 +39,13 @@ std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, Times
 
 bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl) {
     if (!scope.reject_stale_keys) return false;
-    const core::KeyAge age = core::key_age(key, now + epoch_distance, ttl);
+    const core::KeyAge age = core::key_age(key, now + pg::postgres_epoch, ttl);
     return age == core::KeyAge::stale || age == core::KeyAge::from_future;
 }
 
 void refuse_stale_key(std::string_view key) {
     const auto milliseconds = static_cast<std::int64_t>(core::embedded_time(key).value_or(0));
-    const TimestampTz made = milliseconds * 1000 - epoch_distance;
+    const TimestampTz made = milliseconds * 1000 - pg::postgres_epoch;
     report::stale_key(key, made, made > GetCurrentTimestamp());
 }
 

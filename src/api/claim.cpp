@@ -299,15 +299,17 @@ ClaimResult answer(const Look& seen) {
 
 // The holder has outlasted the wait.
 ClaimResult give_up(const report::Holder& holder) {
-    const TimestampTz now = GetCurrentTimestamp();
-    const std::int64_t age = now - holder.since.value_or(now);
-    return {.outcome = Outcome::in_progress,
-            .holder = holder,
-            .retry_after = holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
-                                            : core::retry_after(age)};
+    return {.outcome = Outcome::in_progress, .holder = holder, .retry_after = retry_after(holder)};
 }
 
 }  // namespace
+
+std::int64_t retry_after(const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const std::int64_t age = now - holder.since.value_or(now);
+    return holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
+                            : core::retry_after(age);
+}
 
 void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.name.key;

@@ -65,6 +65,9 @@ ClaimResult claim_key(const ClaimCall& call);
 core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& scope,
                     TimestampTz now);
 
+// When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
+std::int64_t retry_after(const pg::report::Holder& holder);
+
 // Whether this transaction has claimed the key and has not finished it.
 bool is_open_here(const core::Digest& digest);
 

@@ -211,7 +211,7 @@ IDEM_FUNCTION(idem_release) {
 // Reads only the scope, so it also works on a standby.
 IDEM_FUNCTION(idem_redacted) {
     using namespace idem;
-    PreventCommandIfParallelMode("idem.redacted()");
+    api::require_leader("idem.redacted()");
     Jsonb* response = pg::jsonb_arg(fcinfo, 1);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redacted");
     const Jsonb* stored = api::stored_response(response, &scope);

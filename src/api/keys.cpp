@@ -3,7 +3,6 @@
 // writes. They write nothing, so they work on a standby.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "core/duration.hpp"
 #include "core/new_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/open_claims.hpp"
@@ -14,9 +13,6 @@ namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-
-constexpr std::int64_t postgres_epoch =
-    (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * core::usecs_per_day;
 
 constexpr std::size_t max_step_bytes = 255;
 
@@ -62,7 +58,7 @@ std::string_view checked_step(std::optional<std::string_view> step) {
 IDEM_FUNCTION(idem_new_key) {
     using namespace idem;
     (void)fcinfo;
-    const std::int64_t now = GetCurrentTimestamp() + api::postgres_epoch;
+    const std::int64_t now = GetCurrentTimestamp() + pg::postgres_epoch;
     api::last_tick = core::next_uuid_tick(api::last_tick, now);
     const core::UuidText key = core::uuid_v7(api::last_tick, pg::random_bits());
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));

@@ -1,7 +1,7 @@
 #include "api/locked_key.hpp"
 
+#include "api/claim.hpp"
 #include "core/decision.hpp"
-#include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
@@ -39,10 +39,10 @@ void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound
     if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
 }
 
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
               const pg::WaitBound& bound) {
     lock.release();
-    if (!bound.wait_for(work)) refuse_in_flight(key, pg::holder_of(work.xid));
+    if (!bound.wait_for(writer)) refuse_in_flight(key, pg::holder_of(writer.xid));
     acquire(lock, key, bound);
 }
 
@@ -52,12 +52,7 @@ void check_written(std::string_view key, const pg::WriteResult& writing) {
 }
 
 void refuse_in_flight(std::string_view key, const report::Holder& holder) {
-    const TimestampTz now = GetCurrentTimestamp();
-    const TimestampTz age = now - holder.since.value_or(now);
-    report::in_progress(
-        key, holder,
-        holder.lease_end ? core::retry_after(age, *holder.lease_end - now) : core::retry_after(age),
-        report::WaitSetBy::scope);
+    report::in_progress(key, holder, retry_after(holder), report::WaitSetBy::scope);
 }
 
 // ---- A leased claim -----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wai
 void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound);
 // For the holder of the key lock, when another transaction works on the row: waits for that
 // transaction without the lock, then takes the lock again.
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& work,
+void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
               const pg::WaitBound& bound);
 
 // Raises ID001 if the row was not written within the bound.

@@ -21,6 +21,10 @@
 
 namespace idem::pg {
 
+// From the Unix epoch, which keys use, to PostgreSQL's, in microseconds.
+inline constexpr std::int64_t postgres_epoch =
+    std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
+
 template <class T>
 constexpr void trivial() {
     static_assert(std::is_trivially_destructible_v<T>, "an error would jump over the destructor");

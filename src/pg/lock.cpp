@@ -8,8 +8,8 @@
 namespace idem::pg {
 namespace {
 
-// The last field of an advisory lock's tag, pg_locks.objsubid, by which sql/idem.sql finds the key
-// locks. The server uses the classes 1 and 2, Citus 4 to 16.
+// The last field of an advisory lock's tag, pg_locks.objsubid, by which sql/health.sql finds the
+// key locks. The server uses the classes 1 and 2, Citus 4 to 16.
 constexpr std::uint16_t lock_class = 7651;
 
 // Makes the (sub)transaction the owner of a lock, rather than the portal or the function call, so

@@ -163,8 +163,7 @@ int failure_errcode(const char* state) {
 
 }  // namespace
 
-// Keys in flight, and answers that are no answer
-// ---------------------------------------------------
+// ---- Keys in flight, conflicts and stored failures ----------------------------------------------
 
 namespace {
 
@@ -296,8 +295,7 @@ void key_unknown_on_standby() {
                              "operation.")));
 }
 
-// Tokens
-// -------------------------------------------------------------------------------------------
+// ---- Tokens -------------------------------------------------------------------------------------
 
 void lease_lost(const char* detail) {
     ereport(
@@ -377,8 +375,7 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
     pg_unreachable();
 }
 
-// New keys
-// -----------------------------------------------------------------------------------------
+// ---- New keys -----------------------------------------------------------------------------------
 
 void invalid_key(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (errcode(errcode_named("invalid_key")), errmsg_internal("%s", message),
@@ -450,8 +447,7 @@ void digest_collision() {
     pg_unreachable();
 }
 
-// Scopes
-// -------------------------------------------------------------------------------------------
+// ---- Scopes -------------------------------------------------------------------------------------
 
 void no_scope() {
     ereport(ERROR, (errcode(errcode_named("unknown_scope")), errmsg("scope must not be null"),
@@ -540,8 +536,7 @@ void may_not_administer_scopes(const char* function) {
     pg_unreachable();
 }
 
-// Limits
-// -------------------------------------------------------------------------------------------
+// ---- Limits -------------------------------------------------------------------------------------
 
 void too_many_open_claims(int limit) {
     ereport(ERROR,
@@ -608,8 +603,7 @@ void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t g
     pg_unreachable();
 }
 
-// Triggers
-// -----------------------------------------------------------------------------------------
+// ---- Triggers -----------------------------------------------------------------------------------
 
 namespace {
 
@@ -663,8 +657,7 @@ void announce_change_called_directly() {
     pg_unreachable();
 }
 
-// Arguments
-// ----------------------------------------------------------------------------------------
+// ---- Arguments ----------------------------------------------------------------------------------
 
 void missing_argument(const char* name) {
     ereport(
@@ -707,8 +700,7 @@ void too_many_records() {
     pg_unreachable();
 }
 
-// Where a call is made
-// -----------------------------------------------------------------------------
+// ---- Where a call is made -----------------------------------------------------------------------
 
 void read_only(const char* call, const char* reading) {
     const bool standby = RecoveryInProgress();
@@ -725,10 +717,12 @@ void read_only(const char* call, const char* reading) {
 }
 
 void parallel(const char* call) {
-    ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-                    errmsg("cannot execute %s during a parallel operation", call),
-                    errdetail("A parallel worker does not know what its leader has claimed."),
-                    errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+         errmsg("cannot execute %s during a parallel operation", call),
+         errdetail("A parallel worker knows neither its leader's claims nor the newest scopes."),
+         errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
     pg_unreachable();
 }
 
@@ -753,8 +747,7 @@ void security_restricted(const char* call) {
     pg_unreachable();
 }
 
-// The installation
-// ---------------------------------------------------------------------------------
+// ---- The installation ---------------------------------------------------------------------------
 
 void not_installed(const char* table) {
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -824,8 +817,7 @@ void crypto_failure() {
     pg_unreachable();
 }
 
-// Purging, statistics and the worker
-// ---------------------------------------------------------------
+// ---- Purging, statistics and the worker ---------------------------------------------------------
 
 void nothing_purged_on_subscriber() {
     ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),

@@ -28,8 +28,7 @@ char* error_member(Jsonb* error, std::string_view name);
 
 namespace idem::pg::report {
 
-// Keys in flight, and answers that are no answer
-// ---------------------------------------------------
+// ---- Keys in flight, conflicts and stored failures ----------------------------------------------
 
 // Where an operation in flight was seen; every part may be unknown.
 struct Holder {
@@ -58,8 +57,7 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 [[noreturn]] void serialization_failure(const char* detail);
 void key_unknown_on_standby();
 
-// Tokens
-// -------------------------------------------------------------------------------------------
+// ---- Tokens -------------------------------------------------------------------------------------
 
 // Fenced off. Without a detail it says the same whether the key was taken over, has no record, or
 // is of a scope that the caller may not use; a detail is for users of the scope only.
@@ -77,8 +75,7 @@ enum class Unfinished : std::uint8_t { by_single_statement, at_commit, at_prepar
 
 [[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where);
 
-// New keys
-// -----------------------------------------------------------------------------------------
+// ---- New keys -----------------------------------------------------------------------------------
 
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.
@@ -89,8 +86,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void null_key_part(int number);
 [[noreturn]] void digest_collision();
 
-// Scopes
-// -------------------------------------------------------------------------------------------
+// ---- Scopes -------------------------------------------------------------------------------------
 
 [[noreturn]] void no_scope();
 // nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
@@ -103,8 +99,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 // For the functions of 0.1.0.
 [[noreturn]] void may_not_administer_scopes(const char* function);
 
-// Limits
-// -------------------------------------------------------------------------------------------
+// ---- Limits -------------------------------------------------------------------------------------
 
 [[noreturn]] void too_many_open_claims(int limit);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
@@ -116,8 +111,7 @@ void warn_of_missing_limit(const char* scope);
 // A stream without gaps has one.
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 
-// Triggers
-// -----------------------------------------------------------------------------------------
+// ---- Triggers -----------------------------------------------------------------------------------
 
 // scopes: the names of those of which one is enough.
 [[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
@@ -125,8 +119,7 @@ void warn_of_missing_limit(const char* scope);
 [[noreturn]] void require_claim_called_directly();
 [[noreturn]] void announce_change_called_directly();
 
-// Arguments
-// ----------------------------------------------------------------------------------------
+// ---- Arguments ----------------------------------------------------------------------------------
 
 // An argument without a default is NULL, one with a default, or the request that a scope requires.
 [[noreturn]] void missing_argument(const char* name);
@@ -136,8 +129,7 @@ void warn_of_missing_limit(const char* scope);
                                    const char* hint = nullptr);
 [[noreturn]] void too_many_records();
 
-// Where a call is made
-// -----------------------------------------------------------------------------
+// ---- Where a call is made -----------------------------------------------------------------------
 
 // A call that may write, on a standby or in a read-only transaction. reading: empty, or a sentence
 // after a space on how to read instead.
@@ -146,8 +138,7 @@ void warn_of_missing_limit(const char* scope);
 [[noreturn]] void called_by_planner(const char* call);
 [[noreturn]] void security_restricted(const char* call);
 
-// The installation
-// ---------------------------------------------------------------------------------
+// ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
 [[noreturn]] void library_mismatch(int found_columns, int expected_columns);
@@ -157,8 +148,7 @@ void warn_of_missing_limit(const char* scope);
 [[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void crypto_failure();
 
-// Purging, statistics and the worker
-// ---------------------------------------------------------------
+// ---- Purging, statistics and the worker ---------------------------------------------------------
 
 void nothing_purged_on_subscriber();
 // In the server's log. attempt: "read" or "write"; errno says what went wrong.

@@ -50,7 +50,7 @@
 
 #define CLIENTS (ATOMIC + LEASED + ONCE_EACH + BYPASS + PURGE)
 #define ROWS    (CLIENTS + 2)
-#define NOBODY  0
+#define NONE  0
 #define NOTHING 255
 
 /* ---- The record table: the versions of one key's row --------------------------------------------- */
@@ -61,7 +61,7 @@ typedef Row {
     bool done;     /* completed; otherwise in progress under a lease */
     bool over;     /* its lease has ended */
     bool expired;
-    byte by;       /* the transaction that wrote it; NOBODY once it has committed */
+    byte by;       /* the transaction that wrote it; NONE once it has committed */
     byte gone_by;  /* the transaction that deletes or replaces it */
     byte born;     /* the generation of its commit: what a snapshot goes by */
     byte attempt;
@@ -70,7 +70,7 @@ typedef Row {
 };
 
 Row row[ROWS];
-byte lock = NOBODY;   /* the key lock */
+byte lock = NONE;   /* the key lock */
 byte generation = 0;  /* of commits that wrote */
 byte next_nonce = 1;
 
@@ -93,7 +93,7 @@ byte newest_nonce = 0;     /* of the attempt that was granted last, and committe
 
 inline clear_row(r) {
     row[r].used = false; row[r].spec = false; row[r].done = false; row[r].over = false;
-    row[r].expired = false; row[r].by = NOBODY; row[r].gone_by = NOBODY; row[r].born = 0;
+    row[r].expired = false; row[r].by = NONE; row[r].gone_by = NONE; row[r].born = 0;
     row[r].attempt = 0; row[r].nonce = 0; row[r].answer = 0
 }
 
@@ -116,7 +116,7 @@ inline publish(t) {
             fi;
             if
             :: row[i].used && row[i].by == t ->
-                row[i].by = NOBODY;
+                row[i].by = NONE;
                 row[i].born = generation;
                 if
                 :: row[i].done -> first_answer = row[i].answer
@@ -140,7 +140,7 @@ inline undo(t) {
         :: i < ROWS ->
             if
             :: row[i].used && row[i].by == t -> clear_row(i)
-            :: row[i].used && row[i].gone_by == t -> row[i].gone_by = NOBODY
+            :: row[i].used && row[i].gone_by == t -> row[i].gone_by = NONE
             :: else
             fi;
             i++
@@ -155,7 +155,7 @@ inline undo(t) {
 inline free_lock(t) {
     d_step {
         if
-        :: lock == t -> lock = NOBODY
+        :: lock == t -> lock = NONE
         :: else
         fi
     }
@@ -196,19 +196,19 @@ mtype = { claim, take_over, in_flight, leased, serialization_failure, replay, re
  * row that is being inserted only if there is no other. */
 inline probe(t) {
     d_step {
-        found = NOTHING; presence = absent; working = NOBODY;
+        found = NOTHING; presence = absent; working = NONE;
         i = 0;
         do
         :: i < ROWS ->
             if
             :: !row[i].used -> skip
             :: row[i].used && row[i].by == t && row[i].gone_by != t ->
-                found = i; presence = own; working = NOBODY; break
-            :: row[i].used && row[i].by == NOBODY && row[i].gone_by == NOBODY ->
-                found = i; presence = committed; working = NOBODY; break
-            :: row[i].used && row[i].by == NOBODY && row[i].gone_by != NOBODY && row[i].gone_by != t ->
+                found = i; presence = own; working = NONE; break
+            :: row[i].used && row[i].by == NONE && row[i].gone_by == NONE ->
+                found = i; presence = committed; working = NONE; break
+            :: row[i].used && row[i].by == NONE && row[i].gone_by != NONE && row[i].gone_by != t ->
                 found = i; presence = deleting; working = row[i].gone_by; break
-            :: row[i].used && row[i].by != NOBODY && row[i].by != t ->
+            :: row[i].used && row[i].by != NONE && row[i].by != t ->
                 found = i; presence = inserting; working = row[i].by
             :: else
             fi;
@@ -219,7 +219,7 @@ inline probe(t) {
         /* Decides by the statement's snapshot, which does not show later or unfinished commits. */
         if
         :: presence == inserting || ((presence == committed) && row[found].born > snapshot) ->
-            found = NOTHING; presence = absent; working = NOBODY
+            found = NOTHING; presence = absent; working = NONE
         :: else
         fi;
 #endif
@@ -279,7 +279,7 @@ inline look(t) {
 }
 
 /* A lease that runs, and that no transaction is ending. */
-#define RUNNING_LEASE(r) (row[r].used && row[r].by == NOBODY && row[r].gone_by == NOBODY && \
+#define RUNNING_LEASE(r) (row[r].used && row[r].by == NONE && row[r].gone_by == NONE && \
                           !row[r].done && !row[r].over && !row[r].expired)
 
 /* Without a writer that goes past the lock, a granted claim loses no race: its work is not in vain. */
@@ -306,14 +306,14 @@ inline look(t) {
 #else
 #define CALL
 #define ENDS(transaction) (tx[transaction] == idle)
-#define FREE(l) (l == NOBODY)
+#define FREE(l) (l == NONE)
 #define SAY(event) skip
 #endif
 
 inline take_lock(t) {
     atomic {
         if
-        :: lock == NOBODY -> lock = t; locked = true
+        :: lock == NONE -> lock = t; locked = true
         :: else
         fi
     }
@@ -346,7 +346,7 @@ inline claim_key(t, at_once) {
     if
     :: !locked && (GRANTS || verdict == in_flight) ->
         if
-        :: atomic { lock == NOBODY -> lock = t; locked = true; if :: verdict == in_flight -> verdict = claim :: else fi }
+        :: atomic { lock == NONE -> lock = t; locked = true; if :: verdict == in_flight -> verdict = claim :: else fi }
         :: DEADLINE -> verdict = in_flight
         fi
     :: else
@@ -455,17 +455,17 @@ inline write(t, finish) {
            :: presence == own || presence == committed || presence == deleting ->
                 atomic {
                     if
-                    :: !row[found].used || (row[found].by != NOBODY && row[found].by != t) -> skip  /* moved: look again */
-                    :: row[found].used && (row[found].by == NOBODY || row[found].by == t) &&
+                    :: !row[found].used || (row[found].by != NONE && row[found].by != t) -> skip  /* moved: look again */
+                    :: row[found].used && (row[found].by == NONE || row[found].by == t) &&
                        !(row[found].expired && row[found].by != t) &&
                        !(!row[found].done && row[found].attempt <= attempt) ->
                         verdict = serialization_failure
-                    :: row[found].used && (row[found].by == NOBODY || row[found].by == t) &&
+                    :: row[found].used && (row[found].by == NONE || row[found].by == t) &&
                        ((row[found].expired && row[found].by != t) ||
                         (!row[found].done && row[found].attempt <= attempt)) ->
                         if
-                        :: row[found].gone_by == NOBODY -> new_row(t, finish); row[found].gone_by = t; verdict = replay
-                        :: row[found].gone_by != NOBODY -> working = row[found].gone_by; verdict = in_flight
+                        :: row[found].gone_by == NONE -> new_row(t, finish); row[found].gone_by = t; verdict = replay
+                        :: row[found].gone_by != NONE -> working = row[found].gone_by; verdict = in_flight
                         fi
                     fi
                 };
@@ -492,10 +492,10 @@ inline write(t, finish) {
             atomic {
                 if
                 :: !row[other].used -> skip
-                :: row[other].used && row[other].by == NOBODY && row[other].gone_by == NOBODY ->
+                :: row[other].used && row[other].by == NONE && row[other].gone_by == NONE ->
                     verdict = serialization_failure
-                :: row[other].used && row[other].by != NOBODY -> working = row[other].by; verdict = in_flight
-                :: row[other].used && row[other].by == NOBODY && row[other].gone_by != NOBODY ->
+                :: row[other].used && row[other].by != NONE -> working = row[other].by; verdict = in_flight
+                :: row[other].used && row[other].by == NONE && row[other].gone_by != NONE ->
                     working = row[other].gone_by; verdict = in_flight
                 fi
             };
@@ -532,7 +532,7 @@ inline hold(t) {
     do
     :: speculative_decided(); probe(t);
        if
-       :: working != NOBODY && !(presence == deleting && row[found].expired) ->
+       :: working != NONE && !(presence == deleting && row[found].expired) ->
             /* Waits without the lock: the other transaction may claim the key as well. */
             give_lock_back(t);
             if
@@ -762,14 +762,14 @@ next:
                     other = NOTHING;
                     atomic {
                         if
-                        :: row[found].used && row[found].by == NOBODY && row[found].gone_by == NOBODY &&
+                        :: row[found].used && row[found].by == NONE && row[found].gone_by == NONE &&
                            (row[found].expired || (!row[found].done && row[found].over)) ->
                             new_row(t, true); row[found].gone_by = t
                         :: else -> other = found; working = row[found].gone_by
                         fi
                     };
                     if
-                    :: other != NOTHING -> (working == NOBODY || tx[working] == idle)
+                    :: other != NOTHING -> (working == NONE || tx[working] == idle)
                     :: else
                     fi
                 fi;
@@ -816,9 +816,9 @@ proctype Bypass(byte t) {
             :: other == NOTHING ->
                 nonce = next_nonce; next_nonce++;
                 new_row(t, true); effect[t] = true; verdict = claim
-            :: other != NOTHING && row[other].by == NOBODY && row[other].gone_by == NOBODY -> verdict = replay
-            :: other != NOTHING && row[other].by != NOBODY -> working = row[other].by; verdict = in_flight
-            :: other != NOTHING && row[other].by == NOBODY && row[other].gone_by != NOBODY ->
+            :: other != NOTHING && row[other].by == NONE && row[other].gone_by == NONE -> verdict = replay
+            :: other != NOTHING && row[other].by != NONE -> working = row[other].by; verdict = in_flight
+            :: other != NOTHING && row[other].by == NONE && row[other].gone_by != NONE ->
                 working = row[other].gone_by; verdict = in_flight
             fi
            };
@@ -848,9 +848,9 @@ proctype Purger(byte t) {
             :: i < ROWS ->
                 if
 #ifdef F_PURGE_LIVE_RECORD
-                :: row[i].used && row[i].by == NOBODY && row[i].gone_by == NOBODY && row[i].done -> row[i].gone_by = t
+                :: row[i].used && row[i].by == NONE && row[i].gone_by == NONE && row[i].done -> row[i].gone_by = t
 #else
-                :: row[i].used && row[i].by == NOBODY && row[i].gone_by == NOBODY && row[i].expired -> row[i].gone_by = t; slot++
+                :: row[i].used && row[i].by == NONE && row[i].gone_by == NONE && row[i].expired -> row[i].gone_by = t; slot++
 #endif
                 :: else
                 fi;
@@ -887,7 +887,7 @@ end_world:
         lives++; SAY(("EVENT 0 expire\n")); first_answer = 0; effects = 0;
         i = 0;
         do
-        :: i < ROWS -> if :: row[i].used && row[i].by == NOBODY && row[i].done -> row[i].expired = true :: else fi; i++
+        :: i < ROWS -> if :: row[i].used && row[i].by == NONE && row[i].done -> row[i].expired = true :: else fi; i++
         :: else -> break
         od;
         i = 0
@@ -900,7 +900,7 @@ end_world:
         do
         :: i < ROWS ->
             if
-            :: row[i].used && row[i].by == NOBODY && !row[i].done ->
+            :: row[i].used && row[i].by == NONE && !row[i].done ->
                 if
                 :: row[i].over -> row[i].expired = true
                 :: else -> row[i].over = true
