@@ -46,10 +46,10 @@ bool try_read(Slot& slot, HeldClaim& claim) {
     return before % 2 == 0 && before == pg_atomic_read_u32(&slot.changes);
 }
 
-// A prepared transaction is in progress and has no process.
-bool is_prepared(TransactionId xid) {
-    return !TransactionIdIsCurrentTransactionId(xid) && TransactionIdIsInProgress(xid) &&
-           BackendXidGetPid(SubTransGetTopmostTransaction(xid)) == 0;
+// A prepared transaction is in progress and has no process. top is not a subtransaction.
+bool is_prepared(TransactionId top) {
+    return !TransactionIdIsCurrentTransactionId(top) && TransactionIdIsInProgress(top) &&
+           BackendXidGetPid(top) == 0;
 }
 
 // An update shows in the new version; a deletion shows in the row itself.

@@ -115,7 +115,6 @@ bool begins_something(std::string_view function) {
     return std::ranges::find(functions, function) != functions.end();
 }
 
-using namespace scope_row;
 using ScopeRow = Row<columns>;
 
 void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
