@@ -50,7 +50,7 @@
 
 #define CLIENTS (ATOMIC + LEASED + ONCE_EACH + BYPASS + PURGE)
 #define ROWS    (CLIENTS + 2)
-#define NONE  0
+#define NONE    0
 #define NOTHING 255
 
 /* ---- The record table: the versions of one key's row --------------------------------------------- */
