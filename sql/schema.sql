@@ -60,7 +60,13 @@ COMMENT ON TABLE idem.dropped_scope IS
 
 -- One row per operation, written when an atomic claim finishes or a leased claim begins. The
 -- primary key is the only index: the digest finds the row, and the full identity in the row
--- decides. Columns of fixed width come first, so that a row has no padding.
+-- decides. Columns of fixed width come first, so that a row has no padding. New columns come last,
+-- so that an update adds the same; up to 72 columns, the null bitmap takes no further byte.
+--
+-- key_uuid stands in place of key if the key is a UUID in canonical form, because its 16 bytes give
+-- the text back exactly. attempt is NULL for the first attempt, redacted is NULL if it is false.
+-- Rows of releases before 0.3.0 have the text, the number and the value. The views show all rows in
+-- one form.
 CREATE TABLE idem.record (
     digest              uuid        NOT NULL PRIMARY KEY,
     created             timestamptz NOT NULL,
@@ -68,20 +74,27 @@ CREATE TABLE idem.record (
     lease_end           timestamptz,
     nonce               bigint,
     scope               integer     NOT NULL,
-    attempt             integer     NOT NULL,
+    attempt             integer,
     status              integer,
     state               "char"      NOT NULL,
-    redacted            boolean     NOT NULL,
+    redacted            boolean,
     tenant              text        NOT NULL,
-    key                 text        NOT NULL,
+    key                 text,
     fingerprint         bytea,
     recovery_point      text,
     recovery_state      jsonb,
     headers             jsonb,
     response            jsonb,
     body                bytea,
-    error               jsonb
+    error               jsonb,
+    key_uuid            uuid
 );
+
+-- For rows that arrive by COPY, by a subscription or by a superuser's statement; idem's functions
+-- write rows without the executor. NOT VALID, because the update from 0.2.0 must not read the whole
+-- table while claims wait for its lock.
+ALTER TABLE idem.record
+    ADD CONSTRAINT record_key CHECK ((key IS NULL) <> (key_uuid IS NULL)) NOT VALID;
 
 COMMENT ON TABLE idem.record IS
     'The records of keys. Written when a claim finishes or a leased claim begins, read through '

@@ -11,6 +11,23 @@
 \echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit
 
 -- ---------------------------------------------------------------------------------------------
+-- Records: the compact form
+-- ---------------------------------------------------------------------------------------------
+
+-- This waits for the transactions that hold claims. It comes first, so that they never wait for a
+-- lock of this update meanwhile.
+LOCK TABLE idem.record IN ACCESS EXCLUSIVE MODE;
+
+ALTER TABLE idem.record
+    ALTER COLUMN attempt DROP NOT NULL,
+    ALTER COLUMN redacted DROP NOT NULL,
+    ALTER COLUMN key DROP NOT NULL,
+    ADD COLUMN key_uuid uuid;
+
+ALTER TABLE idem.record
+    ADD CONSTRAINT record_key CHECK ((key IS NULL) <> (key_uuid IS NULL)) NOT VALID;
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes: transient SQLSTATEs
 -- ---------------------------------------------------------------------------------------------
 

@@ -36,21 +36,21 @@ CREATE VIEW idem.records WITH (security_barrier) AS
     SELECT
         s.name AS scope,
         r.tenant,
-        r.key,
+        coalesce(r.key, r.key_uuid::text) AS key,
         CASE
             WHEN r.state = 'c' THEN 'completed'
             WHEN r.state = 'f'
-                OR (r.attempt >= s.max_attempts
+                OR (coalesce(r.attempt, 1) >= s.max_attempts
                     AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
             ELSE 'in_progress'
         END AS state,
-        r.attempt,
+        coalesce(r.attempt, 1) AS attempt,
         r.status,
         r.created AS created_at,
         r.expires AS expires_at,
         r.lease_end,
         r.recovery_point,
-        r.redacted,
+        coalesce(r.redacted, false) AS redacted,
         coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
             + coalesce(pg_catalog.pg_column_size(r.headers), 0)
             + coalesce(pg_catalog.pg_column_size(r.body), 0)
@@ -70,16 +70,22 @@ COMMENT ON VIEW idem.records IS
 
 CREATE VIEW idem.weak_keys WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
-        r.tenant,
-        idem.key_weakness(r.key) AS weakness,
+        scope,
+        tenant,
+        weakness,
         pg_catalog.count(*) AS keys
-    FROM idem.record r
-        JOIN idem.scope s ON s.id = r.scope
-    WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
-        AND r.expires > pg_catalog.statement_timestamp()
-        AND idem.key_weakness(r.key) IS NOT NULL
-    GROUP BY s.name, r.tenant, idem.key_weakness(r.key)
+    FROM (
+        SELECT
+            s.name AS scope,
+            r.tenant,
+            idem.key_weakness(coalesce(r.key, r.key_uuid::text)) AS weakness
+        FROM idem.record r
+            JOIN idem.scope s ON s.id = r.scope
+        WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+            AND r.expires > pg_catalog.statement_timestamp()
+    ) AS k
+    WHERE weakness IS NOT NULL
+    GROUP BY scope, tenant, weakness
     OFFSET 0;
 
 GRANT SELECT ON idem.weak_keys TO PUBLIC;
@@ -168,8 +174,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
         SELECT
             s.name AS scope,
             r.tenant,
-            r.key,
-            r.attempt,
+            coalesce(r.key, r.key_uuid::text) AS key,
+            coalesce(r.attempt, 1) AS attempt,
             r.created AS since,
             r.lease_end,
             r.lease_end <= pg_catalog.statement_timestamp() AS lapsed,
@@ -180,7 +186,7 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
             AND r.state = 'p'
             AND r.nonce IS NOT NULL
             AND r.expires > pg_catalog.statement_timestamp()
-            AND NOT coalesce(r.attempt >= s.max_attempts
+            AND NOT coalesce(coalesce(r.attempt, 1) >= s.max_attempts
                              AND r.lease_end <= pg_catalog.statement_timestamp(), false)
     ) AS l
     FULL JOIN (

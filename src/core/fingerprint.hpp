@@ -3,7 +3,7 @@
 //
 // It is the HMAC-SHA-256 of the request's canonical form with a secret of the database. Without the
 // secret, a leaked table does not reveal requests that can be guessed. A fingerprint is stored with
-// the version of this algorithm and the id of the secret. A retry is fingerprinted with those of
+// the version of its form and the id of the secret. A retry is fingerprinted with the secret of
 // the stored record.
 //
 // Not thread-safe (see crypto.hpp); no exceptions.
@@ -71,21 +71,34 @@ class CanonicalWriter {
     Sink& sink_;
 };
 
-inline constexpr std::uint8_t fingerprint_version = 1;
-
-struct Fingerprint {
-    std::uint8_t version;
-    std::uint32_t secret_id;
-    Hash mac;
+// How a fingerprint is stored: its version, the secret's id and the MAC. Each release reads the
+// versions of all earlier releases, because records outlive a release.
+enum class FingerprintVersion : std::uint8_t {
+    whole_mac = 1,    // the id in four bytes
+    leading_mac = 2,  // since 0.3.0; the id in as few bytes as it needs
 };
 
-// Version, secret id and MAC, as in the record.
-using StoredFingerprint = std::array<std::byte, 1 + 4 + 32>;
+// RFC 2104 allows a MAC to be truncated to half its length. A second request with the same 128 bits
+// cannot be computed without the secret, and is met by chance once in 2^128 attempts.
+inline constexpr std::size_t leading_mac_bytes = 16;
+
+struct Fingerprint {
+    FingerprintVersion version;
+    std::uint32_t secret_id;
+    Hash mac;  // only its leading bytes, if the version has no more
+};
+
+struct StoredFingerprint {
+    std::array<std::byte, 1 + 4 + 32> buffer;
+    std::size_t size;
+
+    Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
+};
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-// False when the bytes are not a fingerprint of the version above.
+// False when the bytes are not a fingerprint of one of these versions.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 
-// Compares in constant time.
+// Compares what both have of the MAC, in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 
 // The sink of a CanonicalWriter: computes a fingerprint. It buffers, so that a small request takes

@@ -3,7 +3,7 @@
 namespace idem::core {
 namespace {
 
-constexpr std::size_t uuid_length = 36;
+constexpr std::size_t uuid_length = UuidText{}.size();
 constexpr std::size_t ulid_length = 26;
 constexpr std::size_t ulid_time_length = 10;
 
@@ -12,6 +12,11 @@ constexpr int hex_value(char c) noexcept {
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
     if (c >= 'A' && c <= 'F') return c - 'A' + 10;
     return -1;
+}
+
+// Of a lower-case digit; negative for any other character.
+constexpr int lower_hex_value(char c) noexcept {
+    return c >= 'A' && c <= 'F' ? -1 : hex_value(c);
 }
 
 // Crockford's base 32 has no I, L, O or U.
@@ -24,6 +29,11 @@ constexpr int crockford_value(char c) noexcept {
 
 constexpr bool hyphen_belongs_at(std::size_t i) noexcept {
     return i == 8 || i == 13 || i == 18 || i == 23;
+}
+
+// The same for the bytes of the UUID: the first group has four, the next three have two each.
+constexpr bool hyphen_precedes(std::size_t byte) noexcept {
+    return byte == 4 || byte == 6 || byte == 8 || byte == 10;
 }
 
 bool is_uuid_v7(std::string_view key) noexcept {
@@ -58,6 +68,30 @@ std::uint64_t ulid_time(std::string_view key) noexcept {
 }
 
 }  // namespace
+
+std::optional<Uuid> canonical_uuid(std::string_view key) noexcept {
+    if (key.size() != uuid_length) return std::nullopt;
+    Uuid uuid;
+    auto at = key.begin();
+    for (std::size_t i = 0; i < uuid.size(); ++i) {
+        if (hyphen_precedes(i) && *at++ != '-') return std::nullopt;
+        const int high = lower_hex_value(*at++);
+        const int low = lower_hex_value(*at++);
+        if (high < 0 || low < 0) return std::nullopt;
+        uuid[i] = static_cast<std::byte>(high << 4 | low);
+    }
+    return uuid;
+}
+
+UuidText uuid_text(const Uuid& uuid) noexcept {
+    UuidText text;
+    auto at = text.begin();
+    for (std::size_t i = 0; i < uuid.size(); ++i) {
+        if (hyphen_precedes(i)) *at++ = '-';
+        at = put_hex(Bytes(uuid).subspan(i, 1), at);
+    }
+    return text;
+}
 
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
     if (is_uuid_v7(key)) return uuid_time(key);

@@ -1,4 +1,4 @@
-// The length limits of idempotency keys, and the time that some keys contain.
+// The length limits of idempotency keys, those that are UUIDs, and the time that some keys contain.
 //
 // A key is opaque: it is compared byte for byte and never normalized. Only its length is checked
 // here; the server checks its encoding. UUIDv7 and ULID keys begin with the time at which the
@@ -7,10 +7,9 @@
 // Pure functions; no allocation, no exceptions.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <string_view>
+
+#include "core/bytes.hpp"
 
 namespace idem::core {
 
@@ -25,6 +24,15 @@ constexpr KeyShape key_shape(std::string_view key) noexcept {
     if (key.size() > max_key_bytes) return KeyShape::too_long;
     return KeyShape::good;
 }
+
+using Uuid = std::array<std::byte, 16>;
+using UuidText = std::array<char, 36>;
+
+// The bytes of a key that is a UUID in canonical form: lower case, with hyphens. Nothing for any
+// other key, even if it is a UUID in another form: from the bytes, uuid_text() makes exactly this
+// key again.
+std::optional<Uuid> canonical_uuid(std::string_view key) noexcept;
+UuidText uuid_text(const Uuid& uuid) noexcept;
 
 // The 48-bit time of a UUIDv7 (with hyphens) or of a ULID, in either case; nothing for any other
 // key, including a UUID of another version. The time decides where in the index the record lies

@@ -1,5 +1,7 @@
 #include "core/new_key.hpp"
 
+#include <algorithm>
+
 namespace idem::core {
 namespace {
 
@@ -20,20 +22,9 @@ UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept {
     const auto front = big_endian<8>((tick >> 12) << 16 | version << 12 | (tick & 0xfff));
     const auto back = big_endian<8>(variant << 62 | (random & ~std::uint64_t{0} >> 2));
 
-    UuidText out{};
-    auto at = out.begin();
-    const auto put = [&at](Bytes group) { at = put_hex(group, at); };
-    const auto hyphen = [&at] { *at++ = '-'; };
-    put(Bytes(front).first(4));
-    hyphen();
-    put(Bytes(front).subspan(4, 2));
-    hyphen();
-    put(Bytes(front).last(2));
-    hyphen();
-    put(Bytes(back).first(2));
-    hyphen();
-    put(Bytes(back).last(6));
-    return out;
+    Uuid uuid;
+    std::copy(back.begin(), back.end(), std::copy(front.begin(), front.end(), uuid.begin()));
+    return uuid_text(uuid);
 }
 
 bool derive_key(std::span<const std::string_view> parts, KeyText& out) noexcept {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/digest.hpp"
+#include "core/key.hpp"
 
 namespace idem::core {
 
@@ -12,8 +13,6 @@ namespace idem::core {
 // Such a UUID has 48 bits for the milliseconds since 1970, 12 bits for the fraction of the
 // millisecond (method 3 of the RFC) and 62 random bits. Time and fraction are handled as one number
 // of ticks of 1/4096 ms. A generator that never uses a tick twice produces UUIDs in order.
-
-using UuidText = std::array<char, 36>;
 
 // The tick of a time in microseconds since 1970. An earlier time counts as 1970.
 constexpr std::uint64_t uuid_tick(std::int64_t unix_usecs) noexcept {

@@ -144,7 +144,7 @@ void visit_prepared_claims(void (*visit)(const PreparedClaim& claim, void* data)
         const TransactionId xid = prepared_writer(dirty, slot);
         if (!TransactionIdIsValid(xid)) return;
         const RecordHead row = record_head(slot);
-        visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key}, data);
+        visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key.view()}, data);
     });
 }
 

@@ -164,6 +164,11 @@ core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secr
     return result;
 }
 
+bytea* bytea_of(const core::StoredFingerprint& stored) {
+    return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.buffer.data()),
+                                    static_cast<int>(stored.size));
+}
+
 }  // namespace
 
 void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
@@ -188,10 +193,18 @@ PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
 bytea* new_fingerprint(Jsonb* request, PathList exclude) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
-    const auto stored =
-        core::pack(fingerprint(request, exclude, current.fingerprint, current.fingerprint_id));
-    return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.data()),
-                                    static_cast<int>(stored.size()));
+    return bytea_of(
+        core::pack(fingerprint(request, exclude, current.fingerprint, current.fingerprint_id)));
+}
+
+bytea* compact_fingerprint(bytea* whole) {
+    if (whole == nullptr) return nullptr;
+    core::Fingerprint compact;
+    if (!core::unpack(core::as_bytes(view_of(whole)), compact) ||
+        compact.version != core::FingerprintVersion::whole_mac)
+        return whole;
+    compact.version = core::FingerprintVersion::leading_mac;
+    return bytea_of(core::pack(compact));
 }
 
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {

@@ -106,6 +106,10 @@ bool walk_without(Jsonb* root, PathList paths, Visit visit) {
 // NULL request, which binds nothing.
 bytea* new_fingerprint(Jsonb* request, PathList exclude);
 
+// The fingerprint with as much of its MAC as a record keeps, palloc'd; the same pointer if it has
+// no more, if its version is unknown, or if it is NULL.
+bytea* compact_fingerprint(bytea* fingerprint);
+
 // Whether the stored fingerprint was made from this request. It is compared in constant time, under
 // the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);

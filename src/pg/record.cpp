@@ -1,6 +1,7 @@
 #include "pg/record.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
 #include "pg/table.hpp"
 
@@ -27,8 +28,16 @@ enum Column {
     column_response,
     column_body,
     column_error,
+    column_key_uuid,  // since 0.3.0
     columns
 };
+
+// Whether the table has the columns that the compact form needs. Until ALTER EXTENSION idem UPDATE
+// is run, it has those of an earlier release.
+bool takes_compact_rows(TupleDesc table) {
+    return column_key_uuid < table->natts &&
+           TupleDescAttr(table, column_key_uuid)->atttypid == UUIDOID;
+}
 
 Datum column(TupleTableSlot* slot, Column which, bool& null) {
     return slot_getattr(slot, which + 1, &null);
@@ -53,6 +62,10 @@ std::optional<std::int64_t> bigint_column(TupleTableSlot* slot, Column which) {
     return null ? std::nullopt : std::optional(DatumGetInt64(value));
 }
 
+std::int32_t read_attempt(TupleTableSlot* slot) {
+    return int_column(slot, column_attempt).value_or(core::first_attempt);
+}
+
 // What decides about a claim, without the answer.
 Record read_claim(TupleTableSlot* slot) {
     bool null;
@@ -61,9 +74,9 @@ Record read_claim(TupleTableSlot* slot) {
     record.expires = DatumGetTimestampTz(column(slot, column_expires, null));
     record.lease_end = bigint_column(slot, column_lease_end);
     record.nonce = bigint_column(slot, column_nonce);
-    record.attempt = DatumGetInt32(column(slot, column_attempt, null));
+    record.attempt = read_attempt(slot);
     record.state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
-    record.redacted = DatumGetBool(column(slot, column_redacted, null));
+    record.redacted = DatumGetBool(column(slot, column_redacted, null)) && !null;
     record.fingerprint = varlena_column<bytea>(slot, column_fingerprint);
     return record;
 }
@@ -85,37 +98,62 @@ KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
     return {DatumGetInt32(column(slot, column_scope, null)),
             view_of(varlena_column<text>(slot, column_tenant)),
-            view_of(varlena_column<text>(slot, column_key)), digest};
+            view_of(text_of(RowKey(slot).view())), digest};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
     bool null;
     return DatumGetInt32(column(slot, column_scope, null)) == name.scope_id &&
-           view_of(DatumGetTextPP(column(slot, column_key, null))) == name.key &&
+           RowKey(slot).view() == name.key &&
            view_of(DatumGetTextPP(column(slot, column_tenant, null))) == name.tenant;
 }
 
-Row<columns> row_of(const KeyName& name, const pg_uuid_t* digest, const Record& record) {
+Datum new_uuid(const core::Uuid& bytes) {
+    auto* uuid = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
+    *uuid = uuid_of(bytes);
+    return UUIDPGetDatum(uuid);
+}
+
+// What differs between the two forms.
+void set_wide(Row<columns>& row, std::string_view key, const Record& record) {
+    row.set_text(column_key, key);
+    row.set_pointer(column_fingerprint, record.fingerprint);
+    row.set_int(column_attempt, record.attempt);
+    row.set_bool(column_redacted, record.redacted);
+}
+
+void set_compact(Row<columns>& row, std::string_view key, const Record& record) {
+    if (const auto uuid = core::canonical_uuid(key))
+        row.set(column_key_uuid, new_uuid(*uuid));
+    else
+        row.set_text(column_key, key);
+    row.set_pointer(column_fingerprint, compact_fingerprint(record.fingerprint));
+    if (record.attempt != core::first_attempt) row.set_int(column_attempt, record.attempt);
+    if (record.redacted) row.set_bool(column_redacted, true);
+}
+
+Row<columns> row_of(const KeyName& name, const Record& record, bool compact) {
     Row<columns> row;
-    row.set(column_digest, UUIDPGetDatum(digest));
+    row.set(column_digest, new_uuid(name.digest));
     row.set_time(column_created, record.created);
     row.set_time(column_expires, record.expires);
     row.set_time(column_lease_end, record.lease_end);
     if (record.nonce) row.set(column_nonce, Int64GetDatum(*record.nonce));
     row.set_int(column_scope, name.scope_id);
-    row.set_int(column_attempt, record.attempt);
     row.set_int(column_status, record.status);
     row.set(column_state, CharGetDatum(static_cast<char>(record.state)));
-    row.set_bool(column_redacted, record.redacted);
     row.set_text(column_tenant, name.tenant);
-    row.set_text(column_key, name.key);
-    row.set_pointer(column_fingerprint, record.fingerprint);
     row.set_pointer(column_recovery_point, record.recovery_point);
     row.set_pointer(column_recovery_state, record.recovery_state);
     row.set_pointer(column_headers, record.headers);
     row.set_pointer(column_response, record.response);
     row.set_pointer(column_body, record.body);
     row.set_pointer(column_error, record.error);
+    if (compact)
+        set_compact(row, name.key, record);
+    else
+        set_wide(row, name.key, record);
+    Assert(row.nulls()[column_key] != row.nulls()[column_key_uuid]);
     return row;
 }
 
@@ -154,9 +192,7 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) 
     // A lease has an end; what is finished has neither a lease nor a recovery point.
     Assert(record.lease_end.has_value() == (record.state == core::State::in_progress));
     Assert(record.recovery_point == nullptr || record.state == core::State::in_progress);
-    auto* digest = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
-    *digest = uuid_of(name.digest);
-    const Row<columns> row = row_of(name, digest, record);
+    const Row<columns> row = row_of(name, record, takes_compact_rows(slot->tts_tupleDescriptor));
     fill_row(slot, row.values(), row.nulls());
 }
 
@@ -236,6 +272,23 @@ bool has_record_layout() {
            get_attnum(table, "scope") == column_scope + 1;
 }
 
+RowKey::RowKey(TupleTableSlot* slot) {
+    bool null;
+    const Datum key = column(slot, column_key, null);
+    is_uuid_ = null;
+    if (!null) {
+        text_ = view_of(DatumGetTextPP(key));
+        return;
+    }
+    const Datum uuid = takes_compact_rows(slot->tts_tupleDescriptor)
+                           ? column(slot, column_key_uuid, null)
+                           : Datum{0};
+    if (null) elog(ERROR, "a row of table idem.record has no key");
+    core::Uuid bytes;
+    memcpy(bytes.data(), DatumGetUUIDP(uuid)->data, bytes.size());
+    uuid_ = core::uuid_text(bytes);
+}
+
 TimestampTz record_expires(TupleTableSlot* slot) {
     bool null;
     return DatumGetTimestampTz(column(slot, column_expires, null));
@@ -254,10 +307,10 @@ RecordHead record_head(TupleTableSlot* slot) {
         .lease_end = bigint_column(slot, column_lease_end),
         .released = !bigint_column(slot, column_nonce),
         .scope_id = record_scope(slot),
-        .attempt = DatumGetInt32(column(slot, column_attempt, null)),
+        .attempt = read_attempt(slot),
         .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
         .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
-        .key = view_of(DatumGetTextPP(column(slot, column_key, null))),
+        .key = RowKey(slot),
         .answer_bytes = 0,
     };
     for (const Column which : {column_headers, column_response, column_body, column_error}) {

@@ -10,10 +10,17 @@
 //
 // A caller that holds the key lock opens the table to write; one that has yet to wait for it opens
 // the table to read.
+//
+// Rows are written in a compact form: a key that is a UUID takes 16 bytes, a fingerprint has half
+// of its MAC, and NULL stands for the first attempt and for an answer that is not redacted. Rows of
+// earlier releases stay in the wide form until they expire or are updated. Both are read. While the
+// table has the columns of an earlier release, rows are written in the wide form, so that the
+// library of that release can still be put back.
 #pragma once
 
 #include "core/decision.hpp"
 #include "core/digest.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/lock.hpp"
 #include "pg/server.hpp"
@@ -37,7 +44,7 @@ struct Record {
     std::int32_t attempt;
     core::State state;
     bool redacted = false;  // a part of the answer was not stored, by the scope's settings
-    bytea* fingerprint;
+    bytea* fingerprint;     // in any stored form
     text* recovery_point;
     Jsonb* recovery_state;
     std::optional<std::int32_t> status;
@@ -75,6 +82,20 @@ bool has_record_layout();
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
+// The key of the row in the slot. A text may point into the slot.
+class RowKey {
+  public:
+    explicit RowKey(TupleTableSlot* slot);
+    std::string_view view() const {
+        return is_uuid_ ? std::string_view(uuid_.data(), uuid_.size()) : text_;
+    }
+
+  private:
+    bool is_uuid_;
+    std::string_view text_;
+    core::UuidText uuid_;
+};
+
 // A record without its answer. Tenant and key may point into the slot.
 struct RecordHead {
     TimestampTz created;
@@ -85,7 +106,7 @@ struct RecordHead {
     std::int32_t attempt;
     core::State state;
     std::string_view tenant;
-    std::string_view key;
+    RowKey key;
     std::int64_t answer_bytes;  // as stored
 };
 RecordHead record_head(TupleTableSlot* slot);

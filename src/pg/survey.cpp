@@ -44,7 +44,7 @@ void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
             ++totals.failed;
             break;
     }
-    if (core::weakness(seen.key) != core::Weakness::none) ++totals.weak;
+    if (core::weakness(seen.key.view()) != core::Weakness::none) ++totals.weak;
     totals.answer_bytes += seen.answer_bytes;
     lower(totals.oldest, seen.created);
     raise(totals.newest, seen.created);

@@ -239,5 +239,34 @@ SELECT set_eq(
              ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 
+-- What a record takes. A further byte can cost eight, because rows are aligned: the most frequent
+-- record ends with a multiple of eight, so that 58 of them fit into a page.
+SELECT idem.create_scope('compact');
+SELECT idem.complete(token, '{"payment": 12345678}')
+  FROM idem.claim('compact', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '{"amount": 10.50}');
+SELECT idem.complete(token) FROM idem.claim('compact', 'F47AC10B-58CC-4372-A567-0E02B2C3D479');
+SELECT token AS first FROM idem.claim('compact', '00000000-0000-0000-0000-000000000000', lease => '1 h') \gset
+SELECT idem.release(:'first');
+SELECT token AS second FROM idem.claim('compact', '00000000-0000-0000-0000-000000000000', lease => '1 h') \gset
+SELECT results_eq(
+    $$SELECT key, key_uuid::text, attempt, redacted, octet_length(fingerprint), pg_column_size(r)
+        FROM idem.record r WHERE scope = (SELECT id FROM idem.scope WHERE name = 'compact') ORDER BY created$$,
+    $$VALUES (NULL, 'f47ac10b-58cc-4372-a567-0e02b2c3d479', NULL::int, NULL::bool, 18, 136),
+             ('F47AC10B-58CC-4372-A567-0E02B2C3D479', NULL, NULL, NULL, NULL, 107),
+             (NULL, '00000000-0000-0000-0000-000000000000', 2, NULL, NULL, 106)$$,
+    'a record takes few bytes: a UUID is stored as such, half of the MAC is kept, and the first attempt is not stored');
+SELECT throws_ok($$UPDATE idem.record SET key = key_uuid::text WHERE key_uuid IS NOT NULL$$, '23514', NULL,
+    'a record has its key once');
+SELECT throws_ok($$UPDATE idem.record SET key_uuid = NULL WHERE key_uuid IS NOT NULL$$, '23514', NULL,
+    'and never lacks it');
+SELECT lives_ok($$UPDATE idem.record SET key = key_uuid::text, key_uuid = NULL, attempt = coalesce(attempt, 1),
+                                         redacted = coalesce(redacted, false)
+                   WHERE key_uuid = 'f47ac10b-58cc-4372-a567-0e02b2c3d479'$$, 'a record of an earlier release');
+SELECT is(response, '{"payment": 12345678}', 'is answered')
+  FROM idem.try_claim('compact', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '{"amount": 10.50}');
+SELECT is(attempt, 1, 'and shown') FROM idem.records WHERE key = 'f47ac10b-58cc-4372-a567-0e02b2c3d479';
+SELECT idem.drop_scope('compact');
+SELECT idem.purge();
+
 SELECT * FROM finish();
 ROLLBACK;

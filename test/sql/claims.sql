@@ -76,6 +76,30 @@ SELECT idem.release(:'t');
 COMMIT;
 SELECT state FROM idem.lookup('payments', 'given up');
 
+-- A key is compared byte for byte: the same UUID in another form is another key. Each comes back as
+-- it was claimed.
+CREATE TEMP TABLE form (n int, key text);
+INSERT INTO form VALUES
+  (1, 'f47ac10b-58cc-4372-a567-0e02b2c3d479'), (2, 'F47AC10B-58CC-4372-A567-0E02B2C3D479'),
+  (3, 'f47ac10b-58cc-4372-a567-0e02b2c3d47A'), (4, 'f47ac10b58cc4372a5670e02b2c3d479'),
+  (5, '{f47ac10b-58cc-4372-a567-0e02b2c3d479}'), (6, 'f47ac10b-58cc-4372-a567-0e02b2c3d479 '),
+  (7, ' f47ac10b-58cc-4372-a567-0e02b2c3d479'), (8, 'f47a-c10b-58cc-4372-a567-0e02-b2c3-d479'),
+  (9, 'f47ac10b-58cc-4372-a567-0e02b2c3d47g'), (10, 'f47ac10b-58cc-4372-a567-0e02b2c3d47'),
+  (11, '00000000-0000-0000-0000-000000000000'), (12, 'ffffffff-ffff-ffff-ffff-ffffffffffff'),
+  (13, '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d'), (14, '0190B8F3-8C5E-7D2A-9B1C-4F5E6A7B8C9D');
+SELECT count(idem.complete(token, to_jsonb(n))) FROM form, idem.claim('payments', key) WHERE n % 3 = 0;
+SELECT count(*) FILTER (WHERE idem.once('payments', key)) FROM form WHERE n % 3 = 1;
+SELECT count(*) FROM idem.once_each('payments', ARRAY(SELECT key FROM form WHERE n % 3 = 2)) JOIN form ON key = once_each;
+SELECT token AS leased FROM idem.claim('payments', 'abcdef01-2345-6789-abcd-ef0123456789', lease => '1 hour') \gset
+SELECT n, key, coalesce(response = to_jsonb(n), n % 3 <> 0) AS own, claimed FROM form, idem.try_claim('payments', key) ORDER BY n;
+SELECT count(*) AS shown FROM form JOIN idem.records USING (key) WHERE attempt = 1 AND NOT redacted;
+SELECT key, attempt FROM idem.records WHERE key LIKE 'abcdef%';
+SELECT key, attempt FROM idem.in_flight;
+SELECT weakness, keys FROM idem.weak_keys WHERE weakness = idem.key_weakness('00000000-0000-0000-0000-000000000000');
+SELECT idem.complete(:'leased', '"leased"');
+SELECT response FROM idem.claim('payments', 'abcdef01-2345-6789-abcd-ef0123456789');
+SELECT count(*) FILTER (WHERE idem.forget('payments', key)) FROM form;
+
 -- another role of the same transaction may complete the claim: the token is enough
 CREATE ROLE idem_regress_other;
 GRANT ALL ON payment TO idem_regress_other;

@@ -4,7 +4,7 @@ CREATE EXTENSION idem;
 CREATE SCHEMA consumers;
 SET search_path = consumers;
 SELECT idem.create_scope('messages', wait => '0', ttl => '1 day');
-CREATE VIEW seen AS SELECT key, tenant, state, attempt, response, fingerprint IS NOT NULL AS bound,
+CREATE VIEW seen AS SELECT key, tenant, state, coalesce(attempt, 1) AS attempt, response, fingerprint IS NOT NULL AS bound,
   expires - created BETWEEN interval '1 day' AND interval '1 day 1 min' AS ttl FROM idem.record ORDER BY tenant, key;
 
 -- once: true the first time; the record commits with the effect

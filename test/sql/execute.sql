@@ -38,7 +38,7 @@ SELECT * FROM run('taken', '{"do": "unique"}');
 SELECT * FROM run('zero', '{"do": "zero"}');
 SELECT * FROM run('zero', '{"do": "zero"}');
 SELECT * FROM effect ORDER BY key;
-SELECT key, state, attempt, error->>'sqlstate' AS sqlstate FROM idem.record ORDER BY key;
+SELECT key, state, coalesce(attempt, 1) AS attempt, error->>'sqlstate' AS sqlstate FROM idem.record ORDER BY key;
 -- claim() raises what execute() stored
 \set VERBOSITY verbose
 \set SHOW_CONTEXT never

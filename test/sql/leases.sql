@@ -9,7 +9,7 @@ CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
   $$ UPDATE idem.record SET lease_end = now() - interval '1 s', expires = expires WHERE key = k $$;
 CREATE PROCEDURE expire(k text) LANGUAGE sql AS
   $$ UPDATE idem.record SET lease_end = now() - interval '1 day 1 s', expires = now() - interval '1 s' WHERE key = k $$;
-CREATE VIEW seen AS SELECT key, state, attempt, lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
+CREATE VIEW seen AS SELECT key, state, coalesce(attempt, 1) AS attempt, lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
   recovery_point, recovery_state, response, error FROM idem.record ORDER BY key;
 
 -- claim, then continue in other transactions

@@ -212,30 +212,78 @@ TEST(Fingerprint, AbandonsAnUnfinishedWalk) {
         ASSERT_TRUE(cut.finish(out));
         EXPECT_TRUE(same_mac(out, whole)) << left_behind;
         EXPECT_EQ(out.secret_id, 7U);
-        EXPECT_EQ(out.version, fingerprint_version);
+        EXPECT_EQ(out.version, FingerprintVersion::whole_mac);
     }
 }
 
 TEST(Fingerprint, IsStoredWithVersionAndSecretId) {
     Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     from.secret_id = 0x01020304;
-    auto stored = pack(from);
+    const StoredFingerprint stored = pack(from);
     Fingerprint to{};
-    ASSERT_TRUE(unpack(stored, to));
+    ASSERT_TRUE(unpack(stored.bytes(), to));
+    EXPECT_EQ(to.version, FingerprintVersion::whole_mac);
     EXPECT_EQ(to.secret_id, from.secret_id);
     EXPECT_TRUE(same_mac(to, from));
-    EXPECT_EQ(hex(Bytes(stored).first(5)), "0101020304");
-
-    EXPECT_FALSE(unpack(Bytes(stored).first(36), to));
-    stored[0] = std::byte{2};
-    EXPECT_FALSE(unpack(stored, to));
+    EXPECT_EQ(hex(stored.bytes()), "0101020304" + hex(from.mac));
 }
 
-TEST(Fingerprint, ComparesEveryByteOfTheMac) {
-    const Fingerprint a = of_pieces(counting<Secret>(), "request", 100);
-    for (std::size_t i = 0; i < a.mac.size(); ++i) {
-        Fingerprint b = a;
-        b.mac[i] ^= std::byte{1};
-        EXPECT_FALSE(same_mac(a, b)) << i;
+TEST(Fingerprint, IsStoredWithTheLeadingBytesOfTheMac) {
+    const Fingerprint whole = of_pieces(counting<Secret>(), "request", 100);
+    const Fingerprint other = of_pieces(counting<Secret>(), "another", 100);
+    const std::string mac = hex(Bytes(whole.mac).first(16));
+    const std::pair<std::uint32_t, std::string> ids[] = {
+        {1, "01"},           {0xff, "ff"},         {0x100, "0100"},
+        {0x10203, "010203"}, {0xffffff, "ffffff"}, {0x80000000, "80000000"}};
+    for (const auto& [id, bytes] : ids) {
+        Fingerprint from = whole;
+        from.secret_id = id;
+        from.version = FingerprintVersion::leading_mac;
+        const StoredFingerprint stored = pack(from);
+        EXPECT_EQ(hex(stored.bytes()), "02" + bytes + mac);
+
+        Fingerprint to{};
+        ASSERT_TRUE(unpack(stored.bytes(), to)) << bytes;
+        EXPECT_EQ(to.version, FingerprintVersion::leading_mac);
+        EXPECT_EQ(to.secret_id, id);
+        EXPECT_TRUE(same_mac(to, whole)) << "with a whole one";
+        EXPECT_TRUE(same_mac(whole, to)) << "with a whole one";
+        EXPECT_TRUE(same_mac(to, from));
+        EXPECT_FALSE(same_mac(to, other));
+        EXPECT_EQ(hex(pack(to).bytes()), hex(stored.bytes()));
+    }
+}
+
+// Every byte that is stored counts.
+TEST(Fingerprint, DiffersWithEachStoredByteOfTheMac) {
+    const Fingerprint whole = of_pieces(counting<Secret>(), "request", 100);
+    for (const auto version : {FingerprintVersion::whole_mac, FingerprintVersion::leading_mac}) {
+        Fingerprint stored = whole;
+        stored.version = version;
+        for (std::size_t i = 0; i < whole.mac.size(); ++i) {
+            Fingerprint changed = stored;
+            changed.mac[i] ^= std::byte{1};
+            const bool kept = version == FingerprintVersion::whole_mac || i < 16;
+            EXPECT_EQ(same_mac(changed, whole), !kept) << i;
+        }
+    }
+}
+
+TEST(Fingerprint, OfNoOtherFormIsRead) {
+    Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
+    Fingerprint to{};
+    EXPECT_FALSE(unpack({}, to));
+    for (const auto version : {FingerprintVersion::whole_mac, FingerprintVersion::leading_mac}) {
+        from.version = version;
+        const StoredFingerprint stored = pack(from);
+        std::vector<std::byte> bytes(stored.bytes().begin(), stored.bytes().end());
+        ASSERT_TRUE(unpack(bytes, to));
+        bytes[0] = std::byte{3};
+        EXPECT_FALSE(unpack(bytes, to)) << "of a later version";
+        bytes[0] = static_cast<std::byte>(version);
+        bytes.pop_back();
+        EXPECT_FALSE(unpack(bytes, to)) << "too short";
+        bytes.resize(38);
+        EXPECT_FALSE(unpack(bytes, to)) << "too long";
     }
 }
