@@ -1,5 +1,7 @@
 #include "core/key.hpp"
 
+#include <array>
+
 namespace idem::core {
 namespace {
 
@@ -7,11 +9,19 @@ constexpr std::size_t uuid_length = 36;
 constexpr std::size_t ulid_length = 26;
 constexpr std::size_t ulid_time_length = 10;
 
+constexpr auto hex_values = [] {
+    std::array<std::int8_t, 256> table{};
+    table.fill(-1);
+    for (int i = 0; i < 16; ++i) {
+        table[static_cast<unsigned char>("0123456789abcdef"[i])] = static_cast<std::int8_t>(i);
+        table[static_cast<unsigned char>("0123456789ABCDEF"[i])] = static_cast<std::int8_t>(i);
+    }
+    return table;
+}();
+
+// Negative for a character that is not a hexadecimal digit.
 constexpr int hex_value(char c) noexcept {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
+    return hex_values[static_cast<unsigned char>(c)];
 }
 
 // Crockford's base 32 has no I, L, O or U.
@@ -26,14 +36,14 @@ constexpr bool hyphen_belongs_at(std::size_t i) noexcept {
     return i == 8 || i == 13 || i == 18 || i == 23;
 }
 
+// Looks at the version first, because most other keys of this length are UUIDs, too.
 bool is_uuid_v7(std::string_view key) noexcept {
-    if (key.size() != uuid_length) return false;
+    if (key.size() != uuid_length || key[14] != '7') return false;
     for (std::size_t i = 0; i < key.size(); ++i) {
         const bool fits = hyphen_belongs_at(i) ? key[i] == '-' : hex_value(key[i]) >= 0;
         if (!fits) return false;
     }
-    const bool rfc_variant = (hex_value(key[19]) & 0xc) == 0x8;
-    return key[14] == '7' && rfc_variant;
+    return (hex_value(key[19]) & 0xc) == 0x8;  // the variant of RFC 9562
 }
 
 bool is_ulid(std::string_view key) noexcept {
