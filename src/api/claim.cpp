@@ -51,7 +51,6 @@ void count_outcome(const ClaimCall& call, Outcome outcome);
 // Looks until the key can be granted or answered, or until a wait reaches the bound. Sets
 // waiting_since when it begins to wait.
 ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since) {
-    const TimestampTz start = GetCurrentTimestamp();
     const pg::WaitBound bound(call.wait);
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
@@ -67,7 +66,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             return answer(seen);
         }
-        if (call.wait > 0) waiting_since = start;
+        if (call.wait > 0) waiting_since = bound.begun();
         if (next == Next::wait_for_lock) {
             locked = lock.acquire(bound);
             if (!locked) return give_up(lock.holder().value_or(report::Holder{}));
