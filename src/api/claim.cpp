@@ -192,7 +192,7 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 // ---- 3. Granting --------------------------------------------------------------------------------
 
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
                             const pg::WaitBound& bound);
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
@@ -237,7 +237,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const pg::Claim claim = new_claim(call, seen);
     if (call.lease) {
-        const pg::WriteResult writing = write_lease(call, claim, old, bound);
+        const pg::WriteResult writing = write_lease(call, claim, seen, bound);
         if (writing.outcome == pg::WriteOutcome::blocked)
             return give_up(pg::holder_of(writing.in_the_way));
     }
@@ -249,8 +249,10 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
                             const pg::WaitBound& bound) {
+    const bool taken_over = seen.verdict == Verdict::take_over;
+    const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
         .created = claim.created,
@@ -269,8 +271,7 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .error = nullptr,
     };
     const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing =
-        pg::write_record(records, call.name, record, claim.predecessor, bound);
+    const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);
     records.close();
     if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
     return writing;

@@ -107,7 +107,7 @@ void note_released(pg::Claim& claim) {
 }
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
-    const pg::Record& old = leased.record;
+    const pg::Record& old = leased.record();
     update_record(leased, finished_record(stored_part(answer, leased.scope), old.created,
                                           GetCurrentTimestamp() + ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
@@ -117,9 +117,9 @@ void finish_leased(const LeasedClaim& leased, const Answer& answer) {
 // The row stays, with its attempt and without a nonce: this fences the token off. The key can be
 // claimed as soon as this transaction commits.
 void release_leased(const LeasedClaim& leased) {
-    pg::Record record = leased.record;
+    pg::Record record = leased.record();
     record.lease_end = GetCurrentTimestamp();
-    record.expires = expires_after(leased.record, *record.lease_end);
+    record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
     update_record(leased, record);
     note_released(*leased.note);
