@@ -300,6 +300,7 @@ WriteResult write_record(const Records& records, const KeyName& name, const Reco
 WriteResult write_over(const Records& records, const KeyName& name, const Record& record,
                        const Found& old, const WaitBound& bound) {
     Assert(KeyLock(name.digest).is_held());
+    Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record);
     WriteResult result{WriteOutcome::gone, InvalidTransactionId};
