@@ -269,7 +269,7 @@ my @tokens = ((map { ":'t$_'" } 1 .. 5) x 8, (map { "(SELECT token FROM fuzz.tok
 	q{left(:'t1', -1)}, q{:'t1' || 'A'}, q{'B' || substr(:'t1', 2)}, q{left(:'t1', 5) || reverse(substr(:'t1', 6))}, q{overlay(:'t1' placing 'AAAB' from 24)}, q{lower(:'t1')}, q{' ' || :'t1'},
 	"'banana'", 'NULL', q('Ag' || repeat('A', 37)), q('AQ' || repeat('A', 37)), q(left(:'t1', 28) || 'AAAAAAAAAAA'), q(repeat('A', 100000)));
 my @requests = ('NULL', 'NULL', q('{}'), q('{"amount": 1}'), q('{"amount": 1.0, "c": 7}'), q('{"a": {"b": 1}}'), q('[]'), q('null'), q('"x"'), q('1e100000'), q('{"a": [{"b": [1, {"b": 2}]}]}'),
-	q((SELECT jsonb_agg(i) FROM generate_series(1, 5000) i)), q((SELECT jsonb_object_agg(i, repeat('x', i)) FROM generate_series(1, 100) i)), q((repeat('[', 2000) || repeat(']', 2000))::jsonb), q(to_jsonb(repeat('x', 200000))));
+	q((SELECT jsonb_agg(v) FROM generate_series(1, 5000) v)), q((SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)), q((repeat('[', 2000) || repeat(']', 2000))::jsonb), q(to_jsonb(repeat('x', 200000))));
 # Intervals can be infinite from PostgreSQL 17 on.
 my @infinite = $node->pg_version >= 17 ? (q('infinity'), q('-infinity')) : ();
 # By the argument's name and type, or by type. The first four are usual: six calls of ten have no
