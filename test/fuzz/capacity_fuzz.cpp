@@ -34,7 +34,8 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const long double product =
         static_cast<long double>(rate) * part[0] / usecs_per_second * (1 + margin);
     if (const auto records = records_needed(rate, part[0], margin)) {
-        require(static_cast<long double>(*records) >= product * (1 - error));
+        // Below 1e-300, a double has fewer digits, down to none.
+        require(static_cast<long double>(*records) >= product * (1 - error) || product < 1e-300L);
         require(static_cast<long double>(*records) <= product * (1 + error) + 1);
     } else {
         // A double may be infinite where the long double is not.
@@ -50,7 +51,6 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
         records < 2 ? 0 : static_cast<long double>(records) * (records - 1) / 2;
     const long double exact = std::fmin(1.0L, std::ldexp(pairs, -bits));
     require(probability >= 0 && probability <= 1);
-    // Below 1e-300, a double has fewer digits.
     if (exact > 1e-300L) require(std::abs(probability - exact) <= exact * error);
     require(collision_probability(records, bits + 1) <= probability);
     return 0;

@@ -162,10 +162,11 @@ END $$;
 INSERT INTO fuzz.documented SELECT 'honest', unnest('{ID001,ID009,40001}'::text[]);
 
 -- Whether the function may raise this. Any statement may be cancelled, and may meet a lock, a
--- deadlock, a missing privilege, a read-only transaction or too deep a recursion.
+-- deadlock, a missing privilege, a read-only transaction or too deep a recursion; a warning may
+-- have a character that the client's encoding lacks.
 CREATE FUNCTION fuzz.judge(name text, state text, message text, statement text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF state = ANY ('{57014,55P03,40P01,42501,25006,54001}')
+  IF state = ANY ('{57014,55P03,40P01,42501,25006,54001,22P05}')
      OR EXISTS (SELECT FROM fuzz.documented d WHERE d.name = judge.name AND d.sqlstate = state) THEN
     RETURN;
   END IF;
@@ -318,6 +319,7 @@ SQL
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
 }
 my %function = map { $_->{name} => $_ } @functions;
+my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
 my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each);
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
@@ -596,8 +598,12 @@ for my $name (sort keys %outcomes)
 }
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
-cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times")
-  for 'honest', grep { !/^(require_claim|announce)/ } map { $_->{name} } grep { $calls >= 20_000 } @functions;
-cmp_ok($statements{$_} // 0, '>', 0, "$_ was among the errors") for qw(ID001 ID004 ID005 ID006 ID007 ID008 42501 22023);
+# A run that reaches nothing shows nothing. In a short one, some functions have few calls.
+my @succeed = qw(claim try_claim complete fail release execute once once_each lookup honest view);
+@succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
+cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
+my %raised = %statements;
+$raised{$_}++ for map { keys %$_ } values %outcomes;
+ok($raised{$_}, "$_ was among the errors") for qw(ID001 ID002 ID004 ID005 ID006 ID007 ID008 ID009 ID011 42501 22023 25006);
 $node->stop;
 done_testing();
