@@ -200,12 +200,12 @@ BEGIN
     ELSIF starts_with(item, '-') THEN
       item := substr(item, 2);
       EXECUTE statement INTO token USING tokens;
-      tokens := (coalesce(token, tokens[1]) || tokens)[1:6];
+      IF token IS NOT NULL THEN tokens := (token || tokens)[1:6]; END IF;
       outcomes := outcomes || (item || ' 00000');
     ELSE
       BEGIN
         EXECUTE statement INTO token USING tokens;
-        tokens := (coalesce(token, tokens[1]) || tokens)[1:6];
+        IF token IS NOT NULL THEN tokens := (token || tokens)[1:6]; END IF;
         outcomes := outcomes || (item || ' 00000');
       EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT;
@@ -266,7 +266,7 @@ my @any_bytes = (q(E'\xff'), q(E'key\xc3'), q(E'\xed\xa0\x80'), q(E'\xf8\x88\x80
 my @names = map { quoted($_) } qw(s1 s1 s2 s3 s1 s1 s1 s1 s2 s2 s3 s4 s4 nowhere), '', 'S1', 's1 ';
 push @names, 'NULL', q(repeat('s', 63)), q(repeat('s', 64)), q(repeat('s', 1000000));
 my @tenants = ("''", "'t1'", "'t2'", 'NULL', 'NULL', q(repeat('t', 256)));
-my @tokens = ((map { ":'t$_'" } 1 .. 5) x 8, (map { "(SELECT token FROM fuzz.token WHERE slot = $_)" } 0 .. 31),
+my @tokens = ((":'t1'") x 3, (map { ":'t$_'" } 1 .. 5) x 8, (map { "(SELECT token FROM fuzz.token WHERE slot = $_)" } 0 .. 31),
 	q{left(:'t1', -1)}, q{:'t1' || 'A'}, q{'B' || substr(:'t1', 2)}, q{left(:'t1', 5) || reverse(substr(:'t1', 6))}, q{overlay(:'t1' placing 'AAAB' from 24)}, q{lower(:'t1')}, q{' ' || :'t1'},
 	"'banana'", 'NULL', q('Ag' || repeat('A', 37)), q('AQ' || repeat('A', 37)), q(left(:'t1', 28) || 'AAAAAAAAAAA'), q(repeat('A', 100000)));
 my @requests = ('NULL', 'NULL', q('{}'), q('{"amount": 1}'), q('{"amount": 1.0, "c": 7}'), q('{"a": {"b": 1}}'), q('[]'), q('null'), q('"x"'), q('1e100000'), q('{"a": [{"b": [1, {"b": 2}]}]}'),
@@ -321,12 +321,14 @@ SQL
 my %function = map { $_->{name} => $_ } @functions;
 my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
 my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each);
+my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
 my $destructive = qr/^(create_scope|alter_scope|drop_scope|forget)$/;
 
 my $made = 0;  # statements, for unique names
-my $called = 0;
+my ($called, $single) = (0, 0);  # calls, and those outside of batches
+our $own_token = 0;  # whether to call with the newest token
 my $ascii = 0;  # whether the script is for the SQL_ASCII database
 
 # A call with random arguments. The variables hold tokens: those of psql at the top level, and $1 in
@@ -337,13 +339,15 @@ sub call
 	$f //= rand() < 0.6 ? pick(@often) : pick(@functions);
 	return call(undef, $in_batch) if $f->{name} =~ $rare && rand() < 0.95;
 	$called++;
-	my $usual = rand() < 0.6;
+	$single++ if !$in_batch;
+	my $usual = $own_token || rand() < 0.6;
 	my @arguments;
 	for my $argument (@{ $f->{arguments} })
 	{
 		next if $argument->{optional} && rand() < 0.6;
 		my @choice = @{ $values{"$argument->{name} $argument->{type}"} // $values{ $argument->{type} } };
 		my $value = pick($usual ? @choice[ 0 .. 3 ] : @choice) // 'NULL';
+		$value = ":'t1'" if $own_token && $argument->{name} eq 'token';
 		$value = pick(@any_bytes) if $ascii && $argument->{type} eq 'text' && rand() < 0.05;
 		# The honest operations rely on this scope.
 		$value = quoted('s1') if $value eq quoted('steady') && $f->{name} =~ $destructive;
@@ -357,6 +361,13 @@ sub call
 
 sub honest { $called++; return sprintf q{fuzz.honest('%s', %d)}, pick(qw(claim claim execute once each lease)), rand(1000) }
 
+sub item
+{
+	my ($bare, $function) = @_;
+	my ($f, $call) = call($function, 1);
+	return ("$bare$f->{name}", $f->{token} ? "SELECT r.token FROM $call r" : "SELECT NULL FROM (SELECT count(r::text) FROM $call r) x");
+}
+
 # The items of a batch: see fuzz.block().
 sub items
 {
@@ -364,7 +375,7 @@ sub items
 	my @items;
 	for (1 .. 1 + int rand(12))
 	{
-		my $bare = rand() < 0.15 ? '-' : '';
+		my $bare = rand() < 0.04 ? '-' : '';
 		if (rand() < 0.12 && $depth < 6)
 		{
 			push @items, '(', '', items($depth + 1), pick(')', '!'), '';
@@ -377,10 +388,15 @@ sub items
 		{
 			push @items, "${bare}view", "SELECT NULL FROM (SELECT count(x::text) FROM @{[ pick(@views) ]} x) y";
 		}
+		elsif (rand() < 0.1)
+		{
+			local $own_token = 1;
+			push @items, item($bare, pick(map { $function{$_} } qw(claim try_claim)));
+			push @items, map { item('', $_) } (pick(@by_token)) x rand(2), pick(map { $function{$_} } qw(complete complete fail release));
+		}
 		else
 		{
-			my ($f, $call) = call(undef, 1);
-			push @items, "$bare$f->{name}", $f->{token} ? "SELECT r.token FROM $call r" : "SELECT NULL FROM (SELECT count(r::text) FROM $call r) x";
+			push @items, item($bare);
 		}
 	}
 	return @items;
@@ -572,10 +588,18 @@ sub read_log
 	return;
 }
 
+# A call in a batch is counted when it has ended; errors that end a block skip the rest of it.
+sub executed
+{
+	my $sum = $single;
+	$sum += $_ for map { values %$_ } values %outcomes;
+	return $sum;
+}
+
 my $round = 0;
 my @last;
 my $offset = 0;
-for (; $called < $calls; $round++)
+for (; executed() < $calls; $round++)
 {
 	my $title = "FUZZ_SEED=@{[ $seed + $round ]} FUZZ_CALLS=$round_calls";
 	note "round $round, which $title repeats";
@@ -591,7 +615,7 @@ for (; $called < $calls; $round++)
 	$offset = -s $node->logfile;
 }
 
-note "$called calls in $round rounds, seed $seed";
+note executed(), " calls in $round rounds, $single of them outside of batches, seed $seed";
 for my $name (sort keys %outcomes)
 {
 	note "$name: ", join ', ', map { "$_ $outcomes{$name}{$_}" } sort keys %{ $outcomes{$name} };
