@@ -612,6 +612,7 @@ for (; executed() < $calls; $round++)
 		BAIL_OUT("round $round failed; $title repeats it; the sessions' scripts and the server's log are in $kept");
 	}
 	unlink map { ($_->{file}, $_->{out}, $_->{err}) } @last;
+	note executed(), ' calls so far';
 	$offset = -s $node->logfile;
 }
 
