@@ -2,7 +2,8 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
-ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model tidy coverage \
+ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
+  fuzz-core fuzz-sql fuzz-smith model tidy coverage \
   deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
@@ -25,7 +26,11 @@ check-examples:
 unit:
 	@test/run unit
 fuzz:
-	@test/run fuzz
+	@tools/setup fuzz
+	@FUZZ_SECONDS=$(SECONDS) test/fuzz/run
+fuzz-core fuzz-sql fuzz-smith:
+	@tools/setup fuzz
+	@FUZZ_SECONDS=$(SECONDS) test/fuzz/run $(@:fuzz-%=%)
 model:
 	@tools/setup model
 	@test/model/run $(RUNS)

@@ -339,7 +339,7 @@ COMMENT ON FUNCTION idem.create_scope IS
     'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
     'raises in addition to those that are always transient. For superusers and roles that are '
     'granted EXECUTE; the caller must be able to SET ROLE to the owner. '
-    'Raises 42710, 42501, 55000 (a limit without preload), 22023, 22004.';
+    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -369,7 +369,8 @@ COMMENT ON FUNCTION idem.alter_scope IS
     'rule, and -1 removes the limit max_attempts or claims_per_minute. Stored records do not '
     'change. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
     'of the scope''s owner, and must be able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 55000 (a limit without preload), 22023.';
+    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
+    '22023.';
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
@@ -400,7 +401,7 @@ COMMENT ON FUNCTION idem.forget IS
     'operation again from the beginning. Returns true if there was a record that had not expired. '
     'Waits for a claim in flight, up to the scope''s wait. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
 
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint

@@ -107,7 +107,7 @@ SELECT
            k.scope)
 FROM known k
 WHERE k.lapsed > 0
-    AND k.lapsed_since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+    AND statement_timestamp() - k.lapsed_since >= coalesce(long_held, '5 minutes')
 
 UNION ALL
 SELECT
@@ -232,7 +232,7 @@ held AS MATERIALIZED (
 holder AS (
     SELECT pid, gid, since, CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys
     FROM held
-    WHERE since <= statement_timestamp() - coalesce(long_held, '5 minutes')
+    WHERE statement_timestamp() - since >= coalesce(long_held, '5 minutes')
     GROUP BY pid, gid, since
 ),
 relation AS (

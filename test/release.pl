@@ -244,7 +244,7 @@ my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
 my %times;
 $times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
 my @files = map { s{^test/}{}r } grep { -f } map { glob } qw(test/* test/*/*);
-my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/|^t/.*\.pl$|^release\.pl$} } @files;
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^t/.*\.pl$|^release\.pl$} } @files;
 is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
 my %exists = map { $_ => 1 } @files;
 is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');

@@ -27,7 +27,7 @@ std::uint64_t value_of(std::string_view digits) noexcept {
     return value;
 }
 
-// Reads a text from left to right. Functions that return false may have consumed a part of it.
+// Reads a text from left to right. Functions that return false consume nothing.
 class Scanner {
   public:
     explicit Scanner(std::string_view text) noexcept : rest_(text) {}
@@ -43,8 +43,9 @@ class Scanner {
     bool number(std::size_t digits, std::uint64_t least, std::uint64_t most) noexcept {
         if (rest_.size() < digits || !all_digits(rest_.substr(0, digits))) return false;
         const std::uint64_t value = value_of(rest_.substr(0, digits));
+        if (value < least || value > most) return false;
         rest_.remove_prefix(digits);
-        return value >= least && value <= most;
+        return true;
     }
 
     bool some_digits() noexcept {
@@ -78,8 +79,8 @@ bool scan_time(Scanner& scanner) noexcept {
 bool scan_zone(Scanner& scanner) noexcept {
     if (scanner.at_end() || scanner.skip_one_of("Zz")) return true;
     if (!scanner.skip_one_of("+-") || !scanner.number(2, 0, 15)) return false;
-    (void)scanner.skip_one_of(":");
-    return scanner.at_end() || scanner.number(2, 0, 59);
+    const bool colon = scanner.skip_one_of(":");
+    return scanner.number(2, 0, 59) || !colon;
 }
 
 // Such as '2026-03-04', '2026-03-04T05:06:07.89Z', '2026-03-04 05:06+01', '20260304050607'.

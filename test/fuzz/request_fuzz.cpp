@@ -1,14 +1,15 @@
 // Takes any bytes as the events of a walk through a request. Checks that
 // - the canonical form can be read back into the same events, which shows that it is unambiguous;
 // - the path filter agrees with a simple one that builds whole paths;
-// - the fingerprint does not depend on the sizes of the pieces that are written.
+// - the fingerprint does not depend on the sizes of the pieces that are written;
+// - what unpack() accepts as a stored fingerprint, pack() writes again.
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "core/fingerprint.hpp"
 #include "core/path.hpp"
+#include "input.hpp"
 
 using namespace idem::core;
 
@@ -17,22 +18,6 @@ namespace {
 struct Text {
     std::string bytes;
     void write(Bytes in) { bytes.append(reinterpret_cast<const char*>(in.data()), in.size()); }
-};
-
-// Reads the input in pieces; after its end there are only zeros.
-class Input {
-  public:
-    explicit Input(std::string_view bytes) : bytes_(bytes) {}
-    bool done() const { return bytes_.empty(); }
-    unsigned byte() { return done() ? 0 : static_cast<unsigned char>(text(1)[0]); }
-    std::string_view text(std::size_t size) {
-        const std::string_view taken = bytes_.substr(0, size);
-        bytes_.remove_prefix(taken.size());
-        return taken;
-    }
-
-  private:
-    std::string_view bytes_;
 };
 
 struct Event {
@@ -103,6 +88,11 @@ std::string fingerprint(std::string_view form, std::size_t piece) {
 
 extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     Input in({data, size});
+    Fingerprint stored{};
+    if (unpack(as_bytes(in.rest()), stored)) {
+        const StoredFingerprint again = pack(stored);
+        require(std::ranges::equal(again, as_bytes(in.rest())));
+    }
     std::vector<std::string_view> paths;
     for (unsigned i = in.byte() % 4; i > 0; --i) {
         const std::string_view path = in.text(in.byte());

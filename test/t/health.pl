@@ -155,6 +155,8 @@ sql($again);
 is(health('attempts'), 'ok', 'attempts: cured when one more is allowed');
 is(health('leases'), 'ok', 'leases: one has ended, but not long ago');
 is(health('leases', held => '0', column => 'scope, status'), 'payments|warn', 'leases: one ended long ago');
+is(health('leases', held => '178000000 years'), 'ok', 'leases: not as long ago as an interval may be');
+is(health('leases', held => '-178000000 years'), 'warn', 'leases: longer ago than a negative interval');
 like(hint('leases', held => '0'), qr/idem\.forget\(\) unless .* throws the recovery point away/,
 	'leases: the hint warns of idem.forget()');
 ($which) = hint('leases', held => '0') =~ /: (SELECT .*)/;
@@ -207,6 +209,8 @@ my $pid = $session->query('SELECT pg_backend_pid()');
 $session->query_safe(claim_open('held'));
 is(health('transactions'), 'ok', 'transactions: a key is held, but not for long');
 is(health('transactions', held => '0'), 'warn', 'transactions: for long');
+is(health('transactions', held => '178000000 years'), 'ok', 'transactions: not for as long as an interval may be');
+is(health('transactions', held => '-178000000 years'), 'warn', 'transactions: for longer than a negative interval');
 like(health('transactions', held => '0', column => 'detail'), qr/^Process $pid has held a key/, 'by whom');
 my ($end) = hint('transactions', held => '0') =~ /(SELECT pg_terminate_backend\(\d+\))/;
 sql($end);
