@@ -35,7 +35,8 @@ CREATE INDEX ON bench.recipe (expires);
 CREATE TABLE bench.key (kind text, i int, key text, PRIMARY KEY (kind, i));
 INSERT INTO bench.key
   SELECT kind, i,
-         CASE WHEN kind LIKE '%v7' THEN '0192d5f0-' || lpad(to_hex(i), 4, '0') || '-7'
+         CASE WHEN kind LIKE '%v7'
+              THEN overlay('0' || to_hex(x'192d5f00000'::bigint + i) PLACING '-' FROM 9 FOR 0) || '-7'
               ELSE left(r, 14) || '4'
          END ||
          substr(r, 16, 4) || '8' || substr(r, 21)
