@@ -46,7 +46,7 @@ CREATE FUNCTION bench.keys(wanted text, first int, n int) RETURNS text[] LANGUAG
   SELECT array_agg(key ORDER BY i) FROM bench.key
    WHERE kind = wanted AND i BETWEEN first AND first + n - 1 $$;
 
--- The leases that renew and checkpoint work on.
+-- The leases that renew and checkpoint work on. All leases are long: valgrind is slow.
 CREATE TABLE bench.lease (id int PRIMARY KEY, token text);
 
 -- The operations: each is the body of a loop that commits after it. k is the key, request the
@@ -80,9 +80,9 @@ INSERT INTO bench.operation (name, body) VALUES
       answer := c.response;
     END IF;$$),
 ('leased', $$
-    c := idem.claim('payments', k, request, lease => '1 minute');
+    c := idem.claim('payments', k, request, lease => '1 day');
     COMMIT;
-    PERFORM idem.renew(c.token);
+    PERFORM idem.renew(c.token, '1 day');
     COMMIT;
     answer := idem.complete(c.token, bench.pay(request));$$),
 ('once', $$
@@ -108,7 +108,7 @@ INSERT INTO bench.operation (name, body) VALUES
     SELECT token INTO t FROM bench.lease WHERE id = first + i;$$),
 ('renew', $$
     SELECT token INTO t FROM bench.lease WHERE id = first + i;
-    PERFORM idem.renew(t);$$),
+    PERFORM idem.renew(t, '1 day');$$),
 ('checkpoint', $$
     SELECT token INTO t FROM bench.lease WHERE id = first + i;
     PERFORM idem.checkpoint(t, 'charged', request);$$);
