@@ -14,7 +14,7 @@ INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key_uui
          '\x020100000000000000000000000000000000', jsonb_build_object('payment', i)
     FROM generate_series(1, :rows) i;
 INSERT INTO bench.finished
-  SELECT '', 'payments', gen_random_uuid()::text, md5(i::text), jsonb_build_object('payment', i), now(), now() + interval '1 day'
+  SELECT '', 'payments', gen_random_uuid()::text, 'completed', jsonb_build_object('payment', i), now(), now() + interval '1 day'
     FROM generate_series(1, :rows) i;
 INSERT INTO bench.recipe
   SELECT '', 'payments', gen_random_uuid()::text, md5(i::text), 'finished', jsonb_build_object('payment', i), now(), now() + interval '1 day'
