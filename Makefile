@@ -2,8 +2,8 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
-ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model tidy coverage \
-  deb check-deb bench
+ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model mutants tidy \
+  coverage deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
 demo:
@@ -29,6 +29,9 @@ fuzz:
 model:
 	@tools/setup model
 	@test/model/run $(RUNS)
+mutants:
+	@tools/setup mutants
+	@test/mutants/run $(MUTANTS)
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources
