@@ -3,7 +3,7 @@
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
 ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
-  fuzz-core fuzz-sql fuzz-smith model tidy coverage \
+  fuzz-core fuzz-sql fuzz-smith model mutants tidy coverage \
   deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
@@ -34,6 +34,9 @@ fuzz-core fuzz-sql fuzz-smith:
 model:
 	@tools/setup model
 	@test/model/run $(RUNS)
+mutants:
+	@tools/setup mutants
+	@test/mutants/run $(MUTANTS)
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources

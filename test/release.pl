@@ -10,6 +10,9 @@ use FindBin;
 use JSON::PP;
 use Test::More;
 
+use lib "$FindBin::Bin/mutants";
+use Mutant;
+
 chdir "$FindBin::Bin/.." or die;
 
 sub slurp
@@ -188,7 +191,6 @@ for my $page (@pages)
 	is_deeply(\@broken, [], "$page: its links lead somewhere");
 }
 
-# The class of the key lock, which other programs see in pg_locks.
 # The page of the model names functions that exist.
 my $sources = join '', map { slurp($_) } glob 'src/*/*.[ch]pp';
 my ($steps) = slurp('test/model/README.md') =~ /^## What each step stands for\n(.*?)^## /ms;
@@ -196,6 +198,20 @@ my %function = map { $_ => 1 } $steps =~ /`(?:\w+::)?(\w+)\(\)`/g;
 cmp_ok(scalar(keys %function), '>=', 20, 'the page of the model names functions');
 ok($sources =~ /\b$_\(/, "the function $_() of the model's page exists") for sort keys %function;
 
+# Mutants do not rot: each still has one place in the sources, a sentence and a test, and stands in
+# their README.
+my $faults = slurp('test/mutants/README.md') =~ s/\s+/ /gr;
+my @mutants = Mutant::all('test/mutants');
+cmp_ok(scalar(@mutants), '>=', 45, 'there are mutants');
+for my $mutant (@mutants)
+{
+	is($mutant->fault('.'), '', "mutant $mutant->{name}: applies, and says why and which test notices");
+	ok(index($faults, $mutant->line =~ s/\s+/ /gr) >= 0, "mutant $mutant->{name}: test/mutants/README.md has it as run --list prints it");
+}
+my %is_mutant = map { $_->{name} => 1 } @mutants;
+is_deeply([ grep { !$is_mutant{$_} } $faults =~ /- \*\*(\w+)\*\* \(/g ], [], 'test/mutants/README.md lists no mutant that does not exist');
+
+# The class of the key lock, which other programs see in pg_locks.
 my ($lock_class) = map { slurp($_) =~ /\block_class = (\d+);/ } glob 'src/*/*.[ch]pp';
 is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ $lock_class ], "$_: the lock class of the library")
   for qw(sql/health.sql monitoring/postgres_exporter_queries.yaml);
@@ -243,7 +259,7 @@ my ($tests) = $guide =~ /^## Where is the test of \.\.\.\n(.*?)^## /ms;
 my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
 my %times;
 $times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
-my @files = map { s{^test/}{}r } grep { -f } map { glob } qw(test/* test/*/*);
+my @files = map { s{^test/}{}r } grep { -f && !/\.patch$/ } map { glob } qw(test/* test/*/*);
 my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^t/.*\.pl$|^release\.pl$} } @files;
 is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
 my %exists = map { $_ => 1 } @files;

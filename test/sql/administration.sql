@@ -165,6 +165,14 @@ SELECT idem.purge();
 INSERT INTO idem.scope SELECT * FROM scope_rows;
 SELECT answer('restored', 'k');
 ROLLBACK;
+-- A scope that a superuser has inserted again is not a dropped one.
+BEGIN;
+CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT * FROM idem.scope;
+SELECT idem.drop_scope('restored');
+INSERT INTO idem.scope SELECT * FROM scope_rows;
+SELECT idem.purge();
+SELECT answer('restored', 'k');
+ROLLBACK;
 
 -- An id is never reused, whatever the sequence says: no record of another scope answers.
 CREATE FUNCTION next_is_new(name text) RETURNS text LANGUAGE plpgsql AS $$

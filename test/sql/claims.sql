@@ -110,6 +110,25 @@ SELECT idem.complete(:'t', '"by another role"');
 COMMIT;
 SELECT response FROM idem.claim('payments', 'set role');
 
+-- a record of another key that has the same digest, forged here, answers no caller
+CREATE FUNCTION collide(change text, call text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format($q$ UPDATE idem.record SET %s WHERE tenant = 'a' $q$, change);
+  EXECUTE 'SELECT idem.' || call;
+  RETURN 'answered';
+EXCEPTION WHEN program_limit_exceeded THEN RETURN SQLERRM;
+END $$;
+SELECT idem.complete(token, '"of a"') FROM idem.claim('payments', 'collision', tenant => 'a');
+BEGIN;
+UPDATE idem.record SET tenant = 'b' WHERE tenant = 'a';
+SELECT response FROM idem.claim('payments', 'collision', tenant => 'a');
+ROLLBACK;
+\echo :LAST_ERROR_SQLSTATE
+SELECT call, collide('scope = scope + 1', call) AS scope, collide($$tenant = 'b'$$, call) AS tenant, collide($$key = 'other'$$, call) AS key, collide('key = key', call) AS same
+  FROM unnest(ARRAY[$$claim('payments', 'collision', tenant => 'a')$$, $$try_claim('payments', 'collision', tenant => 'a')$$, $$once('payments', 'collision', tenant => 'a')$$,
+    $$once_each('payments', '{collision}', 'a')$$, $$lookup('payments', 'collision', 'a')$$, $$forget('payments', 'collision', 'a')$$]) call;
+DROP FUNCTION collide;
+
 REVOKE ALL ON payment FROM idem_regress_other;
 DROP ROLE idem_regress_other;
 DROP FUNCTION pay;

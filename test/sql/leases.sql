@@ -37,6 +37,12 @@ SELECT idem.release(:'t');
 SELECT idem.renew(:'t');
 SELECT idem.checkpoint(:'t', 'x');
 
+-- an operation that takes longer than the TTL: its answer is kept for the TTL from the end on
+SELECT token AS t FROM idem.claim('jobs', 'long', lease => '1 minute') \gset
+UPDATE idem.record SET created = created - interval '2 days' WHERE key = 'long';
+SELECT idem.complete(:'t', '"at last"');
+SELECT outcome, response, expires_at - now() BETWEEN interval '23 h' AND interval '1 day' AS ttl FROM idem.claim('jobs', 'long');
+
 -- takeover: attempt + 1, the recovery point is kept, the older token is fenced off
 SELECT token AS t1, created_at AS born FROM idem.claim('jobs', 'b', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t1', 'charged', '{"charge": 7}');
@@ -157,6 +163,8 @@ SELECT idem.complete(:'t2');
 SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
 SELECT idem.renew(left(:'t', 38) || CASE right(:'t', 1) WHEN 'A' THEN 'Q' ELSE 'A' END);
 SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELSE 'A' END || substr(:'t', 7));
+SELECT idem.renew(overlay(:'t' PLACING 'C' FROM 28 FOR 1));  -- attempt 2
+SELECT idem.renew(overlay(:'t' PLACING 'B' FROM 28 FOR 1)) > now() AS attempt_1;
 
 -- updates of a leased row stay in the heap
 SELECT pg_stat_force_next_flush();

@@ -58,8 +58,11 @@ SELECT idem.claim('remembering', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ');
 -- a takeover is not a new record
 SELECT idem.create_scope('leasing', ttl => '1 microsecond', reject_stale_keys => false, weak_keys => 'allow');
 SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microsecond', ttl => '1 hour');
-SELECT idem.alter_scope('leasing', weak_keys => 'reject');
+SELECT uuid_key('1 day') AS old \gset
+SELECT outcome, attempt FROM idem.claim('leasing', :'old', lease => '1 microsecond', ttl => '1 hour');
+SELECT idem.alter_scope('leasing', weak_keys => 'reject', reject_stale_keys => true);
 SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microsecond', ttl => '1 hour');
+SELECT outcome, attempt FROM idem.claim('leasing', :'old', lease => '1 microsecond', ttl => '1 hour');
 
 -- weak keys, by their form
 SELECT key, idem.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026-03-04T05:06:07Z', 'abc', 'aaaaaaaaaa',

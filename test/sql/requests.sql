@@ -67,3 +67,10 @@ SELECT outcome FROM idem.try_claim('others', 'of a tenant', '2', tenant => 'acme
 SET ROLE pg_monitor;
 SET idem.log_conflicts = 'log';
 RESET ROLE;
+
+-- A fingerprint of a later release is not compared.
+BEGIN;
+UPDATE idem.record SET fingerprint = set_byte(fingerprint, 0, 255) WHERE key = 'f';
+SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 1234}');
+ROLLBACK;
+SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 1234}');

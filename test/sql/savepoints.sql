@@ -47,6 +47,19 @@ SELECT idem.complete(:'t', '2');
 COMMIT;
 SELECT response FROM idem.claim('savepoints', 'deep');
 
+-- completed in a committed subtransaction within one that is rolled back: open again
+BEGIN;
+SELECT token AS t FROM idem.claim('savepoints', 'reopened') \gset
+SAVEPOINT a;
+SAVEPOINT b;
+SELECT idem.complete(:'t', '1');
+RELEASE SAVEPOINT b;
+ROLLBACK TO a;
+SELECT state('reopened');
+COMMIT;
+\echo :LAST_ERROR_SQLSTATE
+SELECT state('reopened');
+
 -- an open claim that a rollback removed does not prevent the commit
 BEGIN;
 SAVEPOINT a;

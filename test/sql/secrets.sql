@@ -46,6 +46,8 @@ ROLLBACK TO before_rotation;
 SELECT outcome('sixth', '{"a": 1}'), outcome('fifth', '{"a": 1}');
 SELECT idem.rotate_secret();
 SELECT outcome('seventh', '{"a": 1}');
+SELECT idem.rotate_secret();
+SELECT outcome('seventh', '{"a": 1}');
 COMMIT;
 SELECT key, outcome(key, '{"a": 1}'), outcome(key, '{"a": 2}') FROM unnest('{fifth,sixth,seventh,first,seventh}'::text[]) key;
 SELECT * FROM made_with();

@@ -20,3 +20,14 @@ SELECT * FROM idem.streams;
 SELECT idem.create_scope('messages');
 SELECT * FROM idem.streams;
 SELECT idem.advance('messages', 'orders-0', 1);
+-- a watermark of another source that has the same digest, forged here, does not count
+BEGIN;
+UPDATE idem.watermark SET tenant = 'b' WHERE source = 'orders-0';
+SAVEPOINT s;
+SELECT idem.advance('messages', 'orders-0', 2);
+ROLLBACK TO s;
+UPDATE idem.watermark SET tenant = '', source = 'another' WHERE source = 'orders-0';
+SAVEPOINT s;
+SELECT idem.advance('messages', 'orders-0', 2);
+ROLLBACK;
+SELECT idem.advance('messages', 'orders-0', 2);

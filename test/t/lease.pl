@@ -134,6 +134,24 @@ is( $node->safe_psql('postgres',
 		"SELECT outcome, retry_after > '0' FROM idem.try_claim('jobs', 'real time', wait => '100 ms')"),
 	'in_progress|t', 'the wait is bounded');
 
+# One bound covers all waits of a call: that for the lease and that for the key lock, which a renewal
+# holds that is not committed. statement_timeout is the judge: a bound that began anew with the second
+# wait would exceed it.
+my $renewing = worker('bounded');
+my $bounded = $node->background_psql('postgres', on_error_stop => 0);
+my $bounded_pid = $bounded->query_safe('SELECT pg_backend_pid()');
+$bounded->query_until(qr/waiting/, <<'SQL');
+SET statement_timeout = '5 s';
+\echo waiting
+SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '3 s');
+SQL
+waits_for($node, $bounded_pid, 'Extension');
+select undef, undef, undef, 2.5;
+$renewing->query_safe(q{BEGIN; SELECT idem.renew(:'t')});
+is($bounded->query(''), 'in_progress', 'one bound covers the wait for a lease and the wait for the lock');
+$renewing->query_safe('COMMIT');
+$_->quit for ($renewing, $bounded);
+
 # The session's own bound also ends the wait for a lease; a call without the argument "wait" gets a
 # hint about the scope's wait. Without the bound these calls would wait until the statement timeout.
 $node->safe_psql('postgres', "SELECT idem.create_scope('patient', wait => '10 minutes')");

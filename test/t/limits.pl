@@ -119,6 +119,12 @@ is( $node->safe_psql('postgres', <<'SQL'), 'claimed|2', 'a takeover is not a new
 SELECT outcome, attempt FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 minute')
 SQL
 
+my $each = sub { return "SELECT idem.once_each('single', '{$_[0]}', 'f')"; };
+is($node->safe_psql('postgres', $each->('message')), 'message', 'a message of once_each is a new claim');
+is(outcome('single', 'f'), 'limited', 'tenant f has had its claim');
+is(sqlstate($node, $each->('message,another')), 'ID009', 'once_each is refused at the limit');
+is($node->safe_psql('postgres', $each->('message')), '', 'a message that is not new needs no allowance');
+
 my (undef, undef, $stderr) = $node->psql('postgres',
 	"\\set VERBOSITY verbose\nSELECT outcome FROM idem.claim('single', 'refused', tenant => 'd')");
 like($stderr, qr/ID009: too many new claims in scope "single"/, 'claim raises ID009');

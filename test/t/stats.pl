@@ -218,6 +218,8 @@ install_payments($node, 'other');
 $node->safe_psql('other', q(SELECT pay('a', '{"amount": 1}')));
 is(stats('payments', 'other'), 'claims 1 completions 1', 'each database has its own counters');
 is(stats('payments'), 'claims 1 completions 1', 'the first database keeps its counters');
+sql('SELECT idem.stats_reset()');
+is(stats('payments', 'other'), 'claims 1 completions 1', 'a reset leaves the counters of other databases alone');
 
 $node->safe_psql('other', 'DROP EXTENSION idem CASCADE; DROP TABLE payment; DROP FUNCTION pay');
 install_payments($node, 'other');

@@ -188,6 +188,20 @@ TEST(Fingerprint, DoesNotDependOnTheSizesOfWrites) {
     }
 }
 
+TEST(Fingerprint, KeepsTheOrderOfShortAndLongWrites) {
+    const std::string pieces[] = {"a", std::string(600, 'b'), "c", std::string(513, 'd'), "e"};
+    std::string text;
+    FingerprintSink sink;
+    ASSERT_TRUE(sink.begin(counting<Secret>(), 1));
+    for (const std::string& piece : pieces) {
+        sink.write(as_bytes(piece));
+        text += piece;
+    }
+    Fingerprint out{};
+    ASSERT_TRUE(sink.finish(out));
+    EXPECT_TRUE(same_mac(out, of_pieces(counting<Secret>(), text, text.size())));
+}
+
 TEST(Fingerprint, ChangesWithTheSecret) {
     const auto first = of_pieces(counting<Secret>(), "request", 100);
     const auto other = of_pieces(counting<Secret>(1), "request", 100);
