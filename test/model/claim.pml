@@ -798,7 +798,7 @@ next:
                     effect[t] = (call == complete);
                     write(t, call == complete);
 #ifdef RELEASE
-                    d_step {
+                    atomic {
                         if
                         :: call == release && (verdict == claim || verdict == replay) ->
                             row[slot].over = true;
