@@ -2,7 +2,7 @@
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
-ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model tidy coverage \
+ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz model chaos tidy coverage \
   deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
@@ -29,6 +29,9 @@ fuzz:
 model:
 	@tools/setup model
 	@test/model/run $(RUNS)
+chaos:
+	@tools/setup chaos
+	@CHAOS_SECONDS=$(SECONDS) test/chaos/run
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources
