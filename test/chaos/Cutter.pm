@@ -17,11 +17,12 @@ sub new
 	return $self;
 }
 
-# The next message is lost, and its connection with it.
+# The next messages are lost, and their connections with them. Returns how many.
 sub cut
 {
-	my ($self) = @_;
-	return kill 'USR1', $self->{pid};
+	my ($self, $times) = @_;
+	kill $_, $self->{pid} for (qw(USR1 USR2 HUP))[ 0 .. $times - 1 ];
+	return $times;
 }
 
 sub serve
@@ -29,7 +30,8 @@ sub serve
 	my ($self) = @_;
 	my $due = 0;
 	$self->{due} = \$due;
-	local $SIG{USR1} = sub { $due++ };
+	# Signals of one kind that come together are one: so there are three.
+	local @SIG{qw(USR1 USR2 HUP)} = (sub { $due++ }) x 3;
 	$self->SUPER::serve;
 	return;
 }

@@ -9,11 +9,11 @@ use IdemTest;
 use List::Util qw(max shuffle sum0);
 use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC sleep);
 
-# Each kind with its number in a deck. Beside the cheap ones, there is about one fault per second.
+# Each kind with its number in a deck. Those of clients strike several of them at once.
 my @kinds = (
-	cancel      => 70,    # pg_cancel_backend
-	terminate   => 35,    # pg_terminate_backend
-	cut         => 45,    # the proxy loses a message, and its connection
+	cancel      => 110,   # pg_cancel_backend
+	terminate   => 50,    # pg_terminate_backend
+	cut         => 70,    # the proxy loses a message, and its connection
 	memory      => 8,     # allocations of one backend fail
 	clock       => 5,     # the servers' clock is set forward, and sometimes back
 	disk        => 3,     # tables cannot grow
@@ -91,16 +91,27 @@ sub inject
 
 # Signals ----------------------------------------------------------------------------------------
 
+# One to so many clients at the same moment. Returns how many.
 sub signal
 {
-	my ($self, $signal, $pid) = @_;
-	return $pid ? kill $signal, $pid : 0;
+	my ($self, $signal, $most) = @_;
+	my @clients = $self->{servers}->clients;
+	return scalar grep { kill $signal, $_ } grep { defined } @clients[ 0 .. int rand $most ];
 }
 
-sub do_cancel    { my ($self) = @_; return $self->signal(INT  => ($self->{servers}->clients)[0]); }
-sub do_terminate { my ($self) = @_; return $self->signal(TERM => ($self->{servers}->clients)[0]); }
+sub do_cancel    { my ($self) = @_; return $self->signal(INT => 4); }
+sub do_terminate { my ($self) = @_; return $self->signal(TERM => 2); }
 sub do_backend   { my ($self) = @_; return $self->{servers}->crash_backend; }
-sub do_cut       { my ($self) = @_; return $self->{cutter}->cut; }
+
+# Counts the connections that the proxy has cut since the last time.
+sub do_cut
+{
+	my ($self) = @_;
+	my $before = $self->{cuts} // 0;
+	$self->{cutter}->cut(1 + int rand 3);
+	$self->{cuts} = $self->{cutter}->cuts;
+	return $self->{cuts} - $before;
+}
 
 # The purge worker exists for some milliseconds per visit; the launcher is its parent in all but name.
 sub do_worker
@@ -282,13 +293,16 @@ sub end_stuck
 	my $now = clock_gettime(CLOCK_MONOTONIC);
 	return if $now < ($self->{looked} // 0) + 1;
 	$self->{looked} = $now;
-	my $running = eval { $self->{servers}->ask(
-		q{SELECT pid || ' ' || query_start FROM pg_stat_activity WHERE application_name = 'chaos' AND state = 'active'}) } // [];
-	my %seen = map { $_ => $self->{seen}{$_} // $now } @$running;
-	for my $session (grep { $seen{$_} < $now - 10 } keys %seen)
+	my $running = eval { $self->{servers}->ask(q{SELECT concat_ws(' ', pid, extract(epoch FROM query_start), state, wait_event_type,
+		wait_event, pg_blocking_pids(pid)) FROM pg_stat_activity WHERE application_name = 'chaos' AND state = 'active'}) } // [];
+	my %session = map { /^(\S+ \S+) (.*)/ ? ($1 => $2) : () } @$running;
+	my %seen = map { $_ => $self->{seen}{$_} // $now } keys %session;
+	for my $stuck (grep { $seen{$_} < $now - 10 } keys %seen)
 	{
-		my ($pid) = split ' ', $session;
-		$self->{stuck}++ if kill 'TERM', $pid;
+		my ($pid) = split ' ', $stuck;
+		next unless kill 'TERM', $pid;
+		$self->{stuck}++;
+		PostgreSQL::Test::Utils::append_to_file("$self->{directory}/jobs.log", "stuck: $pid $session{$stuck}\n");
 	}
 	$self->{seen} = \%seen;
 	return;

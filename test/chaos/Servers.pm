@@ -114,7 +114,7 @@ sub crash_backend
 {
 	my ($self) = @_;
 	my ($pid) = $self->clients or return 0;
-	kill 'KILL', $pid or return 0;
+	kill('KILL', $pid) or return 0;
 	$self->recover;
 	return 1;
 }
@@ -130,7 +130,7 @@ sub recover
 		$self->forget_connection;
 		return if eval { $self->ask('SELECT 1') };
 		my $pid = eval { (split /\n/, slurp_file($node->data_dir . '/postmaster.pid'))[0] };
-		if (!$pid || !kill 0, $pid)
+		if (!$pid || !kill(0, $pid))
 		{
 			$node->{_pid} = undef;
 			$self->start($node);
@@ -140,11 +140,24 @@ sub recover
 	die 'the primary does not recover';
 }
 
+# Kills all processes of the primary. It may be recovering from a fault that came before, and is asked
+# for its processes again then.
+sub kill_primary
+{
+	my ($self) = @_;
+	for (1 .. 10)
+	{
+		$self->recover;
+		return if eval { kill_postmaster($self->{primary}); 1 };
+	}
+	die "the primary does not tell its processes: $@";
+}
+
 sub restart
 {
 	my ($self, $how) = @_;
+	$how eq 'kill' ? $self->kill_primary : $self->{primary}->stop('immediate');
 	$self->forget_connection;
-	$how eq 'kill' ? kill_postmaster($self->{primary}) : $self->{primary}->stop('immediate');
 	$self->start($self->{primary});
 	return;
 }
@@ -160,8 +173,7 @@ sub fail_over
 	$self->catch_up;
 	sleep rand 0.3;
 	$self->target;
-	$self->forget_connection;
-	kill_postmaster($self->{primary});
+	$self->kill_primary;
 	$self->{standby}->promote;
 	@$self{qw(primary standby)} = @$self{qw(standby primary)};
 	$self->target($self->{database});
@@ -260,6 +272,7 @@ sub move_database
 	my ($self) = @_;
 	my ($primary, $old, $dump) = ($self->{primary}, $self->{database}, "$self->{directory}/dump.sql");
 	my $new = $old . 'r';
+	$self->recover;
 	$self->clear_database;
 	$primary->safe_psql('postgres', "CREATE DATABASE $new");
 	run_log([ 'pg_dump', '-f', $dump, $primary->connstr($old) ]) or die 'pg_dump failed';
