@@ -50,7 +50,7 @@ class WaitBound {
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
 
-    TimestampTz deadline_ = 0;
+    std::int64_t deadline_ = 0;     // by the steady clock
     bool is_lock_timeout_ = false;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);

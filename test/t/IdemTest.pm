@@ -10,7 +10,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
+our @EXPORT = qw(idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
   restart_killed configure replicate rewind effects locks tables_are_sound log_is_clean);
 
 # A running node whose settings depend neither on the machine's speed nor on its locale.
@@ -28,6 +28,27 @@ CONF
 	$node->start;
 	install_payments($node) unless $options{bare};
 	return $node;
+}
+
+# Starts a node whose clock the test can set. Returns the function that sets it, to so many seconds from
+# the time of day, or nothing on a machine without a C compiler.
+sub start_with_clock
+{
+	my ($node) = @_;
+	my $directory = PostgreSQL::Test::Utils::tempdir;
+	my ($shim, $clock) = ("$directory/clock.so", "$directory/clock");
+	return if system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/clock.c") != 0;
+	my $set_clock = sub {
+		open(my $file, '>', "$clock.new") or die $!;
+		print $file shift;
+		close $file;
+		rename "$clock.new", $clock or die $!;
+	};
+	$set_clock->(0);
+	local $ENV{LD_PRELOAD} = $shim;
+	local $ENV{IDEM_TEST_CLOCK} = $clock;
+	$node->start;
+	return $set_clock;
 }
 
 # pay() is the README's procedure; the effect carries its key, so that a second effect is found.
