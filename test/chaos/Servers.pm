@@ -248,14 +248,24 @@ sub drop_database
 	return;
 }
 
-# Sends the clients away, and ends all that is still going on in the database.
+# Sends the clients away, and ends all that is still going on in the database. A client that was about
+# to connect would go on in it while it is dumped; so it gets another name.
 sub clear_database
 {
 	my ($self) = @_;
+	my $old = $self->{database};
 	$self->target;
-	$self->ask('SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = ?', $self->{database});
-	$self->commit_prepared;
-	return;
+	for (1 .. 100)
+	{
+		$self->{primary}->psql('postgres', "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '$old'");
+		$self->commit_prepared;
+		if ($self->{primary}->psql('postgres', "ALTER DATABASE $old RENAME TO ${old}_left") == 0)
+		{
+			$self->{database} = "${old}_left";
+			return;
+		}
+	}
+	die "clients remain in database $old";
 }
 
 sub commit_prepared
@@ -270,10 +280,10 @@ sub commit_prepared
 sub move_database
 {
 	my ($self) = @_;
-	my ($primary, $old, $dump) = ($self->{primary}, $self->{database}, "$self->{directory}/dump.sql");
-	my $new = $old . 'r';
+	my ($primary, $new, $dump) = ($self->{primary}, "$self->{database}r", "$self->{directory}/dump.sql");
 	$self->recover;
 	$self->clear_database;
+	my $old = $self->{database};
 	$primary->safe_psql('postgres', "CREATE DATABASE $new");
 	run_log([ 'pg_dump', '-f', $dump, $primary->connstr($old) ]) or die 'pg_dump failed';
 	run_log([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $primary->connstr($new) ]) or die 'the restore failed';
