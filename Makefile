@@ -3,7 +3,7 @@
 
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
 ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
-  fuzz-core fuzz-sql fuzz-smith model mutants tidy coverage \
+  fuzz-core fuzz-sql fuzz-smith model mutants chaos tidy coverage \
   deb check-deb bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
@@ -37,6 +37,9 @@ model:
 mutants:
 	@tools/setup mutants
 	@test/mutants/run $(MUTANTS)
+chaos:
+	@tools/setup chaos
+	@CHAOS_SECONDS=$(SECONDS) test/chaos/run
 tidy:
 	@tools/setup tidy
 	@$(MAKE) -s tidy-sources

@@ -250,7 +250,7 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md test/*.md'), grep { !/--/ } glob('sql/*.sql');
+  for glob('*.md docs/*.md examples/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.
@@ -260,7 +260,7 @@ my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
 my %times;
 $times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
 my @files = map { s{^test/}{}r } grep { -f && !/\.patch$/ } map { glob } qw(test/* test/*/*);
-my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^t/.*\.pl$|^release\.pl$} } @files;
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^(?:t|chaos)/.*\.pl$|^release\.pl$} } @files;
 is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
 my %exists = map { $_ => 1 } @files;
 is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');

@@ -25,6 +25,13 @@ namespace idem::pg {
 inline constexpr std::int64_t postgres_epoch =
     std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
 
+// Microseconds of the clock that is never set. Only differences have a meaning.
+inline std::int64_t steady_now() {
+    instr_time now;
+    INSTR_TIME_SET_CURRENT(now);
+    return static_cast<std::int64_t>(INSTR_TIME_GET_MICROSEC(now));
+}
+
 template <class T>
 constexpr void trivial() {
     static_assert(std::is_trivially_destructible_v<T>, "an error would jump over the destructor");

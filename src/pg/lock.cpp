@@ -26,12 +26,12 @@ class AsTransactionOwner {
 };
 
 // A nap ends at least this often, because the end of a lease is not signalled.
-constexpr TimestampTz longest_nap = 100'000;
+constexpr std::int64_t longest_nap = 100'000;
 constinit std::uint32_t lease_wait_event = 0;
 
-int milliseconds_until(TimestampTz deadline) {
-    const TimestampTz left = deadline - GetCurrentTimestamp();
-    return static_cast<int>(std::clamp<TimestampTz>((left + 999) / 1000, 1, INT_MAX));
+int milliseconds_until(std::int64_t deadline) {
+    const std::int64_t left = deadline - steady_now();
+    return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
 }
 
 // Holds until the subtransaction ends. 0 would mean no timeout.
@@ -116,11 +116,12 @@ std::optional<report::Holder> KeyLock::holder() const {
     return unknown;
 }
 
+// The deadline is one of the steady clock: a time of day that is set back would prolong a wait.
 WaitBound::WaitBound(std::int64_t wait) : begun_(GetCurrentTimestamp()) {
     Assert(wait >= 0);
     const std::int64_t session = std::int64_t{LockTimeout} * 1000;
     is_lock_timeout_ = session > 0 && session <= wait;
-    deadline_ = begun_ + (is_lock_timeout_ ? session : wait);
+    deadline_ = steady_now() + (is_lock_timeout_ ? session : wait);
 }
 
 WaitBound WaitBound::none() {
@@ -130,7 +131,7 @@ WaitBound WaitBound::none() {
 
 // Raises 55P03 when it is the session's bound that has passed.
 bool WaitBound::is_over() const {
-    if (GetCurrentTimestamp() < deadline_) return false;
+    if (steady_now() < deadline_) return false;
     if (is_lock_timeout_) report::lock_timeout();
     return true;
 }
@@ -182,8 +183,9 @@ bool WaitBound::wait_for(const RowWriter& writer) const {
 bool WaitBound::nap(TimestampTz until) const {
     if (is_over()) return false;
     if (lease_wait_event == 0) lease_wait_event = compat::wait_event("IdemLease");
-    const TimestampTz left = std::min(until, deadline_) - GetCurrentTimestamp();
-    const auto ms = static_cast<long>((std::clamp<TimestampTz>(left, 1, longest_nap) + 999) / 1000);
+    const std::int64_t left = std::min(until - GetCurrentTimestamp(), deadline_ - steady_now());
+    const auto ms =
+        static_cast<long>((std::clamp<std::int64_t>(left, 1, longest_nap) + 999) / 1000);
     (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, lease_wait_event);
     ResetLatch(MyLatch);
     CHECK_FOR_INTERRUPTS();

@@ -54,7 +54,7 @@ class WaitBound {
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
 
     TimestampTz begun_;
-    TimestampTz deadline_;
+    std::int64_t deadline_;         // by the steady clock
     bool is_lock_timeout_ = false;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);

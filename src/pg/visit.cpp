@@ -1,5 +1,6 @@
 #include "pg/visit.hpp"
 
+#include "pg/boundary.hpp"
 #include "pg/record.hpp"
 #include "pg/table.hpp"
 
@@ -57,9 +58,7 @@ void report_visit(const Visit& visit) {
 }
 
 core::Clocks read_clocks() {
-    instr_time steady;
-    INSTR_TIME_SET_CURRENT(steady);
-    return {GetCurrentTimestamp(), static_cast<std::int64_t>(INSTR_TIME_GET_MICROSEC(steady))};
+    return {GetCurrentTimestamp(), steady_now()};
 }
 
 Size visit_size() {

@@ -20,6 +20,7 @@ sub new
 	my ($class, $node, %options) = @_;
 	my $listener = IO::Socket::INET->new(LocalAddr => '127.0.0.1', Listen => 128, Proto => 'tcp') or die "listen: $!";
 	my $self = bless {
+		%options,
 		listener => $listener,
 		socket   => $node->host . '/.s.PGSQL.' . $node->port,
 		at       => $options{at},

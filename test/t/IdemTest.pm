@@ -10,8 +10,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
-  restart_killed effects locks tables_are_sound log_is_clean);
+our @EXPORT = qw(idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
+  restart_killed configure replicate rewind effects locks tables_are_sound log_is_clean);
 
 # A running node whose settings depend neither on the machine's speed nor on its locale.
 sub idem_node
@@ -28,6 +28,27 @@ CONF
 	$node->start;
 	install_payments($node) unless $options{bare};
 	return $node;
+}
+
+# Starts a node whose clock the test can set. Returns the function that sets it, to so many seconds from
+# the time of day, or nothing on a machine without a C compiler.
+sub start_with_clock
+{
+	my ($node) = @_;
+	my $directory = PostgreSQL::Test::Utils::tempdir;
+	my ($shim, $clock) = ("$directory/clock.so", "$directory/clock");
+	return if system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/clock.c") != 0;
+	my $set_clock = sub {
+		open(my $file, '>', "$clock.new") or die $!;
+		print $file shift;
+		close $file;
+		rename "$clock.new", $clock or die $!;
+	};
+	$set_clock->(0);
+	local $ENV{LD_PRELOAD} = $shim;
+	local $ENV{IDEM_TEST_CLOCK} = $clock;
+	$node->start;
+	return $set_clock;
 }
 
 # pay() is the README's procedure; the effect carries its key, so that a second effect is found.
@@ -145,6 +166,42 @@ sub restart_killed
 	return;
 }
 
+sub configure
+{
+	my ($node, $setting, $value) = @_;
+	$node->safe_psql('postgres', "ALTER SYSTEM SET $setting = '$value'");
+	$node->reload;
+	return;
+}
+
+# The standby is connected, and the primary waits for it, or does not.
+sub replicate
+{
+	my ($primary, $standby, $mode) = @_;
+	configure($primary, 'synchronous_standby_names', $mode eq 'synchronous' ? '*' : '');
+	my $state = $mode eq 'synchronous' ? 'sync' : 'async';
+	$primary->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = '$state'")
+	  or die "no $mode standby";
+	$primary->wait_for_catchup($standby);
+	return;
+}
+
+# Rewinds a killed primary to where its history and that of the new one part, so that it can be started
+# as the next standby. Returns whether that went well.
+sub rewind
+{
+	my ($node, $primary) = @_;
+	$primary->safe_psql('postgres', 'CHECKPOINT');
+	my $conf = $node->data_dir . '/postgresql.conf';
+	my $own = slurp_file($conf);
+	my $rewound = run_log([ 'pg_rewind', '--target-pgdata', $node->data_dir, '--source-server', $primary->connstr('postgres') ]);
+	unlink $conf;
+	append_to_file($conf, $own);
+	unlink $node->data_dir . '/postgresql.auto.conf';
+	$node->enable_streaming($primary);
+	return $rewound;
+}
+
 sub effects
 {
 	my ($node, $key) = @_;
@@ -161,14 +218,15 @@ sub locks
 # is in every index and, on versions that can check it, once in each unique index.
 sub tables_are_sound
 {
-	my ($node, $name) = @_;
-	is($node->safe_psql('postgres', <<'SQL'), '', "the tables are sound: $name");
+	my ($node, $name, $database) = @_;
+	$database //= 'postgres';
+	is($node->safe_psql($database, <<'SQL'), '', "the tables are sound: $name");
 SELECT c.relname, v.* FROM pg_class c, verify_heapam(c.oid) v
 WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'r'
 SQL
-	my $unique = $node->safe_psql('postgres', q{SELECT to_regprocedure('bt_index_check(regclass, bool, bool)') IS NOT NULL});
+	my $unique = $node->safe_psql($database, q{SELECT to_regprocedure('bt_index_check(regclass, bool, bool)') IS NOT NULL});
 	my $options = $unique eq 't' ? 'true, true' : 'true';
-	my (undef, undef, $stderr) = $node->psql('postgres', <<"SQL");
+	my (undef, undef, $stderr) = $node->psql($database, <<"SQL");
 SELECT bt_index_check(i.indexrelid, $options) FROM pg_index i
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
 WHERE c.relnamespace = 'idem'::regnamespace AND a.amname = 'btree' AND i.indisready AND i.indisvalid

@@ -28,26 +28,6 @@ my $standby = PostgreSQL::Test::Cluster->new('beta');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
 $standby->start;
 
-sub configure
-{
-	my ($node, $setting, $value) = @_;
-	$node->safe_psql('postgres', "ALTER SYSTEM SET $setting = '$value'");
-	$node->reload;
-	return;
-}
-
-# The standby is connected, and the primary waits for it, or does not.
-sub replicate
-{
-	my ($mode) = @_;
-	configure($primary, 'synchronous_standby_names', $mode eq 'synchronous' ? '*' : '');
-	my $state = $mode eq 'synchronous' ? 'sync' : 'async';
-	$primary->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = '$state'")
-	  or die "no $mode standby";
-	$primary->wait_for_catchup($standby);
-	return;
-}
-
 # From here on, the standby does not receive what the primary commits.
 sub cut_replication
 {
@@ -65,18 +45,10 @@ sub fail_over
 	return;
 }
 
-# The killed primary is rewound to where the histories part; then it follows the new primary.
+# The killed primary follows the new one.
 sub rejoin
 {
-	$primary->safe_psql('postgres', 'CHECKPOINT');
-	my $conf = $standby->data_dir . '/postgresql.conf';
-	my $own = slurp_file($conf);
-	command_ok([ 'pg_rewind', '--target-pgdata', $standby->data_dir, '--source-server', $primary->connstr('postgres') ],
-		$standby->name . ' is rewound');
-	unlink $conf;
-	append_to_file($conf, $own);
-	unlink $standby->data_dir . '/postgresql.auto.conf';
-	$standby->enable_streaming($primary);
+	ok(rewind($standby, $primary), $standby->name . ' is rewound');
 	$standby->start;
 	return;
 }
@@ -117,7 +89,7 @@ sub storm_and_failover
 	my ($procedure, $sends, %options) = @_;
 	my $table = $procedure eq 'pay' ? 'payment' : 'unprotected_payment';
 	clear();
-	replicate($options{mode} // 'synchronous');
+	replicate($primary, $standby, $options{mode} // 'synchronous');
 	my $storm = Storm->new([ $procedure, $clients, $operations, $sends, 0 ], [ $primary, $standby ],
 		session => $options{unheard} ? '-c synchronous_commit=remote_apply' : '');
 	effects_reach($standby, $table, $operations / 4) or die 'no storm';
@@ -164,7 +136,7 @@ rejoin();
 
 # 2. Leases: the standby has a claim before the caller continues with an external call, so
 # its token, its attempts and its recovery point are there after the failover.
-replicate('synchronous');
+replicate($primary, $standby, 'synchronous');
 sub claim_job
 {
 	my ($key) = @_;
@@ -186,7 +158,7 @@ rejoin();
 # 3. What the standby does not have is not acknowledged. Even a session that does not wait for the
 # standby waits for its leased claims.
 clear();
-replicate('synchronous');
+replicate($primary, $standby, 'synchronous');
 cut_replication();
 my @hanging = (commit_unheard(q{SELECT pay('cut', '{"amount": 1}')}),
 	commit_unheard(q{SET synchronous_commit = off; SELECT token FROM idem.claim('jobs', 'cut', lease => '1 hour')}));
@@ -204,7 +176,7 @@ rejoin();
 # have, and a replay acknowledges it. A replay that writes something waits, as
 # docs/high-availability.md says.
 clear();
-replicate('synchronous');
+replicate($primary, $standby, 'synchronous');
 ask(<<'SQL');
 CREATE FUNCTION pay_strictly(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
@@ -238,7 +210,7 @@ rejoin();
 # 5. Asynchronous replication: the last commits are lost, acknowledged or not, each effect with its
 # record.
 clear();
-replicate('asynchronous');
+replicate($primary, $standby, 'asynchronous');
 ask(q{SELECT pay('early', '{"amount": 1}')});
 $primary->wait_for_catchup($standby);
 cut_replication();

@@ -382,26 +382,10 @@ unlike($everything, qr/idem (purger|launcher) (ERROR|WARNING)/, 'the log has no 
 
 SKIP:
 {
-	my $directory = PostgreSQL::Test::Utils::tempdir;
-	my $shim = "$directory/clock.so";
-	skip 'there is no C compiler', 6
-	  if system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/clock.c") != 0;
-	my $clock = "$directory/clock";
-	my $set_clock = sub {
-		open(my $file, '>', "$clock.new") or die $!;
-		print $file shift;
-		close $file;
-		rename "$clock.new", $clock or die $!;
-	};
-	$set_clock->(0);
 	my $jumpy = PostgreSQL::Test::Cluster->new('jumpy');
 	$jumpy->init;
 	$jumpy->append_conf('postgresql.conf', $conf . "idem.purge_naptime = '5min'\nautovacuum = off\n");
-	{
-		local $ENV{LD_PRELOAD} = $shim;
-		local $ENV{IDEM_TEST_CLOCK} = $clock;
-		$jumpy->start;
-	}
+	my $set_clock = start_with_clock($jumpy) or skip 'there is no C compiler', 6;
 	$node = $jumpy;
 	install_payments($node);
 	fill('postgres', 100, '1 hour');

@@ -1,0 +1,243 @@
+# Chaos: many clients with all kinds of calls, faults of all kinds at random, and a checker that knows
+# nothing but the history of calls and answers. test/chaos/README.md explains it; test/chaos/run runs
+# it.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin", "$FindBin::Bin/../t";
+
+use File::Copy qw(copy);
+use POSIX ();
+use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC sleep);
+
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use IdemTest;
+
+plan skip_all => 'DBD::Pg is not installed' unless eval { require DBD::Pg; 1 };
+require Checker;
+require Client;
+require Cutter;
+require Faults;
+require Servers;
+
+my $seconds = $ENV{CHAOS_SECONDS} || 60;
+my $seed = $ENV{CHAOS_SEED} || 1;
+my $clients = $ENV{CHAOS_CLIENTS} || 8;
+my $unprotected = $ENV{CHAOS_BREAK};
+my $release_before = '0.2.0';
+my %ttl = (b => 300);
+
+my $directory = PostgreSQL::Test::Utils::tempdir;
+my $library = Shim::build("$FindBin::Bin/faults.c", $directory);
+diag 'no C compiler: clock, disk, wal and memory are NOT TESTED' unless $library;
+my $servers = Servers->new($directory, $library);
+$servers->{history} = "$directory/clock";
+replicate($servers->{primary}, $servers->{standby}, 'synchronous');
+my $script = slurp_file("$FindBin::Bin/schema.sql");
+$script .= slurp_file("$FindBin::Bin/unprotected.sql") if $unprotected;
+$servers->target;
+my $cutter = Cutter->new($servers->{primary}, target => "$directory/target");
+my $faults = Faults->new(servers => $servers, cutter => $cutter, directory => $directory,
+	only => [ split /,/, $ENV{CHAOS_FAULTS} // '' ]);
+
+my ($acknowledged, $unknown, $violations) = (0, 0, 0);
+
+# Clients and faults -----------------------------------------------------------------------------
+
+sub history { my ($epoch, $id) = @_; return "$directory/history.$epoch.$id"; }
+
+sub fork_client
+{
+	my ($epoch, $n) = @_;
+	my $parent = $$;
+	my $pid = fork // die "fork: $!";
+	return $pid if $pid;
+	my $client = Client->new(
+		id      => "c$n",
+		parent  => $parent,
+		seed    => $seed * 1_000_003 + $epoch * 101 + $n,
+		target  => "$directory/target",
+		history => history($epoch, $n),
+		stop    => "$directory/stop",
+		proxy   => $n % 2 ? $cutter->port : undef);
+	eval { $client->run; 1 } or do { print STDERR "client $n: $@"; POSIX::_exit(1) };
+	POSIX::_exit(0);
+}
+
+# Waits for processes, and meanwhile for sessions that are stuck. Returns how many failed.
+sub finish_clients
+{
+	my %left = map { $_ => 1 } @_;
+	my $failed = 0;
+	while (%left)
+	{
+		for my $pid (keys %left)
+		{
+			next unless waitpid($pid, POSIX::WNOHANG()) == $pid;
+			delete $left{$pid};
+			$failed++ if $?;
+		}
+		$faults->end_stuck;
+		sleep 0.02;
+	}
+	return $failed;
+}
+
+# Afterwards -------------------------------------------------------------------------------------
+
+# The keys of an epoch that can be claimed.
+sub keys_of
+{
+	my ($epoch) = @_;
+	my %keys;
+	for my $n (1 .. $clients)
+	{
+		open my $in, '<', history($epoch, $n) or die $!;
+		while (<$in>) { $keys{$1} = 1 if /^(?:[^\t]*\t){4}([ab][0-9a-f]+)\t/; }
+	}
+	return sort keys %keys;
+}
+
+# Every key can be brought to an end, once its lease has ended.
+sub finish_keys
+{
+	my ($epoch) = @_;
+	$servers->set_clock($servers->{highest} + 60);
+	my $dbh = $servers->connect_to($servers->{primary}, $servers->{database});
+	open my $out, '>', history($epoch, 'finish') or die $!;
+	my @keys = keys_of($epoch);
+	my $uid = 0;
+	while (my @some = splice @keys, 0, 500)
+	{
+		my @uids = map { 'finish.' . ++$uid } @some;
+		my $invoked = clock_gettime(CLOCK_MONOTONIC);
+		my ($answers) = $dbh->selectrow_array('SELECT chaos.calls($1, $2, $3, $4)', undef,
+			[ map { 'claim' } @some ], \@some, \@uids, [ map { undef } @some ]);
+		my $returned = clock_gettime(CLOCK_MONOTONIC);
+		print $out join("\t", $invoked, $returned, 'finish', 'claim', $some[$_], $uids[$_], $answers->[$_], ''), "\n" for 0 .. $#some;
+	}
+	close $out or die $!;
+	$dbh->disconnect;
+	return;
+}
+
+sub fetch_effects
+{
+	my ($epoch) = @_;
+	my $file = history($epoch, 'effects');
+	append_to_file($file, $servers->{primary}->safe_psql($servers->{database},
+		q{COPY (SELECT key, uid, result, coalesce(seq::text, '') FROM chaos.effect) TO STDOUT}) . "\n");
+	return;
+}
+
+my $fingerprint = q{SELECT count(*), coalesce(sum(hashtextextended(t::text, 0)), 0) FROM %s t};
+sub same_on_standby
+{
+	my ($table) = @_;
+	my $query = sprintf $fingerprint, $table;
+	is($servers->{standby}->safe_psql($servers->{database}, $query), $servers->sql($query), "the standby agrees: $table");
+	return;
+}
+
+# What an administrator looks at once the faults have ended.
+sub check_servers
+{
+	my ($epoch) = @_;
+	# REINDEX CONCURRENTLY leaves an index behind if it is interrupted.
+	$servers->sql($_) for split /\n/, $servers->sql(
+		q{SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid OR NOT indisready});
+	$servers->sql('SELECT idem.purge(1000000)');
+	$servers->sql('VACUUM idem.record');    # autovacuum comes once per minute
+	is($servers->ask('SELECT count(*) FROM pg_prepared_xacts')->[0], 0, 'no transaction is prepared');
+	is($servers->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0], 0, 'no key lock is left');
+	# The check of the sizing divides the claims by a time that the clock has jumped over.
+	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name <> 'sizing'}), '', 'idem.health() has no findings');
+	is($servers->sql(q{SELECT source, seq, (SELECT max(seq) FROM chaos.effect WHERE key = source) AS applied
+		FROM idem.watermark WHERE seq IS DISTINCT FROM (SELECT max(seq) FROM chaos.effect WHERE key = source)}), '',
+		'every watermark is the highest number that was applied');
+	tables_are_sound($servers->{primary}, "epoch $epoch", $servers->{database});
+	$servers->catch_up;
+	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect);
+	return;
+}
+
+# The verdict ------------------------------------------------------------------------------------
+
+sub judge
+{
+	my ($epoch) = @_;
+	my $checker = Checker->new(ttl => \%ttl);
+	$checker->read($_) for grep { -e } "$directory/clock", map { history($epoch, $_) } 1 .. $clients, 'finish';
+	$checker->read_effects(history($epoch, 'effects'));
+	my @found = $checker->check;
+	$acknowledged += $checker->{acknowledged};
+	$unknown += $checker->{unknown};
+	$violations += @found;
+	for my $violation (@found[ 0 .. ($#found < 9 ? $#found : 9) ])
+	{
+		diag "VIOLATION, seed $seed, epoch $epoch, key $violation->{key}: $violation->{rule}: $violation->{seen}\n"
+		  . $checker->history($violation->{key});
+	}
+	return scalar @found;
+}
+
+# A storm in a database of its own, until the deck is dealt. Half of the epochs begin with the release before.
+sub storm
+{
+	my ($epoch) = @_;
+	my $version = !$unprotected && $epoch % 2 ? $release_before : '';
+	$version ||= (split /\n/, $servers->{primary}->safe_psql('postgres', q{SELECT default_version FROM pg_available_extensions WHERE name = 'idem'}))[0];
+	$servers->create_database("epoch$epoch", $script, $version);
+	srand($seed * 1_000_003 + $epoch * 101);
+	unlink "$directory/stop";
+	$servers->target("epoch$epoch");
+	my @pids = map { fork_client($epoch, $_) } 1 .. $clients;
+	$faults->deal;
+	$servers->set_clock($servers->{highest});
+	append_to_file("$directory/stop", '');
+	is(finish_clients(@pids), 0, "epoch $epoch: every client ran through");
+	$servers->commit_prepared;
+	finish_keys($epoch);
+	check_servers($epoch) unless $unprotected;
+	fetch_effects($epoch);
+	my $found = judge($epoch);
+	$unprotected ? isnt($found, 0, "epoch $epoch: without idem, the checker finds violations")
+	  : is($found, 0, "epoch $epoch: no violation");
+	$servers->drop_database($servers->{database});
+	unlink map { history($epoch, $_) } 1 .. $clients, 'finish', 'effects' unless $found || $ENV{KEEP};
+	return;
+}
+
+# CHAOS_SECONDS is when the last epoch begins at the latest; at least one runs to its end.
+my $begin = clock_gettime(CLOCK_MONOTONIC);
+my ($epoch, $longest) = (0, 0);
+do
+{
+	my $start = clock_gettime(CLOCK_MONOTONIC);
+	storm(++$epoch);
+	my $took = clock_gettime(CLOCK_MONOTONIC) - $start;
+	$longest = $took if $took > $longest;
+	diag sprintf 'epoch %d: %d s, so far %d operations acknowledged, %d unknown, %d faults, %d violations',
+	  $epoch, $took, $acknowledged, $unknown, $faults->total, $violations;
+} while (clock_gettime(CLOCK_MONOTONIC) - $begin + $longest < $seconds);
+
+cmp_ok($faults->{count}{$_}, '>', 0, "$_ happened") for @{ $faults->{chosen} };
+is($faults->{stuck}, 0, 'no session was stuck') unless $library && $faults->{count}{clock};
+$cutter->stop;
+$_->stop for @$servers{qw(primary standby)};
+for my $node (@$servers{qw(primary standby)})
+{
+	is(join("\n", grep { /TRAP:/ } split /\n/, slurp_file($node->logfile)), '', $node->name . ': no assertion failed');
+}
+
+diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d sessions stuck, %d violations",
+  $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary, $faults->{stuck}, $violations;
+if ($ENV{CHAOS_KEEP} && ($ENV{KEEP} || !Test::More->builder->is_passing))
+{
+	copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"), map { $_->logfile } @$servers{qw(primary standby)};
+	diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
+}
+done_testing();

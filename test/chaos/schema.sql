@@ -1,0 +1,181 @@
+-- What the clients call: each function does what an application does with idem, and tells what came
+-- of it in a word. No table has a unique constraint: only idem keeps an effect from happening twice.
+CREATE SCHEMA chaos;
+
+SELECT idem.create_scope('lasting', ttl => '30 days', wait => '100 ms', lease => '2 s');
+SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease => '2 s');
+SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
+SELECT idem.create_scope('streams', wait => '100 ms');
+
+-- result is 'c' or 'f': how the operation ended. seq is of streams alone.
+CREATE TABLE chaos.effect (key text, uid text, result "char" DEFAULT 'c', seq bigint);
+
+CREATE FUNCTION chaos.scope(key text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE left(key, 1) WHEN 'a' THEN 'lasting' WHEN 'b' THEN 'brief' WHEN 'e' THEN 'events'
+         ELSE 'streams' END
+$$;
+
+-- Half of the operations have a request.
+CREATE FUNCTION chaos.request(key text) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN right(key, 1) IN ('0', '2', '4', '6', '8')
+         THEN jsonb_build_object('key', key, 'amount', 1) END
+$$;
+
+-- The operation of idem.execute(): one in sixteen fails for good.
+CREATE FUNCTION chaos.operation(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+  uid text := current_setting('chaos.uid');
+BEGIN
+  IF right(md5(uid), 1) = '0' THEN
+    RAISE EXCEPTION USING ERRCODE = 'CH001', MESSAGE = uid;
+  END IF;
+  INSERT INTO chaos.effect (key, uid) VALUES (idem.current_key(), uid);
+  RETURN jsonb_build_object('uid', uid);
+END $$;
+
+-- What a client learns of a finished operation.
+CREATE FUNCTION chaos.answer(outcome text, response jsonb, error jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE outcome
+         WHEN 'completed' THEN 'had ' || coalesce(response->>'uid', '?') || ' c'
+         WHEN 'failed' THEN 'had ' || coalesce(error->>'message', '?') || ' f'
+         ELSE outcome END
+$$;
+
+-- One call. Returns one of:
+--   did           the operation ran, under uid, and its effect is in this transaction
+--   had UID c|f   the operation had ended before, and this is its answer
+--   hold N TOKEN  a leased claim, attempt N
+--   ok            renewed, or a checkpoint was set
+--   free          given up, nothing happened
+--   forgot        the record was deleted
+--   another word  nothing happened: in_progress, conflict, absent
+CREATE FUNCTION chaos.call(kind text, key text, uid text, token text) RETURNS text
+LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+  scope text := chaos.scope(key);
+  request jsonb := chaos.request(key);
+  c idem.claim_result;
+  x idem.execution;
+  r idem.record_info;
+BEGIN
+  CASE kind
+  WHEN 'claim', 'fail', 'release', 'undo' THEN
+    c := idem.claim(scope, key, request);
+  WHEN 'wait' THEN
+    c := idem.claim(scope, key, request, wait => '20 ms');
+  WHEN 'try' THEN
+    c := idem.try_claim(scope, key, request);
+  WHEN 'try_wait' THEN
+    c := idem.try_claim(scope, key, request, wait => '10 ms');
+  WHEN 'other' THEN
+    c := idem.try_claim(scope, key, '{"another": "request"}');
+  WHEN 'lease' THEN
+    c := idem.try_claim(scope, key, request, lease => '1 second');
+  WHEN 'lease_wait' THEN
+    c := idem.claim(scope, key, request, lease => '3 seconds', wait => '50 ms');
+  WHEN 'execute' THEN
+    PERFORM set_config('chaos.uid', uid, true);
+    x := idem.execute(scope, key, 'chaos.operation(jsonb)', request);
+    IF x.replayed THEN
+      RETURN chaos.answer(x.outcome, x.response, x.error);
+    END IF;
+    IF x.outcome = 'failed' THEN
+      INSERT INTO chaos.effect (key, uid, result) VALUES (key, uid, 'f');
+    END IF;
+    RETURN 'did';
+  WHEN 'once' THEN
+    IF NOT idem.once(scope, key) THEN
+      RETURN 'had ? c';
+    END IF;
+    INSERT INTO chaos.effect (key, uid) VALUES (key, uid);
+    RETURN 'did';
+  WHEN 'lookup' THEN
+    r := idem.lookup(scope, key);
+    RETURN chaos.answer(r.state, r.response, r.error);
+  WHEN 'forget' THEN
+    RETURN CASE WHEN idem.forget(scope, key) THEN 'forgot' ELSE 'absent' END;
+  WHEN 'purge' THEN
+    PERFORM idem.purge(100);
+    RETURN 'free';
+  WHEN 'advance' THEN
+    IF NOT idem.advance(scope, key, token::bigint, contiguous => true) THEN
+      RETURN 'had ? c';
+    END IF;
+    INSERT INTO chaos.effect (key, uid, seq) VALUES (key, uid, token::bigint);
+    RETURN 'did';
+  WHEN 'complete' THEN
+    INSERT INTO chaos.effect (key, uid) VALUES (key, uid);
+    PERFORM idem.complete(token, jsonb_build_object('uid', uid));
+    RETURN 'did';
+  WHEN 'give_up' THEN
+    INSERT INTO chaos.effect (key, uid, result) VALUES (key, uid, 'f');
+    PERFORM idem.fail(token, jsonb_build_object('sqlstate', 'CH001', 'message', uid));
+    RETURN 'did';
+  WHEN 'renew' THEN
+    PERFORM idem.renew(token, '2 seconds');
+    RETURN 'ok';
+  WHEN 'checkpoint' THEN
+    PERFORM idem.checkpoint(token, uid);
+    RETURN 'ok';
+  WHEN 'drop' THEN
+    PERFORM idem.release(token);
+    RETURN 'free';
+  END CASE;
+
+  IF NOT c.claimed THEN
+    RETURN chaos.answer(c.outcome, c.response, c.error);
+  ELSIF kind LIKE 'lease%' THEN
+    RETURN 'hold ' || c.attempt || ' ' || c.token;
+  ELSIF kind IN ('release', 'other') THEN
+    PERFORM idem.release(c.token);
+    RETURN 'free';
+  END IF;
+  INSERT INTO chaos.effect (key, uid, result)
+    VALUES (key, uid, CASE kind WHEN 'fail' THEN 'f' ELSE 'c' END::"char");
+  IF kind = 'fail' THEN
+    PERFORM idem.fail(c.token, jsonb_build_object('sqlstate', 'CH001', 'message', uid));
+  ELSE
+    PERFORM idem.complete(c.token, jsonb_build_object('uid', uid));
+  END IF;
+  IF kind = 'undo' THEN
+    RAISE EXCEPTION USING ERRCODE = 'CH002';
+  END IF;
+  RETURN 'did';
+END $$;
+
+-- Many calls, each in a savepoint: an error ends that call alone. A stored failure is an answer.
+CREATE FUNCTION chaos.calls(kinds text[], keys text[], uids text[], tokens text[]) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  answers text[] := '{}';
+  answer text;
+BEGIN
+  FOR i IN 1 .. cardinality(kinds) LOOP
+    BEGIN
+      answer := chaos.call(kinds[i], keys[i], uids[i], tokens[i]);
+    EXCEPTION WHEN OTHERS THEN
+      answer := CASE SQLSTATE WHEN 'CH001' THEN 'had ' || SQLERRM || ' f'
+                WHEN 'CH002' THEN 'free' ELSE SQLSTATE END;
+    END;
+    answers := answers || answer;
+  END LOOP;
+  RETURN answers;
+END $$;
+
+-- The same without savepoints: an error ends the transaction.
+CREATE FUNCTION chaos.calls_bare(kinds text[], keys text[], uids text[], tokens text[])
+RETURNS text[] LANGUAGE sql AS $$
+  SELECT array_agg(chaos.call(kind, key, uid, token) ORDER BY n)
+  FROM unnest(kinds, keys, uids, tokens) WITH ORDINALITY u (kind, key, uid, token, n)
+$$;
+
+-- idem.once_each() for an array of keys. Returns the new ones.
+CREATE FUNCTION chaos.each(keys text[], uid text) RETURNS text[] LANGUAGE sql AS $$
+  WITH new AS (
+    INSERT INTO chaos.effect (key, uid)
+      SELECT key, uid FROM idem.once_each('events', keys) key RETURNING key
+  )
+  SELECT coalesce(array_agg(key), '{}') FROM new
+$$;

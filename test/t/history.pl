@@ -1,0 +1,295 @@
+# The checker of the chaos test (test/chaos/Checker.pm) finds every kind of violation in histories that
+# are written by hand, and none in those that are as promised. Needs no server.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::Bin/../chaos";
+
+use Checker;
+use Test::More;
+
+# A case: calls ("invoked returned client kind key uid answer of"), effects ("key uid result seq"), and
+# settings of the clock ("before after clock seconds"), as one text. Returns the rules that are
+# violated.
+sub verdict
+{
+	my ($text) = @_;
+	my $checker = Checker->new(ttl => { b => 300 });
+	for my $line (grep { /\S/ } split /\n/, $text)
+	{
+		my @field = grep { length } split /\s\s+/, $line;
+		if ($field[0] eq 'effect') { $checker->effect(@field[ 1 .. 3 ], $field[4] // ''); next; }
+		push @field, '' while $field[2] ne 'clock' && @field < 8;
+		$checker->line(join "\t", @field);
+	}
+	return join ', ', map { $_->{rule} } $checker->check;
+}
+
+sub finds { my ($rule, $text, $name) = @_; return is(verdict($text), $rule, $name // $rule); }
+sub accepts { my ($name, $text) = @_; return is(verdict($text), '', $name); }
+
+# Effects and answers ----------------------------------------------------------------------------
+
+accepts('a call, a replay, another effect', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  try  a1  u2  had u1 c
+3  4  c2  claim  a2  u3  did
+effect  a1  u1  c
+effect  a2  u3  c
+END
+accepts('an unknown outcome with an effect, and one without', <<'END');
+1  inf  c1  claim  a1  u1  ?
+1  inf  c1  claim  a2  u2  ?
+3  4  c2  claim  a1  u3  had u1 c
+effect  a1  u1  c
+END
+finds('two effects', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  claim  a1  u2  did
+effect  a1  u1  c
+effect  a1  u2  c
+END
+finds('two effects', <<'END', 'two effects, one of an unknown outcome');
+1  inf  c1  claim  a1  u1  ?
+3  4  c2  claim  a1  u2  did
+effect  a1  u1  c
+effect  a1  u2  c
+END
+finds('effect twice, two effects', <<'END', 'a call has two effects');
+1  2  c1  claim  a1  u1  did
+effect  a1  u1  c
+effect  a1  u1  c
+END
+finds('effect lost', <<'END');
+1  2  c1  claim  a1  u1  did
+END
+finds('effect without a call', <<'END', 'an effect of a call that failed');
+1  2  c1  claim  a1  u1  none
+effect  a1  u1  c
+END
+finds('effect without a call', <<'END', 'an effect that was rolled back');
+1  2  c1  undo  a1  u1  free
+effect  a1  u1  c
+END
+finds('effect without a call', <<'END', 'an effect that no call made');
+effect  a1  u1  c
+END
+finds('answer without an effect', <<'END', 'an answer of a call that had no effect');
+1  2  c1  claim  a1  u1  did
+1  2  c2  claim  a1  u2  none
+3  4  c3  claim  a1  u3  had u2 c
+effect  a1  u1  c
+END
+finds('answer without an effect', <<'END', 'the answer of another key');
+1  2  c1  claim  a1  u1  did
+1  2  c1  claim  a2  u2  did
+3  4  c3  claim  a1  u3  had u2 c
+effect  a1  u1  c
+effect  a2  u2  c
+END
+finds('answer without an effect', <<'END', 'a success that was a failure');
+1  2  c1  fail  a1  u1  did
+3  4  c3  claim  a1  u3  had u1 c
+effect  a1  u1  f
+END
+finds('answer before the call', <<'END');
+1  2  c2  claim  a1  u2  had u1 c
+3  4  c1  claim  a1  u1  did
+effect  a1  u1  c
+END
+finds('answer to another request', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  other  a1  u2  had u1 c
+effect  a1  u1  c
+END
+finds('record lost', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  lookup  a1  u2  absent
+effect  a1  u1  c
+END
+accepts('a lookup that overlaps the call', <<'END');
+1  3  c1  claim  a1  u1  did
+2  4  c2  lookup  a1  u2  absent
+effect  a1  u1  c
+END
+finds('no end', <<'END');
+1  inf  c1  claim  a1  u1  ?
+3  4  finish  claim  a1  u2  ID001
+END
+
+# Generations ------------------------------------------------------------------------------------
+
+accepts('a key that was forgotten', <<'END');
+1  2  c1  claim  b1  u1  did
+3  4  c2  forget  b1  u2  forgot
+5  6  c3  claim  b1  u3  did
+7  8  c3  claim  b1  u4  had u3 c
+effect  b1  u1  c
+effect  b1  u3  c
+END
+accepts('a key that may have been forgotten', <<'END');
+1  2  c1  claim  b1  u1  did
+3  inf  c2  forget  b1  u2  ?
+5  6  c3  claim  b1  u3  did
+effect  b1  u1  c
+effect  b1  u3  c
+END
+finds('two effects', <<'END', 'two effects before the key was forgotten');
+1  2  c1  claim  b1  u1  did
+3  4  c1  claim  b1  u2  did
+5  6  c2  forget  b1  u3  forgot
+effect  b1  u1  c
+effect  b1  u2  c
+END
+finds('two effects', <<'END', 'three effects, and forgotten once');
+1  2  c1  claim  b1  u1  did
+3  4  c2  forget  b1  u2  forgot
+5  6  c1  claim  b1  u3  did
+7  8  c1  claim  b1  u4  did
+effect  b1  u1  c
+effect  b1  u3  c
+effect  b1  u4  c
+END
+finds('old answer', <<'END');
+1  2  c1  claim  b1  u1  did
+3  4  c2  forget  b1  u2  forgot
+5  6  c3  claim  b1  u3  did
+7  8  c3  claim  b1  u4  had u1 c
+effect  b1  u1  c
+effect  b1  u3  c
+END
+accepts('a key that has expired by the clock', <<'END');
+1  2  c1  claim  b1  u1  did
+3  4  clock  400
+5  6  clock  0
+7  8  c1  claim  b1  u2  did
+effect  b1  u1  c
+effect  b1  u2  c
+END
+finds('two effects', <<'END', 'a clock that was not set far enough');
+1  2  c1  claim  b1  u1  did
+3  4  clock  200
+7  8  c1  claim  b1  u2  did
+effect  b1  u1  c
+effect  b1  u2  c
+END
+finds('two effects', <<'END', 'a clock that was set before the first effect');
+1  2  clock  400
+3  4  c1  claim  b1  u1  did
+7  8  c1  claim  b1  u2  did
+effect  b1  u1  c
+effect  b1  u2  c
+END
+
+# Leases -----------------------------------------------------------------------------------------
+
+accepts('a takeover', <<'END');
+1  2  c1  lease  a1  h1  hold 1
+3  4  c1  renew  a1  u1  ok  h1
+5  6  c2  lease  a1  h2  hold 2
+7  8  c1  complete  a1  u2  ID004  h1
+9  10  c2  complete  a1  u3  did  h2
+effect  a1  u3  c
+END
+accepts('a late call of an attempt that was not taken over', <<'END');
+1  2  c1  lease  a1  h1  hold 1
+5  8  c2  lease  a1  h2  hold 2
+6  7  c1  renew  a1  u2  ok  h1
+END
+finds('fenced attempt', <<'END', 'a fenced attempt renews');
+1  2  c1  lease  a1  h1  hold 1
+3  4  c2  lease  a1  h2  hold 2
+5  6  c1  renew  a1  u2  ok  h1
+END
+finds('fenced attempt', <<'END', 'a fenced attempt completes');
+1  2  c1  lease  a1  h1  hold 1
+3  4  c2  lease  a1  h2  hold 2
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u2  c
+END
+finds('call after the end', <<'END');
+1  2  c1  lease  a1  h1  hold 1
+3  4  c1  complete  a1  u1  did  h1
+5  6  c1  renew  a1  u2  ok  h1
+effect  a1  u1  c
+END
+finds('two effects, completed twice', <<'END', 'an attempt completes twice');
+1  2  c1  lease  a1  h1  hold 1
+3  4  c1  complete  a1  u1  did  h1
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u1  c
+effect  a1  u2  c
+END
+finds('attempt twice', <<'END');
+1  4  c1  lease  a1  h1  hold 1
+2  3  c2  lease  a1  h2  hold 1
+END
+finds('attempt backwards', <<'END');
+1  2  c1  lease  a1  h1  hold 2
+3  4  c2  lease  a1  h2  hold 1
+END
+
+# Consumers --------------------------------------------------------------------------------------
+
+accepts('arrays', <<'END');
+1  2  c1  each  e1,e2  u1  new e1,e2
+3  4  c2  each  e2,e3  u2  new e3
+5  6  c2  once  e3  u3  had ? c
+effect  e1  u1  c
+effect  e2  u1  c
+effect  e3  u2  c
+END
+finds('two effects', <<'END', 'an array brings a key twice');
+1  2  c1  each  e1,e2  u1  new e1,e2
+3  4  c2  each  e2,e3  u2  new e2
+effect  e1  u1  c
+effect  e2  u1  c
+effect  e2  u2  c
+effect  e3  u0  c
+1  inf  c3  once  e3  u0  ?
+END
+finds('answer without an effect', <<'END', 'a key is called old that is not');
+1  2  c1  each  e1  u1  new
+END
+finds('a key that was not asked for', <<'END');
+1  2  c1  each  e1  u1  new e1,e2
+effect  e1  u1  c
+END
+
+# Streams ----------------------------------------------------------------------------------------
+
+accepts('a stream', <<'END');
+1  2  c1  advance  s1  u1  did  1
+3  4  c2  advance  s1  u2  had ? c  1
+5  6  c2  advance  s1  u3  did  2
+effect  s1  u1  c  1
+effect  s1  u3  c  2
+END
+finds('number twice, backwards', <<'END', 'a number is applied twice');
+1  2  c1  advance  s1  u1  did  1
+3  4  c2  advance  s1  u2  did  1
+effect  s1  u1  c  1
+effect  s1  u2  c  1
+END
+finds('backwards', <<'END', 'a number is applied after a higher one');
+1  inf  c1  advance  s1  u1  ?  1
+3  4  c2  advance  s1  u2  did  3
+5  6  c3  advance  s1  u3  did  2
+effect  s1  u1  c  1
+effect  s1  u2  c  3
+effect  s1  u3  c  2
+END
+finds('gap', <<'END');
+1  2  c1  advance  s1  u1  did  1
+3  4  c2  advance  s1  u2  did  3
+effect  s1  u1  c  1
+effect  s1  u2  c  3
+END
+finds('answer without an effect', <<'END', 'a number is called a duplicate that is none');
+1  2  c1  advance  s1  u1  did  1
+3  4  c1  advance  s1  u2  had ? c  2
+effect  s1  u1  c  1
+END
+
+done_testing();
