@@ -203,13 +203,15 @@ sub check_absent
 	return;
 }
 
-# Between two effects of a key, its record was forgotten or had expired.
+# Between two effects of a key, its record was forgotten or had expired. Of the calls that may have
+# forgotten it, the first to end is taken, because later effects can need the others.
 sub check_once
 {
 	my ($self, $key, $calls, $effects) = @_;
 	return if @$effects < 2;
 	my @order = sort { $a->{call}{invoked} <=> $b->{call}{invoked} } @$effects;
 	my @resets = $self->is_reset($key) ? grep { $_->{kind} eq 'forget' && $_->{answer} =~ /^(?:forgot|\?)$/ } @$calls : ();
+	@resets = sort { $a->{returned} <=> $b->{returned} } @resets;
 	for my $n (1 .. $#order)
 	{
 		my ($one, $two) = map { $_->{call} } @order[ $n - 1, $n ];

@@ -128,6 +128,16 @@ accepts('a key that was forgotten', <<'END');
 effect  b1  u1  c
 effect  b1  u3  c
 END
+accepts('a key that was forgotten twice, whichever history is read first', <<'END');
+3  5  c1  claim  b1  u2  did
+3  5  c1  forget  b1  u3  forgot
+1  2  c2  claim  b1  u1  did
+2.2  2.5  c2  forget  b1  u4  forgot
+6  7  c3  claim  b1  u5  did
+effect  b1  u1  c
+effect  b1  u2  c
+effect  b1  u5  c
+END
 accepts('a key that may have been forgotten', <<'END');
 1  2  c1  claim  b1  u1  did
 3  inf  c2  forget  b1  u2  ?
