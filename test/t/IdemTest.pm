@@ -77,7 +77,7 @@ sub install_lapse
 	my ($node, $database) = @_;
 	$node->safe_psql($database // 'postgres', <<'SQL');
 CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
-  $$ UPDATE idem.record SET lease_end = clock_timestamp() - interval '1 s' WHERE key = k $$;
+  $$ UPDATE idem.record SET lease_end = clock_timestamp() - interval '1 s' WHERE k IN (key, key_uuid::text) $$;
 SQL
 	return;
 }
