@@ -40,7 +40,9 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         CASE
             WHEN r.state = 'c' THEN 'completed'
             WHEN r.state = 'f'
-                OR (coalesce(r.attempt, 1) >= s.max_attempts
+                OR (r.state = 'p'
+                    AND coalesce(r.attempt, 1)
+                        >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
                     AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
             ELSE 'in_progress'
         END AS state,
@@ -48,7 +50,7 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         r.status,
         r.created AS created_at,
         r.expires AS expires_at,
-        r.lease_end,
+        CASE WHEN r.state = 'p' THEN r.lease_end END AS lease_end,
         r.recovery_point,
         coalesce(r.redacted, false) AS redacted,
         coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
@@ -186,7 +188,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
             AND r.state = 'p'
             AND r.nonce IS NOT NULL
             AND r.expires > pg_catalog.statement_timestamp()
-            AND NOT coalesce(coalesce(r.attempt, 1) >= s.max_attempts
+            AND NOT coalesce(coalesce(r.attempt, 1)
+                                 >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
                              AND r.lease_end <= pg_catalog.statement_timestamp(), false)
     ) AS l
     FULL JOIN (

@@ -134,6 +134,7 @@ core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& 
             .lease_end = found.record.lease_end.value_or(0),
             .attempt = found.record.attempt,
             .max_attempts = scope.max_attempts,
+            .extra_attempts = found.record.extra_attempts,
         },
         now);
 }
@@ -267,7 +268,9 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .headers = nullptr,
         .response = nullptr,
         .body = nullptr,
-        .error = nullptr,
+        .error = old.error,
+        .request = old.request,
+        .extra_attempts = old.extra_attempts,
     };
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing =

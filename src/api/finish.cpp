@@ -44,17 +44,20 @@ StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
     return stored;
 }
 
-// A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
-// a second complete() is told that the claim is finished.
+// A finished record needs no lease, no recovery point and no request. It keeps the nonce of its
+// token, so that a second complete() is told that the claim is finished. In the column lease_end it
+// notes when it finished, unless it was claimed in this transaction.
 pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, std::int64_t ttl,
                            std::int32_t attempt, bytea* fingerprint,
                            std::optional<std::int64_t> nonce) {
     const Answer& answer = stored.answer;
     Assert(answer.state != core::State::in_progress);
+    const TimestampTz now = GetCurrentTimestamp();
+    const bool claimed_before = nonce || attempt > core::first_attempt;
     return {
         .created = created,
-        .expires = GetCurrentTimestamp() + ttl,
-        .lease_end = std::nullopt,
+        .expires = now + ttl,
+        .lease_end = claimed_before ? std::optional(now) : std::nullopt,
         .nonce = nonce,
         .attempt = attempt,
         .state = answer.state,
