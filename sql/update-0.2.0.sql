@@ -46,12 +46,16 @@ BEGIN
 END $$;
 
 -- ---------------------------------------------------------------------------------------------
--- Scopes: transient SQLSTATEs
+-- Scopes: new settings
 -- ---------------------------------------------------------------------------------------------
 
-ALTER TABLE idem.scope ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}';
+ALTER TABLE idem.scope
+    ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}',
+    ADD COLUMN store_request boolean NOT NULL DEFAULT false,
+    ADD COLUMN answer_ttl interval,
+    ADD COLUMN min_ttl interval;
 
--- With a new argument, create_scope() and alter_scope() are different functions. The update does
+-- With new arguments, create_scope() and alter_scope() are different functions. The update does
 -- not carry over the grants on the old ones: PostgreSQL would take them for the extension's own,
 -- and pg_dump would leave them out.
 DO $$
@@ -79,7 +83,7 @@ BEGIN
         ORDER BY 1, 3
     LOOP
         RAISE WARNING '% can no longer call %', lost.role, lost.functions
-            USING DETAIL = 'These functions have a new argument. The update does not carry over '
+            USING DETAIL = 'These functions have new arguments. The update does not carry over '
                            'the grants on the old functions.',
                   HINT = pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s%s',
                                            lost.functions, lost.role,

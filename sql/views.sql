@@ -22,7 +22,10 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         weak_keys,
         store_response,
         response_exclude,
-        transient_sqlstates
+        transient_sqlstates,
+        store_request,
+        answer_ttl,
+        min_ttl
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;

@@ -11,6 +11,7 @@
 
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/finish.hpp"
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -107,6 +108,8 @@ ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::str
                           std::optional<std::int64_t> wait) {
     const pg::KeyName name = key_name(scope, tenant, key);
     if (scope.request_required && request == nullptr) report::missing_request(scope.name);
+    if (ttl && scope.min_ttl && *ttl < *scope.min_ttl)
+        report::ttl_too_short(scope.name, *scope.min_ttl);
     return {.scope = &scope,
             .name = name,
             .request = request,
@@ -249,6 +252,14 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
 }
 
+// What another worker will need to finish the operation. A takeover keeps the request that is
+// stored: later ones may differ in members that the scope excludes from the comparison.
+Jsonb* request_to_store(const ClaimCall& call, const pg::Record& old) {
+    if (old.request != nullptr || !call.scope->store_request) return old.request;
+    check_stored_size("request", {call.request});
+    return call.request;
+}
+
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
@@ -269,7 +280,7 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .response = nullptr,
         .body = nullptr,
         .error = old.error,
-        .request = old.request,
+        .request = request_to_store(call, old),
         .extra_attempts = old.extra_attempts,
     };
     const pg::Records records = pg::Records::to_write();
