@@ -254,10 +254,10 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 
 // What another worker will need to finish the operation. A takeover keeps the request that is
 // stored: later ones may differ in members that the scope excludes from the comparison.
-Jsonb* request_to_store(const ClaimCall& call, const pg::Record& old) {
+varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
     if (old.request != nullptr || !call.scope->store_request) return old.request;
     check_stored_size("request", {call.request});
-    return call.request;
+    return reinterpret_cast<varlena*>(call.request);
 }
 
 // A leased operation may have effects outside the database, so its row must be durable before the

@@ -52,6 +52,16 @@ T* varlena_column(TupleTableSlot* slot, Column which) {
     return null ? nullptr : reinterpret_cast<T*>(PG_DETOAST_DATUM_COPY(value));
 }
 
+// A copy of the value as it is stored, compressed or out of line.
+varlena* stored_column(TupleTableSlot* slot, Column which) {
+    bool null;
+    const Datum value = column(slot, which, null);
+    if (null) return nullptr;
+    const void* stored = DatumGetPointer(value);
+    const Size size = VARSIZE_ANY(stored);
+    return static_cast<varlena*>(memcpy(palloc(size), stored, size));
+}
+
 std::optional<std::int32_t> int_column(TupleTableSlot* slot, Column which) {
     bool null;
     const Datum value = column(slot, which, null);
@@ -99,7 +109,7 @@ Record read_record(TupleTableSlot* slot) {
     record.body = varlena_column<bytea>(slot, column_body);
     record.error = varlena_column<Jsonb>(slot, column_error);
     if (takes_compact_rows(slot->tts_tupleDescriptor))
-        record.request = varlena_column<Jsonb>(slot, column_request);
+        record.request = stored_column(slot, column_request);
     return record;
 }
 
@@ -286,6 +296,10 @@ bool has_record_layout() {
     const Oid table = table_oid(Table::record);
     return get_attnum(table, "expires") == column_expires + 1 &&
            get_attnum(table, "scope") == column_scope + 1;
+}
+
+Jsonb* request_of(const Record& record) {
+    return record.request == nullptr ? nullptr : DatumGetJsonbP(PointerGetDatum(record.request));
 }
 
 Oid unfinished_index(const Records& records) {

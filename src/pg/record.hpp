@@ -54,10 +54,16 @@ struct Record {
     Jsonb* headers;
     Jsonb* response;
     bytea* body;
-    Jsonb* error;                     // the failure; of an unfinished operation, the last error
-    Jsonb* request = nullptr;         // of an unfinished operation, if the scope stores requests
+    Jsonb* error;  // the failure; of an unfinished operation, the last error
+    // The request of an unfinished operation, if the scope stores requests. It stays as it is
+    // stored, compressed or out of line, so that an update does not write it again: see
+    // request_of().
+    varlena* request = nullptr;
     std::int32_t extra_attempts = 0;  // granted beyond the scope's max_attempts
 };
+
+// NULL when no request is stored. Call it while the key lock is held.
+Jsonb* request_of(const Record& record);
 
 // What a probe has found.
 struct Found {
@@ -83,7 +89,7 @@ bool has_record_layout();
 
 // The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
 // there is none: the update from an earlier release does not build it on a large table, and a
-// superuser may drop it. Only its absence makes a difference, never to what is right.
+// superuser may drop it. Only the cost of finding unfinished operations depends on it.
 Oid unfinished_index(const Records& records);
 
 // --- Reading ------------------------------------------------------------------------------------

@@ -197,6 +197,24 @@ SELECT idem.complete(:'t');
 COMMIT;
 SELECT key, state, request, coalesce(lease_end, created) BETWEEN created AND clock_timestamp() AS answered, lease_end > created AS later
   FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;
+-- a large request is written once, whatever else of the row is updated
+CREATE FUNCTION written() RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE chunks bigint[];
+BEGIN
+  EXECUTE (SELECT format('SELECT array_agg(DISTINCT chunk_id::bigint) FROM %s', reltoastrelid::regclass) FROM pg_class WHERE oid = 'idem.record'::regclass) INTO chunks;
+  RETURN chunks;
+END $$;
+CREATE TEMP TABLE large AS SELECT jsonb_agg(md5(n::text)) AS request FROM generate_series(1, 3000) n;
+SELECT token AS t FROM large, idem.claim('stored', 'huge', request, lease => '1 minute') \gset
+SELECT written() AS once \gset
+SELECT idem.renew(:'t') IS NOT NULL AS renewed;
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.release(:'t');
+SELECT token AS t, attempt FROM large, idem.claim('stored', 'huge', request, lease => '1 minute') \gset
+SELECT :attempt AS attempt, cardinality(written()) AS requests, written() = :'once' AS once, r.request = large.request AS whole FROM large, idem.record r WHERE key = 'huge';
+SELECT idem.complete(:'t');
+DROP FUNCTION written;
+DROP TABLE large;
 SET idem.max_answer_size = 1;
 SELECT outcome FROM idem.claim('stored', 'large', to_jsonb(repeat('x', 1025)), lease => '1 minute');
 \echo :LAST_ERROR_SQLSTATE
