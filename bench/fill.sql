@@ -9,9 +9,9 @@ ALTER TABLE idem.record DROP CONSTRAINT record_pkey;
 ALTER TABLE bench.finished DROP CONSTRAINT finished_pkey;
 ALTER TABLE bench.recipe DROP CONSTRAINT recipe_pkey;
 DROP INDEX bench.recipe_expires_at_idx;
-INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key, fingerprint, response)
-  SELECT gen_random_uuid(), now(), now() + interval '1 day', 1, 1, 'c', false, '', gen_random_uuid()::text,
-         '\x01000000010000000000000000000000000000000000000000000000000000000000000000', jsonb_build_object('payment', i)
+INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key_uuid, fingerprint, response)
+  SELECT gen_random_uuid(), now(), now() + interval '1 day', 1, 'c', '', gen_random_uuid(),
+         '\x020100000000000000000000000000000000', jsonb_build_object('payment', i)
     FROM generate_series(1, :rows) i;
 INSERT INTO bench.finished
   SELECT '', 'payments', gen_random_uuid()::text, md5(i::text), jsonb_build_object('payment', i), now(), now() + interval '1 day'

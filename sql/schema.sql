@@ -63,12 +63,13 @@ COMMENT ON TABLE idem.dropped_scope IS
 
 -- One row per operation, written when an atomic claim finishes or a leased claim begins. The digest
 -- finds the row, and the full identity in the row decides. Columns of fixed width come first, so
--- that a row has no padding; new columns come last, so that an update adds the same. Up to 72
--- columns, the null bitmap takes no further byte of a row.
+-- that a row has no padding. New columns come last, so that an update adds the same; up to 72
+-- columns, the null bitmap takes no further byte.
 --
--- key_uuid stands in place of key if the key is a UUID in canonical form, which its 16 bytes give
--- back exactly. attempt is NULL for the first attempt, redacted if it is false. Rows of releases
--- before 0.3.0 have the text, the number and the value. The views show all in one form.
+-- key_uuid stands in place of key if the key is a UUID in canonical form, because its 16 bytes give
+-- the text back exactly. attempt is NULL for the first attempt, redacted is NULL if it is false.
+-- Rows of releases before 0.3.0 have the text, the number and the value. The views show all rows in
+-- one form.
 --
 -- lease_end and error mean one thing while the operation is unfinished (state p), and another when
 -- it is finished: the end of the lease and the last error, or when it finished and the failure. A

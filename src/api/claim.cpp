@@ -52,7 +52,6 @@ void count_outcome(const ClaimCall& call, Outcome outcome);
 // Looks until the key can be granted or answered, or until a wait reaches the bound. Sets
 // waiting_since when it begins to wait.
 ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since) {
-    const TimestampTz start = GetCurrentTimestamp();
     const pg::WaitBound bound(call.wait);
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
@@ -68,7 +67,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             return answer(seen);
         }
-        if (call.wait > 0) waiting_since = start;
+        if (call.wait > 0) waiting_since = bound.begun();
         if (next == Next::wait_for_lock) {
             locked = lock.acquire(bound);
             if (!locked) return give_up(lock.holder().value_or(report::Holder{}));
@@ -197,7 +196,7 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 // ---- 3. Granting --------------------------------------------------------------------------------
 
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
                             const pg::WaitBound& bound);
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
@@ -242,7 +241,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const pg::Claim claim = new_claim(call, seen);
     if (call.lease) {
-        const pg::WriteResult writing = write_lease(call, claim, old, bound);
+        const pg::WriteResult writing = write_lease(call, claim, seen, bound);
         if (writing.outcome == pg::WriteOutcome::blocked)
             return give_up(pg::holder_of(writing.in_the_way));
     }
@@ -262,8 +261,10 @@ varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
 
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old,
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
                             const pg::WaitBound& bound) {
+    const bool taken_over = seen.verdict == Verdict::take_over;
+    const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
     const pg::Record record{
         .created = claim.created,
@@ -284,8 +285,7 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .extra_attempts = old.extra_attempts,
     };
     const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing =
-        pg::write_record(records, call.name, record, claim.predecessor, bound);
+    const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);
     records.close();
     if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
     return writing;

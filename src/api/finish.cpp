@@ -47,12 +47,11 @@ StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
 // A finished record needs no lease, no recovery point and no request. It keeps the nonce of its
 // token, so that a second complete() is told that the claim is finished. In the column lease_end it
 // notes when it finished, unless it was claimed in this transaction.
-pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, std::int64_t ttl,
-                           std::int32_t attempt, bytea* fingerprint,
+pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz now,
+                           std::int64_t ttl, std::int32_t attempt, bytea* fingerprint,
                            std::optional<std::int64_t> nonce) {
     const Answer& answer = stored.answer;
     Assert(answer.state != core::State::in_progress);
-    const TimestampTz now = GetCurrentTimestamp();
     const bool claimed_before = nonce || attempt > core::first_attempt;
     return {
         .created = created,
@@ -82,8 +81,8 @@ Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {
-    return finished_record({{.state = core::State::completed}, false}, created, ttl, attempt,
-                           fingerprint, std::nullopt);
+    return finished_record({{.state = core::State::completed}, false}, created,
+                           GetCurrentTimestamp(), ttl, attempt, fingerprint, std::nullopt);
 }
 
 void check_stored_size(const char* what, std::initializer_list<const void*> values) {
@@ -110,18 +109,19 @@ void note_released(pg::Claim& claim) {
 }
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
-    const pg::Record& old = leased.record;
+    const pg::Record& old = leased.record();
     update_record(leased, finished_record(stored_part(answer, leased.scope), old.created,
-                                          ttl_of(old), old.attempt, old.fingerprint, old.nonce));
+                                          GetCurrentTimestamp(), ttl_of(old), old.attempt,
+                                          old.fingerprint, old.nonce));
     note_finished(*leased.note, answer.state);
 }
 
 // The row stays, with its attempt and without a nonce: this fences the token off. The key can be
 // claimed as soon as this transaction commits.
 void release_leased(const LeasedClaim& leased) {
-    pg::Record record = leased.record;
+    pg::Record record = leased.record();
     record.lease_end = GetCurrentTimestamp();
-    record.expires = expires_after(leased.record, *record.lease_end);
+    record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
     update_record(leased, record);
     note_released(*leased.note);
@@ -144,7 +144,7 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing =
         pg::write_record(records, name,
-                         finished_record(stored, claim.created, claim.ttl,
+                         finished_record(stored, claim.created, bound.begun(), claim.ttl,
                                          static_cast<std::int32_t>(claim.token.attempt),
                                          claim.fingerprint, std::nullopt),
                          claim.predecessor, bound);

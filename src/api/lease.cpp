@@ -18,16 +18,16 @@ void check_name(std::string_view name) {
 }
 
 TimestampTz renew(const LeasedClaim& leased, std::int64_t lease) {
-    pg::Record record = leased.record;
+    pg::Record record = leased.record();
     record.lease_end = GetCurrentTimestamp() + lease;
-    record.expires = expires_after(leased.record, *record.lease_end);
+    record.expires = expires_after(leased.record(), *record.lease_end);
     update_record(leased, record);
     pg::commit_durably();
     return *record.lease_end;
 }
 
 void checkpoint(const LeasedClaim& leased, std::string_view name, Jsonb* state) {
-    pg::Record record = leased.record;
+    pg::Record record = leased.record();
     record.recovery_point = pg::text_of(name);
     record.recovery_state = state;
     update_record(leased, record);

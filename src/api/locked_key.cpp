@@ -147,7 +147,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
         case core::TokenStanding::holds:
             break;
     }
-    return {key.scope, key.name, found.record, &remember(token, key, found.record), bound};
+    return {key.scope, key.name, found, &remember(token, key, found.record), bound};
 }
 
 LeasedClaim lock_leased_claim(std::optional<std::string_view> text, const char* function) {
@@ -168,7 +168,7 @@ void check_usable(const core::Token& token) {
 void update_record(const LeasedClaim& leased, const pg::Record& record) {
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing =
-        pg::write_record(records, leased.name, record, pg::Predecessor::outlived, leased.bound);
+        pg::write_over(records, leased.name, record, leased.found, leased.bound);
     records.close();
     check_written(leased.name.key, writing);
 }

@@ -42,9 +42,11 @@ void check_written(std::string_view key, const pg::WriteResult& writing);
 struct LeasedClaim {
     const pg::Scope* scope;
     pg::KeyName name;
-    pg::Record record;    // as read under the key lock
+    pg::Found found;      // as read under the key lock
     pg::Claim* note;      // what this transaction remembers of the claim
     pg::WaitBound bound;  // for all waits of the call: the scope's wait
+
+    const pg::Record& record() const { return found.record; }
 };
 
 // Raises ID004 if the attempt is fenced off, or if the caller may not know of the key; ID005 if

@@ -1,5 +1,7 @@
 #include "core/key.hpp"
 
+#include <initializer_list>
+
 namespace idem::core {
 namespace {
 
@@ -7,16 +9,23 @@ constexpr std::size_t uuid_length = UuidText{}.size();
 constexpr std::size_t ulid_length = 26;
 constexpr std::size_t ulid_time_length = 10;
 
-constexpr int hex_value(char c) noexcept {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
+using HexValues = std::array<std::int8_t, 256>;
+
+// The value of each digit, -1 for any other character.
+constexpr HexValues hex_values(std::initializer_list<std::string_view> alphabets) noexcept {
+    HexValues table{};
+    table.fill(-1);
+    for (const std::string_view digits : alphabets)
+        for (std::size_t i = 0; i < digits.size(); ++i)
+            table[static_cast<unsigned char>(digits[i])] = static_cast<std::int8_t>(i);
+    return table;
 }
 
-// Of a lower-case digit; negative for any other character.
-constexpr int lower_hex_value(char c) noexcept {
-    return c >= 'A' && c <= 'F' ? -1 : hex_value(c);
+constexpr HexValues lower_hex = hex_values({"0123456789abcdef"});
+constexpr HexValues any_hex = hex_values({"0123456789abcdef", "0123456789ABCDEF"});
+
+constexpr int value_in(const HexValues& table, char c) noexcept {
+    return table[static_cast<unsigned char>(c)];
 }
 
 // Crockford's base 32 has no I, L, O or U.
@@ -36,14 +45,14 @@ constexpr bool hyphen_precedes(std::size_t byte) noexcept {
     return byte == 4 || byte == 6 || byte == 8 || byte == 10;
 }
 
+// Looks at the version first, because most other keys of this length are UUIDs, too.
 bool is_uuid_v7(std::string_view key) noexcept {
-    if (key.size() != uuid_length) return false;
+    if (key.size() != uuid_length || key[14] != '7') return false;
     for (std::size_t i = 0; i < key.size(); ++i) {
-        const bool fits = hyphen_belongs_at(i) ? key[i] == '-' : hex_value(key[i]) >= 0;
+        const bool fits = hyphen_belongs_at(i) ? key[i] == '-' : value_in(any_hex, key[i]) >= 0;
         if (!fits) return false;
     }
-    const bool rfc_variant = (hex_value(key[19]) & 0xc) == 0x8;
-    return key[14] == '7' && rfc_variant;
+    return (value_in(any_hex, key[19]) & 0xc) == 0x8;  // the variant of RFC 9562
 }
 
 bool is_ulid(std::string_view key) noexcept {
@@ -56,7 +65,7 @@ bool is_ulid(std::string_view key) noexcept {
 std::uint64_t uuid_time(std::string_view key) noexcept {
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < 13; ++i)
-        if (key[i] != '-') time = time << 4 | static_cast<std::uint64_t>(hex_value(key[i]));
+        if (key[i] != '-') time = time << 4 | static_cast<std::uint64_t>(value_in(any_hex, key[i]));
     return time;
 }
 
@@ -72,15 +81,16 @@ std::uint64_t ulid_time(std::string_view key) noexcept {
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept {
     if (key.size() != uuid_length) return std::nullopt;
     Uuid uuid;
+    bool fits = true;
     auto at = key.begin();
     for (std::size_t i = 0; i < uuid.size(); ++i) {
-        if (hyphen_precedes(i) && *at++ != '-') return std::nullopt;
-        const int high = lower_hex_value(*at++);
-        const int low = lower_hex_value(*at++);
-        if (high < 0 || low < 0) return std::nullopt;
+        if (hyphen_precedes(i)) fits &= *at++ == '-';
+        const int high = value_in(lower_hex, *at++);
+        const int low = value_in(lower_hex, *at++);
+        fits &= (high | low) >= 0;
         uuid[i] = static_cast<std::byte>(high << 4 | low);
     }
-    return uuid;
+    return fits ? std::optional(uuid) : std::nullopt;
 }
 
 UuidText uuid_text(const Uuid& uuid) noexcept {

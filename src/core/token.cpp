@@ -5,7 +5,11 @@
 namespace idem::core {
 namespace {
 
-using Raw = std::array<std::byte, token_bytes>;
+// With zeros up to a multiple of three bytes: three bytes become four digits. The digits of the
+// zeros are not written.
+constexpr std::size_t raw_bytes = (token_bytes + 2) / 3 * 3;
+constexpr std::size_t raw_digits = raw_bytes / 3 * 4;
+using Raw = std::array<std::byte, raw_bytes>;
 
 constexpr std::string_view alphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -33,34 +37,42 @@ Raw pack(const Token& token) noexcept {
 }  // namespace
 
 TokenText encode(const Token& token) noexcept {
-    TokenText out{};
-    auto at = out.begin();
-    std::uint32_t bits = 0;
-    int held = 0;
-    for (std::byte b : pack(token)) {
-        bits = bits << 8 | std::to_integer<std::uint32_t>(b);
-        for (held += 8; held >= 6; held -= 6) *at++ = alphabet[bits >> (held - 6) & 0x3f];
+    std::array<char, raw_digits> digits{};
+    const Raw raw = pack(token);
+    const auto byte = [&raw](std::size_t i) { return std::to_integer<std::uint32_t>(raw[i]); };
+    for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
+        const std::uint32_t bits = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
+        digits[at] = alphabet[bits >> 18];
+        digits[at + 1] = alphabet[bits >> 12 & 0x3f];
+        digits[at + 2] = alphabet[bits >> 6 & 0x3f];
+        digits[at + 3] = alphabet[bits & 0x3f];
     }
-    *at = alphabet[bits << (6 - held) & 0x3f];  // four bits remain of 29 bytes
+    TokenText out;
+    std::copy_n(digits.begin(), out.size(), out.begin());
     return out;
 }
 
 bool decode(std::string_view text, Token& out) noexcept {
     if (text.size() != token_length) return false;
-    Raw raw{};
-    auto at = raw.begin();
-    std::uint32_t bits = 0;
-    int held = 0;
-    for (char c : text) {
-        const std::uint8_t digit = digit_of[static_cast<unsigned char>(c)];
-        if (digit == no_digit) return false;
-        bits = bits << 6 | digit;
-        held += 6;
-        if (held < 8) continue;
-        held -= 8;
-        *at++ = static_cast<std::byte>(bits >> held & 0xff);
+    std::array<char, raw_digits> digits;
+    digits.fill(alphabet[0]);
+    std::copy(text.begin(), text.end(), digits.begin());
+    std::uint32_t seen = 0;
+    const auto value = [&](std::size_t i) {
+        const std::uint32_t digit = digit_of[static_cast<unsigned char>(digits[i])];
+        seen |= digit;
+        return digit;
+    };
+    Raw raw;
+    for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
+        const std::uint32_t bits =
+            value(at) << 18 | value(at + 1) << 12 | value(at + 2) << 6 | value(at + 3);
+        raw[i] = static_cast<std::byte>(bits >> 16 & 0xff);
+        raw[i + 1] = static_cast<std::byte>(bits >> 8 & 0xff);
+        raw[i + 2] = static_cast<std::byte>(bits & 0xff);
     }
-    if ((bits & ((1U << held) - 1)) != 0) return false;  // the last character has two unused bits
+    static_assert(raw_bytes == token_bytes + 1);
+    if (seen > 0x3f || raw.back() != std::byte{0}) return false;
 
     const Bytes parts(raw);
     out.kind = static_cast<TokenKind>(parts[0]);

@@ -79,6 +79,12 @@ inline void check_columns(int found, int expected) {
     if (found != expected) report::library_mismatch(found, expected);
 }
 
+// The type that the called function returns: as the call's expression says, or else the catalog.
+inline Oid result_type(FunctionCallInfo fcinfo) {
+    const Oid type = get_fn_expr_rettype(fcinfo->flinfo);
+    return OidIsValid(type) ? type : get_func_rettype(fcinfo->flinfo->fn_oid);
+}
+
 // A row under construction. Every column is NULL until it is set. Columns are numbered from 0.
 template <int Columns>
 class Row {
@@ -115,8 +121,8 @@ class Row {
     // The composite value that the called function returns, as an expanded record: PL/pgSQL takes
     // that over as its variable without forming a tuple.
     Datum as_result_of(FunctionCallInfo fcinfo) {
-        ExpandedRecordHeader* record = make_expanded_record_from_typeid(
-            get_func_rettype(fcinfo->flinfo->fn_oid), -1, CurrentMemoryContext);
+        ExpandedRecordHeader* record =
+            make_expanded_record_from_typeid(result_type(fcinfo), -1, CurrentMemoryContext);
         check_columns(expanded_record_get_tupdesc(record)->natts, Columns);
         expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
         return EOHPGetRWDatum(&record->hdr);

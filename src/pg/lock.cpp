@@ -116,11 +116,11 @@ std::optional<report::Holder> KeyLock::holder() const {
     return unknown;
 }
 
-WaitBound::WaitBound(std::int64_t wait) {
+WaitBound::WaitBound(std::int64_t wait) : begun_(GetCurrentTimestamp()) {
     Assert(wait >= 0);
     const std::int64_t session = std::int64_t{LockTimeout} * 1000;
     is_lock_timeout_ = session > 0 && session <= wait;
-    deadline_ = GetCurrentTimestamp() + (is_lock_timeout_ ? session : wait);
+    deadline_ = begun_ + (is_lock_timeout_ ? session : wait);
 }
 
 WaitBound WaitBound::none() {

@@ -39,6 +39,9 @@ class WaitBound {
     // Bounded by the session's lock_timeout alone, as an INSERT is.
     static WaitBound none();
 
+    // The moment that it counts from.
+    TimestampTz begun() const { return begun_; }
+
     bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
     bool wait_for(const RowWriter& writer) const;
@@ -50,7 +53,8 @@ class WaitBound {
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
 
-    TimestampTz deadline_ = 0;
+    TimestampTz begun_;
+    TimestampTz deadline_;
     bool is_lock_timeout_ = false;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);

@@ -36,19 +36,6 @@ void unlink(Claim* claim) {
     Assert(claims->count >= 0);
 }
 
-void free_copy(std::string_view kept) {
-    pfree(const_cast<char*>(kept.data()));
-}
-
-// Frees the claim at once, because a transaction may roll back any number of savepoints.
-void free_claim(Claim* claim) {
-    free_copy(claim->scope_name);
-    free_copy(claim->tenant);
-    free_copy(claim->key);
-    if (claim->fingerprint != nullptr) pfree(claim->fingerprint);
-    pfree(claim);
-}
-
 bool is_open_atomic(const Claim& claim) {
     return claim.phase == Phase::open && claim.token.kind == core::TokenKind::atomic &&
            !claim.of_source;
@@ -109,7 +96,7 @@ void undo(SubTransactionId sub) {
         if (claim->claimed_in == sub) {
             *link = claim->older;
             unlink(claim);
-            free_claim(claim);
+            pfree(claim);  // at once, because a transaction may roll back any number of savepoints
             continue;
         }
         if (claim->phase != Phase::open && claim->closed_in == sub) claim->phase = Phase::open;
@@ -188,17 +175,24 @@ void make_map() {
     claims = static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
 }
 
-std::string_view keep(std::string_view view) {
-    auto* copy = static_cast<char*>(MemoryContextAlloc(TopTransactionContext, view.size() + 1));
-    std::copy(view.begin(), view.end(), copy);
-    return {copy, view.size()};
-}
-
-bytea* keep(const bytea* value) {
-    if (value == nullptr) return nullptr;
-    auto* copy = static_cast<bytea*>(MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(value)));
-    memcpy(copy, value, VARSIZE_ANY(value));
-    return copy;
+// A copy of the claim, with everything that it points to behind it.
+Claim* copy_of(const Claim& from) {
+    const Size fingerprint = from.fingerprint == nullptr ? 0 : VARSIZE_ANY(from.fingerprint);
+    const Size names = from.scope_name.size() + from.tenant.size() + from.key.size();
+    void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim) + fingerprint + names);
+    auto* claim = new (memory) Claim(from);
+    auto* at = reinterpret_cast<char*>(claim + 1);
+    if (fingerprint > 0) {
+        claim->fingerprint = reinterpret_cast<bytea*>(at);  // first, because it must be aligned
+        memcpy(at, from.fingerprint, fingerprint);
+        at += fingerprint;
+    }
+    for (std::string_view* name : {&claim->scope_name, &claim->tenant, &claim->key}) {
+        char* end = std::copy(name->begin(), name->end(), at);
+        *name = {at, name->size()};
+        at = end;
+    }
+    return claim;
 }
 
 }  // namespace
@@ -240,12 +234,7 @@ Claim& remember_claim(const Claim& from) {
     Assert(from.unlocked || KeyLock(from.token.digest).is_held());
     Assert(from.unlocked || find_claim(from.token.digest) == nullptr ||
            find_claim(from.token.digest)->phase != Phase::open);
-    void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim));
-    auto* claim = new (memory) Claim(from);
-    claim->scope_name = keep(from.scope_name);
-    claim->tenant = keep(from.tenant);
-    claim->key = keep(from.key);
-    claim->fingerprint = keep(from.fingerprint);
+    Claim* claim = copy_of(from);
     claim->phase = Phase::open;
     claim->claimed_in = GetCurrentSubTransactionId();
     claim->closed_in = InvalidSubTransactionId;

@@ -38,7 +38,7 @@ enum Column {
 // EXTENSION idem UPDATE is run, it has those of an earlier release.
 bool takes_compact_rows(TupleDesc table) {
     return column_extra_attempts < table->natts &&
-           TupleDescAttr(table, column_key_uuid)->atttypid == UUIDOID;
+           namestrcmp(&TupleDescAttr(table, column_key_uuid)->attname, "key_uuid") == 0;
 }
 
 Datum column(TupleTableSlot* slot, Column which, bool& null) {
@@ -243,15 +243,9 @@ bool outlived(const Record& old, const Record& record) {
     return old.state == core::State::in_progress && old.attempt <= record.attempt;
 }
 
-// Replaces an outlived row, unless it has gone meanwhile.
-WriteResult replace(const Records& records, const KeyName& name, const Record& record,
+// Replaces the row that was found, unless it has gone meanwhile.
+WriteResult replace(const Records& records, const KeyName& name, const Found& old,
                     TupleTableSlot* slot, const WaitBound& bound) {
-    const Found old = probe(records, name);
-    if (old.presence == core::Presence::absent || old.presence == core::Presence::inserting)
-        return {WriteOutcome::gone, InvalidTransactionId};
-    if (!outlived(old.record, record))
-        report::serialization_failure(
-            "Another transaction wrote the key's record without the key lock.");
     const ChangeResult changed = replace_row(records, name, old.tid, slot, bound);
     switch (changed.result) {
         case TM_Ok:
@@ -275,6 +269,10 @@ WriteResult insert(const Records& records, const KeyName& name, TupleTableSlot* 
     };
     if (!insert_row(records.table(), slot, on_duplicate)) take_back(records, &slot->tts_tid);
     return result;
+}
+
+bool is_row(const Found& found) {
+    return found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
 }
 
 Found read_hit(const DigestScan& scan, Contents contents) {
@@ -361,9 +359,9 @@ Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
     return read_hit(scan, contents);
 }
 
-Found probe(const Records& records, const KeyName& name) {
+Found probe(const Records& records, const KeyName& name, Contents contents) {
     DigestScan scan(records);
-    const Found found = scan.find(name.digest) ? found_by(scan, name, Contents::all) : Found{};
+    const Found found = scan.find(name.digest) ? found_by(scan, name, contents) : Found{};
     scan.end();
     return found;
 }
@@ -380,11 +378,22 @@ std::optional<KeyName> name_behind(const Records& records, const core::Digest& d
 
 WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
                          Predecessor predecessor, const WaitBound& bound) {
+    if (predecessor == Predecessor::none) return write_over(records, name, record, Found{}, bound);
+    const Found old = probe(records, name, Contents::claim);
+    if (is_row(old) && !outlived(old.record, record))
+        report::serialization_failure(
+            "Another transaction wrote the key's record without the key lock.");
+    return write_over(records, name, record, old, bound);
+}
+
+WriteResult write_over(const Records& records, const KeyName& name, const Record& record,
+                       const Found& old, const WaitBound& bound) {
     Assert(KeyLock(name.digest).is_held());
+    Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record);
     WriteResult result{WriteOutcome::gone, InvalidTransactionId};
-    if (predecessor == Predecessor::outlived) result = replace(records, name, record, slot, bound);
+    if (is_row(old)) result = replace(records, name, old, slot, bound);
     if (result.outcome == WriteOutcome::gone) result = insert(records, name, slot, bound);
     Assert(result.outcome != WriteOutcome::gone);
     ExecDropSingleTupleTableSlot(slot);

@@ -137,7 +137,7 @@ enum class Contents {
 // another key.
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
 // Scans for the key by itself.
-Found probe(const Records& records, const KeyName& name);
+Found probe(const Records& records, const KeyName& name, Contents contents = Contents::all);
 
 // The key behind a digest, palloc'd, for a caller that has only a token. Nothing when there is no
 // row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the
@@ -167,6 +167,12 @@ struct WriteResult {
 // to hold the key.
 WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
                          Predecessor predecessor, const WaitBound& bound);
+
+// The same for a caller that has probed in this very call, since it got the key lock: the row that
+// it found, if any, is replaced without another probe. In a later call the row's place could hold
+// another row. During one call, the statement's snapshot keeps VACUUM from it.
+WriteResult write_over(const Records& records, const KeyName& name, const Record& record,
+                       const Found& old, const WaitBound& bound);
 
 // Deletes the row that was found, under the key lock.
 WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound);

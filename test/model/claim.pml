@@ -14,9 +14,12 @@
  *   LAPSES       how often the clock may end a lease, or expire a record in progress
  *   REPEATABLE   the clients run in REPEATABLE READ
  *   PREPARE      an atomic client may prepare its transaction
+ *   RELEASE      a leased client may release its claim
  *   STUCK        the first atomic client never ends its transaction
  *   LIVENESS     adds the property that every client comes to an end
  *   CALLS        each call is one step that prints what it did, for replays on a server
+ *   SCOPE_WAITS  with CALLS: calls with a token wait as long as they must, otherwise not at all
+ *   RUNS         with CALLS: how many traces one simulation prints
  * A fault is compiled in by its name, F_..., at the place where it breaks the protocol.
  */
 
@@ -59,7 +62,7 @@ typedef Row {
     bool used;
     bool spec;     /* inserted speculatively, not decided yet */
     bool done;     /* completed; otherwise in progress under a lease */
-    bool over;     /* its lease has ended */
+    bool over;     /* its lease has ended, or it was released */
     bool expired;
     byte by;       /* the transaction that wrote it; NONE once it has committed */
     byte gone_by;  /* the transaction that deletes or replaces it */
@@ -78,7 +81,7 @@ byte next_nonce = 1;
 mtype = { idle, running, prepared };
 mtype tx[CLIENTS + 1] = idle;
 bool effect[CLIENTS + 1];  /* it has made the side effect */
-bool killed[CLIENTS + 1];
+bool killed[CLIENTS + 2];
 byte kills = 0;
 byte lives = 0;
 byte lapses = 0;
@@ -88,6 +91,60 @@ byte finished = 0;
 byte effects = 0;
 byte first_answer = 0;
 byte newest_nonce = 0;     /* of the attempt that was granted last, and committed */
+
+/* ---- Traces ----------------------------------------------------------------------------------------
+ *
+ * With CALLS, a call is one step up to where it waits, and then another one. A simulation prints
+ * what the calls did, and test/t/model.pl replays it on a server:
+ *   EVENT t calls ...   client t makes a call
+ *   EVENT t waits w     it waits for client w's transaction, or (w = 0) for the end of a lease
+ *   EVENT t gets ...    the call returns, or raises an error
+ *   EVENT t ...         begin, commit, rollback, prepare, ..., kill; of the clock, when t = 0
+ *   STEP ...            what happens within a call
+ * A call whose wait has ended goes on before anything else happens, as on a server. */
+#ifdef CALLS
+#define CALL atomic
+#define SAY(event) printf event
+#define TELL(event) printf event;
+#define ENDS(transaction) (patient && tx[transaction] == idle)
+#define FREE(l) (patient && l == NONE)
+#define TURN !(GOES_ON(1) || GOES_ON(2) || GOES_ON(3));
+#define GOES_ON(t) (killed[t] || \
+    (waits[t] == for_lock && lock == NONE) || (waits[t] == for_lease && !RUNNING_LEASE(waits_at[t])) || \
+    (waits[t] == for_writer && (tx[waits_at[t]] == idle)))
+#define SCOPE_PATIENCE patient = SCOPE_WAITS;
+#define CLAIM_PATIENCE if :: patient = true :: patient = false fi;
+#define UNBOUNDED patient = true;
+#define WAITS_FOR_LOCK(t) if :: patient && lock != NONE && lock != t -> WAITS(t, for_lock, NONE, lock) :: else fi;
+#define WAITS_FOR_WRITER(t, w) if :: patient && tx[w] != idle -> WAITS(t, for_writer, w, w) :: else fi;
+#define WAITS_FOR_LEASE(t, r) if :: patient && RUNNING_LEASE(r) -> WAITS(t, for_lease, r, NONE) :: else fi;
+#define WAITS(t, what, at, client) \
+    waits[t] = what; waits_at[t] = at; printf("STEP waits %e\n", what); printf("EVENT %d waits %d\n", t, client)
+#define GOES(t) waits[t] = for_nothing;
+#ifndef SCOPE_WAITS
+#define SCOPE_WAITS false
+#endif
+#ifndef RUNS
+#define RUNS 1
+#endif
+mtype = { for_nothing, for_lock, for_writer, for_lease };
+mtype waits[4] = for_nothing;
+byte waits_at[4];
+#else
+#define CALL
+#define SAY(event) skip
+#define TELL(event)
+#define ENDS(transaction) (tx[transaction] == idle)
+#define FREE(l) (l == NONE)
+#define TURN
+#define SCOPE_PATIENCE
+#define CLAIM_PATIENCE
+#define UNBOUNDED
+#define WAITS_FOR_LOCK(t)
+#define WAITS_FOR_WRITER(t, w)
+#define WAITS_FOR_LEASE(t, r)
+#define GOES(t)
+#endif
 
 /* ---- The end of a transaction ---------------------------------------------------------------------- */
 
@@ -120,7 +177,8 @@ inline publish(t) {
                 row[i].born = generation;
                 if
                 :: row[i].done -> first_answer = row[i].answer
-                :: else -> newest_nonce = row[i].nonce
+                :: !row[i].done && !row[i].over -> newest_nonce = row[i].nonce
+                :: !row[i].done && row[i].over -> newest_nonce = NONE  /* released */
                 fi
             :: else
             fi;
@@ -189,8 +247,9 @@ inline speculative_decided() { (speculative == 0) }
 /* ---- The probe and the decision -------------------------------------------------------------------- */
 
 mtype = { absent, inserting, deleting, committed, own };
-mtype = { atomic_claim, leased_claim, complete, renew };
+mtype = { complete, renew, release };
 mtype = { claim, take_over, in_flight, leased, serialization_failure, replay, refused };
+mtype = { current, lost, in_progress, written, alone, beside };  /* in traces */
 
 /* As DigestScan::find(): the version that binds the key, even while another transaction changes it; a
  * row that is being inserted only if there is no other. */
@@ -275,7 +334,7 @@ inline decide() {
 }
 
 inline look(t) {
-    atomic { speculative_decided(); probe(t); decide() }
+    atomic { speculative_decided(); probe(t); decide(); TELL(("STEP decide %e %e\n", presence, verdict)) }
 }
 
 /* A lease that runs, and that no transaction is ending. */
@@ -290,25 +349,14 @@ inline look(t) {
 #endif
 
 /* A bounded wait: what is waited for, or the deadline, whichever comes first. */
-#ifdef F_UNBOUNDED_WAIT
+#if defined(CALLS)
+#define DEADLINE !patient
+#elif defined(F_UNBOUNDED_WAIT)
 #define DEADLINE false
 #else
 #define DEADLINE true
 #endif
 
-/* With CALLS, each call is one step that waits for nothing, and says what it did: simulated runs are
- * replayed on a server. Without it, calls are many steps. */
-#ifdef CALLS
-#define CALL atomic
-#define ENDS(transaction) false
-#define FREE(l) false
-#define SAY(event) printf event
-#else
-#define CALL
-#define ENDS(transaction) (tx[transaction] == idle)
-#define FREE(l) (l == NONE)
-#define SAY(event) skip
-#endif
 
 inline take_lock(t) {
     atomic {
@@ -326,11 +374,7 @@ inline give_lock_back(t) {
     fi
 }
 
-#ifdef CALLS
-#define NO_LONGER_LEASED(r) false
-#else
 #define NO_LONGER_LEASED(r) !RUNNING_LEASE(r)
-#endif
 
 #define GRANTS (verdict == claim || verdict == take_over)
 /* A row that expired binds nothing; but a claim that writes at once would wait for its deletion. */
@@ -360,22 +404,25 @@ inline claim_key(t, at_once) {
        :: !GRANTS && !IN_FLIGHT && verdict != leased -> break
        :: verdict == leased ->
             give_lock_back(t);
+            WAITS_FOR_LEASE(t, found)
             if  /* a nap: looks again when the lease may have ended, or gives up */
-            :: NO_LONGER_LEASED(found) -> skip
+            :: NO_LONGER_LEASED(found) -> GOES(t) skip
             :: DEADLINE -> break
             fi
        :: (IN_FLIGHT || GRANTS) && locked && !(GRANTS && !IN_FLIGHT) ->
             /* A writer that went past the lock. It may claim the key as well. */
             give_lock_back(t);
+            WAITS_FOR_WRITER(t, working)
             if
-            :: ENDS(working) -> skip
+            :: ENDS(working) -> GOES(t) skip
             :: DEADLINE -> verdict = in_flight; break
             fi;
             take_lock(t)
        :: (IN_FLIGHT || GRANTS) && !locked ->
             /* The lock's holder works on the key. */
+            WAITS_FOR_LOCK(t)
             if
-            :: atomic { FREE(lock) -> lock = t; locked = true }
+            :: atomic { FREE(lock) -> GOES(t) lock = t; locked = true }
             :: DEADLINE -> verdict = in_flight; break
             fi
 #ifdef F_STALE_DECISION
@@ -464,15 +511,17 @@ inline write(t, finish) {
                        ((row[found].expired && row[found].by != t) ||
                         (!row[found].done && row[found].attempt <= attempt)) ->
                         if
-                        :: row[found].gone_by == NONE -> new_row(t, finish); row[found].gone_by = t; verdict = replay
+                        :: row[found].gone_by == NONE ->
+                            new_row(t, finish); row[found].gone_by = t; verdict = replay; TELL(("STEP write over a row\n"))
                         :: row[found].gone_by != NONE -> working = row[found].gone_by; verdict = in_flight
                         fi
                     fi
                 };
                 if
                 :: verdict == in_flight ->
+                    WAITS_FOR_WRITER(t, working)
                     if
-                    :: atomic { ENDS(working) -> verdict = claim }
+                    :: atomic { ENDS(working) -> GOES(t) verdict = claim }
                     :: DEADLINE -> verdict = refused; break
                     fi
                 :: verdict == claim -> skip
@@ -485,7 +534,7 @@ inline write(t, finish) {
     if
     :: verdict == claim ->
         /* The row and its index entry; the index says whether another is there. */
-        atomic { new_row(t, finish); others(t, slot) };
+        atomic { new_row(t, finish); others(t, slot); TELL(("STEP write %e\n", (other == NOTHING -> alone : beside))) };
 #ifndef F_NO_UNIQUE_CHECK
         do
         :: other != NOTHING ->
@@ -502,8 +551,9 @@ inline write(t, finish) {
             if
             :: verdict == serialization_failure -> break
             :: verdict == in_flight ->
+                WAITS_FOR_WRITER(t, working)
                 if
-                :: (ENDS(working) || !row[other].used) -> verdict = claim
+                :: (ENDS(working) || !row[other].used) -> GOES(t) verdict = claim
                 :: DEADLINE -> verdict = refused; break
                 fi
             :: else
@@ -524,8 +574,9 @@ inline hold(t) {
     if
     :: locked
     :: !locked ->
+        WAITS_FOR_LOCK(t)
         if
-        :: atomic { FREE(lock) -> lock = t; locked = true }
+        :: atomic { FREE(lock) -> GOES(t) lock = t; locked = true }
         :: DEADLINE -> verdict = in_flight; goto held
         fi
     fi;
@@ -535,12 +586,14 @@ inline hold(t) {
        :: working != NONE && !(presence == deleting && row[found].expired) ->
             /* Waits without the lock: the other transaction may claim the key as well. */
             give_lock_back(t);
+            WAITS_FOR_WRITER(t, working)
             if
-            :: ENDS(working) -> skip
+            :: ENDS(working) -> GOES(t) skip
             :: DEADLINE -> verdict = in_flight; break
             fi;
+            WAITS_FOR_LOCK(t)
             if
-            :: atomic { FREE(lock) -> lock = t; locked = true }
+            :: atomic { FREE(lock) -> GOES(t) lock = t; locked = true }
             :: DEADLINE -> verdict = in_flight; break
             fi
        :: else ->
@@ -553,7 +606,8 @@ inline hold(t) {
                    row[found].nonce == token_nonce && row[found].attempt == token_attempt -> verdict = take_over
 #endif
                 :: else -> verdict = serialization_failure
-                fi
+                fi;
+                TELL(("STEP hold %e %e\n", presence, (verdict == take_over -> current : lost)))
             };
             break
        fi
@@ -565,13 +619,34 @@ held:
     fi
 }
 
-inline say_claim(t, call) {
+inline say_claim(t) {
     if
-    :: GRANTS -> SAY(("EVENT %d %e claimed\n", t, call))
-    :: verdict == replay -> SAY(("EVENT %d %e completed %d\n", t, call, row[found].answer))
-    :: else -> SAY(("EVENT %d %e in_progress\n", t, call))
+    :: GRANTS -> SAY(("STEP granted %e\n", verdict))
+    :: verdict == replay -> SAY(("EVENT %d gets completed %d\n", t, row[found].answer))
+    :: else -> SAY(("EVENT %d gets %e\n", t, (verdict == serialization_failure -> serialization_failure : in_progress)))
     fi
 }
+
+/* What a write comes to: refused, or too late for a writer past the lock. */
+#ifdef CALLS
+#define WRITTEN (verdict == serialization_failure -> serialization_failure : (verdict == refused -> in_progress : written))
+#define TELL_GRANT(t) if :: GRANTS -> printf("EVENT %d gets claimed %d\n", t, attempt) :: else fi;
+#define TELL_LEASE(t) \
+    if \
+    :: verdict == claim || verdict == replay -> printf("EVENT %d gets leased %d %d\n", t, attempt, nonce) \
+    :: else -> printf("EVENT %d gets %e\n", t, WRITTEN) \
+    fi;
+#define ERROR_ABORTS(t) \
+    if :: verdict == serialization_failure || verdict == refused || verdict == in_flight -> abort(t) :: else fi;
+#define NOT_HELD(t) printf("EVENT %d gets %e\n", t, (verdict == serialization_failure -> lost : in_progress))
+#define TELL_WRITTEN(t) printf("EVENT %d gets %e\n", t, WRITTEN);
+#else
+#define ERROR_ABORTS(t)
+#define TELL_GRANT(t)
+#define TELL_LEASE(t)
+#define NOT_HELD(t) skip
+#define TELL_WRITTEN(t)
+#endif
 
 /* ---- The clients ----------------------------------------------------------------------------------- */
 
@@ -579,9 +654,16 @@ inline say_claim(t, call) {
     byte i, slot, found, other, working, attempt, nonce, snapshot, tries; \
     mtype presence, verdict; \
     bool locked, outlived; \
+    PATIENT \
     i = 0; tries = 0; locked = false; outlived = false
 
-#define DEAD(t) d_step { killed[t] == true -> killed[t] = false }
+#ifdef CALLS
+#define PATIENT bool patient;
+#else
+#define PATIENT
+#endif
+
+#define DEAD(t) d_step { killed[t] == true -> killed[t] = false; TELL(("EVENT %d kill\n", t)) GOES(t) }
 
 /* claim(); work; complete(); COMMIT or ROLLBACK, in one transaction. */
 proctype Atomic(byte t) {
@@ -592,8 +674,14 @@ next:
     :: else -> tries++
     fi;
     {
-        CALL { begin(t); SAY(("EVENT %d begin\n", t)) };
-        CALL { claim_key(t, false); say_claim(t, atomic_claim) };
+        CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
+        CALL {
+            TURN CLAIM_PATIENCE
+            TELL(("EVENT %d calls claim %d\n", t, patient))
+            claim_key(t, false);
+            say_claim(t);
+            TELL_GRANT(t)
+        };
         if
         :: GRANTS ->
             d_step { nonce = next_nonce; next_nonce++ };
@@ -611,33 +699,37 @@ next:
             fi;
 #endif
             CALL {
+                TURN SCOPE_PATIENCE
+                TELL(("EVENT %d calls complete %d\n", t, nonce))
                 write(t, true);
                 if
-                :: verdict == refused -> SAY(("EVENT %d complete %d in_progress\n", t, nonce))
-                :: else -> SAY(("EVENT %d complete %d\n", t, nonce))
-                fi
+                :: verdict == refused -> SAY(("STEP complete refused\n"))
+                :: else -> SAY(("STEP complete written\n"))
+                fi;
+                TELL_WRITTEN(t)
+                ERROR_ABORTS(t)
             };
             NOT_IN_VAIN;
             if
-            :: verdict == serialization_failure || verdict == refused -> CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
+            :: verdict == serialization_failure || verdict == refused -> CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
             :: else ->
                 if
-                :: CALL { commit(t); SAY(("EVENT %d commit\n", t)) }
-                :: CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
+                :: CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }
+                :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
 #ifdef PREPARE
-                :: tx[t] = prepared;
+                :: CALL { TURN tx[t] = prepared; TELL(("EVENT %d prepare\n", t)) };
                    goto end_prepared
 #endif
                 fi
             fi
-        :: else -> CALL { commit(t); SAY(("EVENT %d commit\n", t)) }  /* a replay, or refused: nothing was written */
+        :: else -> CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }  /* a replay, or refused: nothing was written */
         fi
-    } unless { DEAD(t); abort(t) };
+    } unless { CALL { DEAD(t); abort(t) } };
     goto next;
 end_prepared:
     if  /* COMMIT PREPARED or ROLLBACK PREPARED, at some time, by any session */
-    :: commit(t); goto next
-    :: abort(t); goto next
+    :: CALL { TURN commit(t); TELL(("EVENT %d commit_prepared\n", t)) }; goto next
+    :: CALL { TURN abort(t); TELL(("EVENT %d rollback_prepared\n", t)) }; goto next
     fi;
 end_stuck:
     (false);
@@ -645,10 +737,10 @@ end_client:
     finished++
 }
 
-/* claim(lease) and COMMIT; then, late or in time: renew(), complete() and COMMIT. */
+/* claim(lease) and COMMIT; then, late or in time: renew(), complete() or release(), and COMMIT. */
 proctype Leased(byte t) {
     byte token_nonce, token_attempt, calls;
-    bool finishing;
+    mtype call;
     LOCALS;
 next:
     if
@@ -656,50 +748,76 @@ next:
     :: else -> tries++; token_nonce = 0
     fi;
     {
-        CALL { begin(t); SAY(("EVENT %d begin\n", t)) };
+        CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
         CALL {
+            TURN CLAIM_PATIENCE
+            TELL(("EVENT %d calls lease %d\n", t, patient))
             claim_key(t, true);
-            say_claim(t, leased_claim);
+            say_claim(t);
             if
             :: GRANTS ->
                 d_step { nonce = next_nonce; next_nonce++ };
                 token_nonce = nonce; token_attempt = attempt;
                 write(t, false);
+                TELL_LEASE(t)
+                if
+                :: verdict == refused -> give_lock_back(t)
+                :: else
+                fi;
                 NOT_IN_VAIN
             :: else
             fi
         };
         if
         :: token_nonce != 0 && (verdict == serialization_failure || verdict == refused) ->
-            token_nonce = 0; CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
-        :: else -> CALL { commit(t); SAY(("EVENT %d commit\n", t)) }
+            token_nonce = 0; CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
+        :: else -> CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }
         fi
-    } unless { DEAD(t); token_nonce = 0; abort(t) };
+    } unless { CALL { DEAD(t); token_nonce = 0; abort(t) } };
     calls = 0;
     do
     :: token_nonce == 0 || calls == 2 -> break
     :: token_nonce != 0 && calls < 2 ->
         calls++;
         {
-            CALL { begin(t); SAY(("EVENT %d begin\n", t)) };
+            CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
             if
-            :: finishing = false   /* renew() */
-            :: finishing = true    /* complete() */
+            :: call = renew
+            :: call = complete
+#ifdef RELEASE
+            :: call = release
+#endif
             fi;
             CALL {
+                TURN SCOPE_PATIENCE
+                TELL(("EVENT %d calls %e %d\n", t, call, token_nonce))
                 hold(t);
                 if
                 :: verdict == take_over ->
                     attempt = token_attempt; nonce = token_nonce; outlived = true;
-                    effect[t] = finishing;
-                    write(t, finishing)
-                :: else
+                    effect[t] = (call == complete);
+                    write(t, call == complete);
+#ifdef RELEASE
+                    d_step {
+                        if
+                        :: call == release && (verdict == claim || verdict == replay) ->
+                            row[slot].over = true;
+#ifndef F_RELEASE_KEEPS_NONCE
+                            row[slot].nonce = NONE
+#endif
+                        :: else
+                        fi
+                    };
+#endif
+                    TELL_WRITTEN(t)
+                :: else -> NOT_HELD(t)
                 fi;
                 if
-                :: verdict == serialization_failure -> SAY(("EVENT %d %e %d lost\n", t, (finishing -> complete : renew), token_nonce))
-                :: verdict == refused || verdict == in_flight -> SAY(("EVENT %d %e %d in_progress\n", t, (finishing -> complete : renew), token_nonce))
-                :: else -> SAY(("EVENT %d %e %d\n", t, (finishing -> complete : renew), token_nonce))
-                fi
+                :: verdict == serialization_failure -> SAY(("STEP token fenced\n"))
+                :: verdict == refused || verdict == in_flight -> SAY(("STEP token refused\n"))
+                :: else -> SAY(("STEP token used\n"))
+                fi;
+                ERROR_ABORTS(t)
             };
             if
             :: verdict == serialization_failure || verdict == refused || verdict == in_flight ->
@@ -707,19 +825,19 @@ next:
                 :: verdict == serialization_failure -> token_nonce = 0
                 :: else
                 fi;
-                CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
+                CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
             :: else ->
                 assert(newest_nonce == token_nonce);  /* no fenced attempt commits */
                 if
-                :: CALL { commit(t); SAY(("EVENT %d commit\n", t)) };
+                :: CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) };
                    if
-                   :: finishing -> token_nonce = 0
+                   :: call == complete -> token_nonce = 0
                    :: else
                    fi
-                :: CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
+                :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
                 fi
             fi
-        } unless { DEAD(t); abort(t) }  /* another session goes on with the token */
+        } unless { CALL { DEAD(t); abort(t) } }  /* another session goes on with the token */
     od;
     goto next;
 end_client:
@@ -735,13 +853,19 @@ next:
     :: else -> tries++
     fi;
     {
-        begin(t);
+        CALL { TURN begin(t); TELL(("EVENT %d begin\n", t)) };
+        CALL {
+        TURN UNBOUNDED
+        TELL(("EVENT %d calls once_each\n", t))
         do
         :: look(t);
            if
-           :: verdict == replay || verdict == leased -> abort(t); break
-           :: verdict == serialization_failure -> abort(t); break
-           :: verdict == in_flight -> (tx[working] == idle || !row[found].used)
+           :: verdict == replay || verdict == leased -> TELL(("EVENT %d gets known\n", t)) break
+           :: verdict == serialization_failure -> TELL(("EVENT %d gets serialization_failure\n", t)) break
+           :: verdict == in_flight ->
+                WAITS_FOR_WRITER(t, working)
+                (tx[working] == idle || !row[found].used);
+                GOES(t)
            :: verdict == claim || verdict == take_over ->
                 d_step { nonce = next_nonce; next_nonce++ };
                 if
@@ -769,23 +893,29 @@ next:
                         fi
                     };
                     if
-                    :: other != NOTHING -> (working == NONE || tx[working] == idle)
+                    :: other != NOTHING ->
+                        WAITS_FOR_WRITER(t, working)
+                        (working == NONE || tx[working] == idle);
+                        GOES(t)
                     :: else
                     fi
                 fi;
                 if
                 :: other == NOTHING ->
                     effect[t] = true;
-                    if
-                    :: commit(t)
-                    :: abort(t)
-                    fi;
+                    TELL(("EVENT %d gets new %d\n", t, nonce))
                     break
                 :: else
                 fi
            fi
         od
+        };
+        if
+        :: effect[t] -> CALL { TURN commit(t); TELL(("EVENT %d commit\n", t)) }
+        :: CALL { TURN abort(t); TELL(("EVENT %d rollback\n", t)) }
+        fi
     } unless {
+        CALL {
         DEAD(t);
         atomic {
             i = 0;
@@ -796,6 +926,7 @@ next:
             undo(t)
         };
         free_lock(t)
+        }
     };
     goto next;
 end_client:
@@ -808,7 +939,10 @@ proctype Bypass(byte t) {
     LOCALS;
     attempt = 1;
     {
-        begin(t);
+        CALL { TURN begin(t); TELL(("EVENT %d begin\n", t)) };
+        CALL {
+        TURN UNBOUNDED
+        TELL(("EVENT %d calls insert\n", t))
         do
         :: atomic {
             others(t, NOTHING);
@@ -823,17 +957,20 @@ proctype Bypass(byte t) {
             fi
            };
            if
-           :: verdict == claim ->
-                if
-                :: commit(t)
-                :: abort(t)
-                fi;
-                break
-           :: verdict == replay -> abort(t); break  /* 23505 */
-           :: verdict == in_flight -> (tx[working] == idle || !row[other].used)
+           :: verdict == claim -> TELL(("EVENT %d gets inserted %d\n", t, nonce)) break
+           :: verdict == replay -> TELL(("EVENT %d gets unique_violation\n", t)) break
+           :: verdict == in_flight ->
+                WAITS_FOR_WRITER(t, working)
+                (tx[working] == idle || !row[other].used);
+                GOES(t)
            fi
         od
-    } unless { DEAD(t); abort(t) };
+        };
+        if
+        :: effect[t] -> CALL { TURN commit(t); TELL(("EVENT %d commit\n", t)) }
+        :: CALL { TURN abort(t); TELL(("EVENT %d rollback\n", t)) }
+        fi
+    } unless { CALL { DEAD(t); abort(t) } };
     finished++
 }
 
@@ -841,9 +978,9 @@ proctype Bypass(byte t) {
 proctype Purger(byte t) {
     LOCALS;
     {
-        CALL { begin(t); SAY(("EVENT %d begin\n", t)) };
+        CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
         d_step {
-            i = 0; slot = 0;
+            TURN i = 0; slot = 0;
             do
             :: i < ROWS ->
                 if
@@ -858,23 +995,33 @@ proctype Purger(byte t) {
             :: else -> break
             od;
             i = 0;
-            SAY(("EVENT %d purge %d\n", t, slot))
+            SAY(("EVENT %d calls purge\nEVENT %d gets purged %d\n", t, t, slot))
         };
         if
-        :: CALL { commit(t); SAY(("EVENT %d commit\n", t)) }
-        :: CALL { abort(t); SAY(("EVENT %d rollback\n", t)) }
+        :: CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }
+        :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
         fi
-    } unless { DEAD(t); abort(t) };
+    } unless { CALL { DEAD(t); abort(t) } };
     finished++
 }
 
-/* A replay turns the clock by an UPDATE, which would wait for a row that another transaction holds. */
-#if defined(CALLS) && CLIENTS == 2
-#define CLOCK_MAY_TURN (tx[1] == idle && tx[2] == idle)
-#elif defined(CALLS)
-#define CLOCK_MAY_TURN (tx[1] == idle && tx[2] == idle && tx[3] == idle)
+/* A replay turns the clock by an UPDATE, which would wait for a row that another transaction holds, and
+ * which a snapshot in REPEATABLE READ would not see. */
+#ifdef CALLS
+#define CLOCK_MAY_TURN (!(GOES_ON(1) || GOES_ON(2) || GOES_ON(3)) && \
+    UNTOUCHED(0) && UNTOUCHED(1) && UNTOUCHED(2) && UNTOUCHED(3) && (ROWS < 5 || UNTOUCHED(ROWS - 1)) && IN_NO_SNAPSHOT)
+#define UNTOUCHED(r) (row[r].by == NONE && row[r].gone_by == NONE)
+#ifdef REPEATABLE
+#define IN_NO_SNAPSHOT (tx[1] != running && tx[2] != running && tx[CLIENTS] != running)
+#else
+#define IN_NO_SNAPSHOT true
+#endif
+#define LEASE_IS_AWAITED (waits[1] == for_lease || waits[2] == for_lease || waits[3] == for_lease)
+#define MAY_KILL(t) (kills < KILL && tx[t] == running && !(GOES_ON(1) || GOES_ON(2) || GOES_ON(3)))
 #else
 #define CLOCK_MAY_TURN true
+#define LEASE_IS_AWAITED false
+#define MAY_KILL(t) (kills < KILL && tx[t] == running)
 #endif
 
 /* Time, and what ends processes. */
@@ -882,6 +1029,9 @@ proctype World() {
     byte i = 0;
 end_world:
     do
+#ifdef CALLS
+    :: finished == CLIENTS -> break
+#endif
     :: d_step {
         lives < LIVES && first_answer != 0 && CLOCK_MAY_TURN ->
         lives++; SAY(("EVENT 0 expire\n")); first_answer = 0; effects = 0;
@@ -894,7 +1044,7 @@ end_world:
        }
 #if LEASED
     :: d_step {
-        lapses < LAPSES && newest_nonce != 0 && CLOCK_MAY_TURN ->
+        (lapses < LAPSES || LEASE_IS_AWAITED) && newest_nonce != 0 && CLOCK_MAY_TURN ->
         lapses++; SAY(("EVENT 0 lapse\n"));
         i = 0;
         do
@@ -913,21 +1063,26 @@ end_world:
         i = 0
        }
 #endif
-    :: atomic { kills < KILL && tx[1] == running -> kills++; killed[1] = true }
+    :: atomic { MAY_KILL(1) -> kills++; killed[1] = true }
 #if CLIENTS > 1
-    :: atomic { kills < KILL && tx[2] == running -> kills++; killed[2] = true }
+    :: atomic { MAY_KILL(2) -> kills++; killed[2] = true }
 #endif
 #if CLIENTS > 2
-    :: atomic { kills < KILL && tx[3] == running -> kills++; killed[3] = true }
+    :: atomic { MAY_KILL(3) -> kills++; killed[3] = true }
 #endif
 #if CLIENTS > 3
-    :: atomic { kills < KILL && tx[4] == running -> kills++; killed[4] = true }
+    :: atomic { MAY_KILL(4) -> kills++; killed[4] = true }
 #endif
     od
 }
 
 init {
     byte n = 0, t = 1;
+#ifdef CALLS
+    short runs = 0;
+next_trace:
+    runs++;
+#endif
     atomic {
         do :: n < ATOMIC -> run Atomic(t); t++; n++ :: else -> break od; n = 0;
         do :: n < LEASED -> run Leased(t); t++; n++ :: else -> break od; n = 0;
@@ -936,6 +1091,20 @@ init {
         do :: n < PURGE -> run Purger(t); t++; n++ :: else -> break od; n = 0;
         run World()
     }
+#ifdef CALLS
+    atomic {
+        finished == CLIENTS && _nr_pr == 1;
+        printf("EVENT 0 end\n");
+        n = 0;
+        do :: n < ROWS -> clear_row(n); n++ :: else -> break od;
+        generation = 0; next_nonce = 1; kills = 0; lives = 0; lapses = 0; finished = 0;
+        effects = 0; first_answer = 0; newest_nonce = 0; n = 0; t = 1;
+        if
+        :: runs < RUNS -> goto next_trace
+        :: else
+        fi
+    }
+#endif
 }
 
 #ifdef LIVENESS

@@ -94,7 +94,7 @@ SELECT token AS leased FROM idem.claim('payments', 'abcdef01-2345-6789-abcd-ef01
 SELECT n, key, coalesce(response = to_jsonb(n), n % 3 <> 0) AS own, claimed FROM form, idem.try_claim('payments', key) ORDER BY n;
 SELECT count(*) AS shown FROM form JOIN idem.records USING (key) WHERE attempt = 1 AND NOT redacted;
 SELECT key, attempt FROM idem.records WHERE key LIKE 'abcdef%';
-SELECT key, attempt, state FROM idem.in_flight;
+SELECT key, attempt FROM idem.in_flight;
 SELECT weakness, keys FROM idem.weak_keys WHERE weakness = idem.key_weakness('00000000-0000-0000-0000-000000000000');
 SELECT idem.complete(:'leased', '"leased"');
 SELECT response FROM idem.claim('payments', 'abcdef01-2345-6789-abcd-ef0123456789');

@@ -1,7 +1,7 @@
 # Logical replication of the whole database, with the worker running on both sides, and a
 # switchover: the subscription keeps up, no key is lost, no scope id is given twice. With the
 # objects of this release and with those of the first, which the new library serves until ALTER
-# EXTENSION UPDATE.
+# EXTENSION UPDATE; and with an update of the subscriber first, the publisher later.
 use strict;
 use warnings;
 
@@ -22,14 +22,20 @@ wal_retrieve_retry_interval = '100ms'
 CONF
 my $publisher = idem_node('publisher', conf => $conf, bare => 1, init => { allows_streaming => 'logical' });
 my $subscriber = idem_node('subscriber', conf => $conf, bare => 1, init => { allows_streaming => 'logical' });
-my @databases = (current => 'CREATE EXTENSION idem', released => q{CREATE EXTENSION idem VERSION '0.1.0'});
+my $current = 'CREATE EXTENSION idem';
+my $released = q{CREATE EXTENSION idem VERSION '%s'};
+# the publisher's objects, and the subscriber's
+my @databases = (
+	[ current => $current, $current ],
+	[ released => (sprintf $released, '0.1.0') x 2 ],
+	[ ahead => (sprintf $released, '0.2.0'), $current ]);
 
 # A claim of every kind, everything that can happen to one, and purging.
 sub work
 {
 	my ($database, $when) = @_;
 	$publisher->safe_psql($database, <<"SQL");
-SELECT idem.once('orders', '$when atomic', '{"n": 1}');
+SELECT idem.once('orders', '$when atomic', '{"n": 1}'), idem.once('orders', md5('$when')::uuid::text, '{"n": 1}');
 SELECT idem.complete(token, '{"leased": 1}') FROM idem.claim('orders', '$when atomic leased', lease => '1 hour');
 INSERT INTO job SELECT '$when running', token FROM idem.claim('orders', '$when running', '{"n": 1}', lease => '1 hour');
 INSERT INTO job SELECT '$when leased', token FROM idem.claim('orders', '$when leased', '{"n": 1}', lease => '1 hour');
@@ -109,6 +115,7 @@ sub answers
 	my $one = q('{"n": 1}');
 	is($outcome->('atomic', $one), 'completed||', "$database, $when: a replay is answered");
 	is($outcome->('atomic', q('{"n": 2}')), 'conflict||', "$database, $when: a conflict is one");
+	is($subscriber->safe_psql($database, "SELECT idem.once('orders', md5('$when')::uuid::text, $one)"), 'f', "$database, $when: so is that of a UUID");
 	is($outcome->('leased', $one), 'completed|{"answer": 42}|', "$database, $when: so is what was leased");
 	is($outcome->('atomic leased', 'NULL'), 'completed|{"leased": 1}|', "$database, $when: and completed at once");
 	is($outcome->('failed', $one), 'failed||P0042', "$database, $when: a failure");
@@ -146,9 +153,11 @@ SQL
 
 sub publish
 {
-	my ($database, $create) = @_;
+	my ($database, $create, $create_there) = @_;
 	$_->safe_psql('postgres', "CREATE DATABASE $database") for ($publisher, $subscriber);
-	$_->safe_psql($database, "$create; CREATE TABLE job (key text PRIMARY KEY, token text)") for ($publisher, $subscriber);
+	$publisher->safe_psql($database, $create);
+	$subscriber->safe_psql($database, $create_there);
+	$_->safe_psql($database, 'CREATE TABLE job (key text PRIMARY KEY, token text)') for ($publisher, $subscriber);
 	$publisher->safe_psql($database, q{SELECT idem.create_scope('orders')});
 	work($database, 'copied');
 	$publisher->safe_psql($database, 'CREATE PUBLICATION everything FOR ALL TABLES');
@@ -162,10 +171,19 @@ SQL
 	return;
 }
 
-while (my ($database, $create) = splice @databases, 0, 2)
+for (@databases)
 {
-	publish($database, $create);
+	my ($database, @create) = @$_;
+	publish($database, @create);
 	work($database, 'streamed');
+	if ($database eq 'ahead')
+	{
+		caught_up($database, 'what a publisher of an earlier release writes');
+		$publisher->safe_psql($database, 'ALTER EXTENSION idem UPDATE');
+		$subscriber->safe_psql($database, 'ALTER SUBSCRIPTION ahead REFRESH PUBLICATION');
+		caught_up($database, 'the update of the publisher');
+		work($database, 'updated');
+	}
 	purge($publisher, $database);
 	caught_up($database, 'the subscriber follows the purger');
 	is(contents($subscriber, $database), contents($publisher, $database), "$database: both have the same");
@@ -210,15 +228,15 @@ for my $trap (
 
 # The switchover.
 $publisher->stop;
-for my $database ('current', 'released')
+for my $database (map { $_->[0] } @databases)
 {
 	$subscriber->safe_psql($database, $_)
 	  for ("ALTER SUBSCRIPTION $database SET (slot_name = NONE)", "DROP SUBSCRIPTION $database");
 	new_scope_is_new($database, 'after the switchover');
-	answers($database, $_) for ('copied', 'streamed');
+	answers($database, $_) for ('copied', 'streamed', $database eq 'ahead' ? 'updated' : ());
 	$subscriber->safe_psql($database, 'ALTER EXTENSION idem UPDATE');
 	new_scope_is_new($database, 'after the update');
-	is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), '4', "$database: the secrets of the old primary, and no others");
+	is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), $database eq 'ahead' ? 5 : 4, "$database: the secrets of the old primary, and no others");
 	$subscriber->safe_psql($database, q{SELECT count(idem.complete(token)) FROM generate_series(1, 500) i,
 		idem.claim('orders', 'short ' || i, ttl => '1 us')});
 	purge($subscriber, $database);

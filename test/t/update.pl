@@ -1,9 +1,10 @@
 # From every released version of the SQL objects to this one. The new library serves the old objects
-# until ALTER EXTENSION idem UPDATE runs. The update makes what CREATE EXTENSION makes, runs beside
-# open claims, and keeps every answer.
+# until ALTER EXTENSION idem UPDATE runs. The update makes what CREATE EXTENSION makes, waits for open
+# claims without stopping them, and keeps every answer.
 use strict;
 use warnings;
 
+use IPC::Run ();
 use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
@@ -120,6 +121,14 @@ SQL
 	my $token = $sql->($name, q{SELECT token FROM idem.claim('orders', 'leased', '{"n": 3}', lease => '1 hour')});
 	$sql->($name, qq{SELECT idem.checkpoint('$token', 'half way', '{"step": 2}')});
 
+	# Keys that are UUIDs: finished, leased and expired.
+	my @uuid = map { "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c0$_" } (1 .. 3);
+	$sql->($name, qq{SELECT idem.complete(token, '{"order": 5}') FROM idem.claim('orders', '$uuid[0]', '{"n": 5}')});
+	my $uuid_token = $sql->($name, qq{SELECT token FROM idem.claim('orders', '$uuid[1]', '{"n": 6}', lease => '1 hour')});
+	$sql->($name, qq{SELECT idem.complete(token) FROM idem.claim('orders', '$uuid[2]', '{"n": 7}', ttl => '1 us')});
+	is($sql->($name, q{SELECT key, attempt, redacted, octet_length(fingerprint) FROM idem.record WHERE key ~ '^0190b8f3' ORDER BY key}),
+		join("\n", map { "$_|1|f|37" } @uuid), "$version: records are stored as the library of that release stores them");
+
 	# The library is new, the objects are not: the old rules apply.
 	regress("tests on the objects of $version", $create, map { @{ $changed_since{$_} // [] } } grep { $_ ge $version } @released);
 	if ($version eq '0.1.0')
@@ -160,12 +169,18 @@ CREATE OPERATOR = (LEFTARG = oid, RIGHTARG = integer, FUNCTION = trap);
 CREATE OPERATOR = (LEFTARG = name, RIGHTARG = text, FUNCTION = trap);
 CREATE FUNCTION format(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'trapped'; END $$;
 SQL
-	my (undef, undef, $said) = $node->psql($name, "SET lock_timeout = '1min'; ALTER EXTENSION idem UPDATE");
+	my $said = '';
+	my $update = IPC::Run::start([ 'psql', '-XqAt', '-d', $node->connstr($name) . " application_name='update'",
+			'-c', 'ALTER EXTENSION idem UPDATE' ], '2>', \$said);
+	$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update' AND wait_event_type = 'Lock'")
+	  or die 'the update does not wait';
+	is($sql->($name, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $version, "$version: the update waits for the open claim");
+	$session->query_safe("SELECT idem.once('odd', 'while the update waits'); INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
+	$session->quit;
+	$update->finish;
 	unlike($said, qr/ERROR/, "$version: updated");
 	is($sql->($name, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $current, "$version: to $current");
 	like($said, qr/WARNING:.*paths of scope "odd" are in another notation and exclude nothing\nDETAIL:.*"\/sent_at"/, "$version: the update says which paths leave nothing out");
-	$session->query_safe("INSERT INTO effect DEFAULT VALUES; SELECT idem.complete(current_setting('my.token')); COMMIT");
-	$session->quit;
 
 	# What was stored before is answered.
 	my $outcome = sub { my ($key, $n) = @_; return $sql->($name, qq{SET ROLE $user; SELECT outcome, response, error->>'sqlstate'
@@ -177,6 +192,19 @@ SQL
 	is($outcome->('leased', 3), 'in_progress||', "$version: a lease holds");
 	is($sql->($name, qq{SET ROLE $user; SELECT idem.complete('$token', '{"order": 3}')}), '{"order": 3}', "$version: its token too");
 	is($outcome->('leased', 3), 'completed|{"order": 3}|', "$version: and completes it");
+	is($outcome->($uuid[0], '5e0'), 'completed|{"order": 5}|', "$version: a key that is a UUID is found");
+	is($outcome->($uuid[0], 6), 'conflict||', "$version: its conflict is one");
+	is($outcome->($uuid[1], 6), 'in_progress||', "$version: its lease holds");
+	my $form = q{SELECT key, key_uuid, attempt, redacted, octet_length(fingerprint) FROM idem.record WHERE coalesce(key, key_uuid::text) ~ '^0190b8f3' ORDER BY coalesce(key, key_uuid::text)};
+	is($sql->($name, $form), join("\n", map { "$_||1|f|37" } @uuid), "$version: the update rewrites no record");
+	$sql->($name, qq{SELECT idem.complete('$uuid_token', '{"order": 6}')});
+	is($outcome->($uuid[1], '6'), 'completed|{"order": 6}|', "$version: its token completes it");
+	is($outcome->($uuid[1], '5'), 'conflict||', "$version: for its request");
+	$sql->($name, qq{SELECT idem.complete(token) FROM idem.claim('orders', '$uuid[2]', '{"n": 8}')});
+	is($outcome->($uuid[2], '8'), 'completed||', "$version: an expired record is replaced");
+	is($sql->($name, $form), join("\n", "$uuid[0]||1|f|37", map { "|$_|||18" } @uuid[1, 2]), "$version: what is written now is compact");
+	is($sql->($name, q{SELECT key, attempt, redacted FROM idem.records WHERE key ~ '^0190b8f3' ORDER BY key}),
+		join("\n", map { "$_|1|f" } @uuid), "$version: the view shows all in one form");
 	is($sql->($name, q{SELECT idem.advance('orders', 'stream', 7), idem.advance('orders', 'stream', 8)}), 'f|t',
 		"$version: the watermark is where it was");
 	is($sql->($name, 'SELECT key FROM effect'), "open\nopen", "$version: defaults and triggers work");
