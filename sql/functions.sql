@@ -325,7 +325,11 @@ CREATE FUNCTION idem.create_scope(
     store_response boolean DEFAULT true,
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT '{}'
+    transient_sqlstates text[] DEFAULT '{}',
+    store_request boolean DEFAULT false,
+    answer_ttl interval DEFAULT NULL,
+    min_ttl interval DEFAULT NULL,
+    if_not_exists boolean DEFAULT false
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_create_scope_0_3'
@@ -337,8 +341,11 @@ COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
     'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
-    'raises in addition to those that are always transient. For superusers and roles that are '
-    'granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'raises in addition to those that are always transient; store_request keeps the request of a '
+    'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
+    'min_ttl (NULL: none) is the shortest ttl that a claim may pass. With if_not_exists, a scope '
+    'that has exactly these settings is left as it is. For superusers and roles that are granted '
+    'EXECUTE; the caller must be able to SET ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
@@ -356,7 +363,10 @@ CREATE FUNCTION idem.alter_scope(
     store_response boolean DEFAULT NULL,
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT NULL
+    transient_sqlstates text[] DEFAULT NULL,
+    store_request boolean DEFAULT NULL,
+    answer_ttl interval DEFAULT NULL,
+    min_ttl interval DEFAULT NULL
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
@@ -366,11 +376,24 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, and -1 removes the limit max_attempts or claims_per_minute. Stored records do not '
-    'change. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
-    'of the scope''s owner, and must be able to SET ROLE to a new owner. '
+    'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of zero removes '
+    'answer_ttl or min_ttl. Stored records do not change. For superusers and roles that are '
+    'granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be able to '
+    'SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
     '22023.';
+
+CREATE FUNCTION idem.scope_ddl(scope text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_scope_ddl'
+LANGUAGE C STABLE PARALLEL UNSAFE
+SET intervalstyle = 'postgres';
+
+COMMENT ON FUNCTION idem.scope_ddl IS
+    'Returns the SQL statement that creates the scope: a call of idem.create_scope() with the '
+    'owner and the settings that differ from the defaults. For users of the scope; works on a '
+    'standby. '
+    'Raises ID008 unknown_scope, 42501.';
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void

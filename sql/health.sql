@@ -386,6 +386,23 @@ finding (check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT
+        'indexes',
+        'warn',
+        NULL,
+        format('%s has no index of unfinished operations: a search for them reads the whole table.',
+               r.oid::regclass),
+        format('CREATE INDEX CONCURRENTLY record_unfinished ON %s (scope) WHERE state = ''p''',
+               r.oid::regclass)
+    FROM relation r
+    WHERE r.oid = 'idem.record'::regclass
+        AND NOT EXISTS (
+            SELECT FROM pg_index i
+            WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
+                AND pg_get_indexdef(i.indexrelid)
+                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")')
+
+    UNION ALL
+    SELECT
         'secrets',
         'fail',
         NULL,
@@ -489,7 +506,8 @@ checked (n, check_name, detail) AS (
         (8, 'weak keys', 'No scope that accepts weak keys has any.'),
         (9, 'autovacuum', 'Autovacuum is on.'),
         (11, 'wraparound', 'Vacuum freezes old rows in time.'),
-        (12, 'indexes', 'The primary keys are in place, and every index is valid.'),
+        (12, 'indexes', 'The primary keys and the index of unfinished operations are in place, and '
+             'every index is valid.'),
         (13, 'secrets', 'The secrets are in place.'),
         (14, 'owners', 'Every scope has an owner.'),
         (15, 'limits', 'Every limit is enforced.'),

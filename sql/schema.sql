@@ -39,7 +39,10 @@ CREATE TABLE idem.scope (
     weak_keys           text        NOT NULL,
     store_response      boolean     NOT NULL,
     response_exclude    text[]      NOT NULL,
-    transient_sqlstates text[]      NOT NULL DEFAULT '{}'
+    transient_sqlstates text[]      NOT NULL DEFAULT '{}',
+    store_request       boolean     NOT NULL DEFAULT false,
+    answer_ttl          interval,
+    min_ttl             interval
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
@@ -58,15 +61,20 @@ CREATE TABLE idem.dropped_scope (
 COMMENT ON TABLE idem.dropped_scope IS
     'The ids of dropped scopes, which are never assigned again. Written by idem.drop_scope().';
 
--- One row per operation, written when an atomic claim finishes or a leased claim begins. The
--- primary key is the only index: the digest finds the row, and the full identity in the row
--- decides. Columns of fixed width come first, so that a row has no padding. New columns come last,
--- so that an update adds the same; up to 72 columns, the null bitmap takes no further byte.
+-- One row per operation, written when an atomic claim finishes or a leased claim begins. The digest
+-- finds the row, and the full identity in the row decides. Columns of fixed width come first, so
+-- that a row has no padding. New columns come last, so that an update adds the same; up to 72
+-- columns, the null bitmap takes no further byte.
 --
 -- key_uuid stands in place of key if the key is a UUID in canonical form, because its 16 bytes give
 -- the text back exactly. attempt is NULL for the first attempt, redacted is NULL if it is false.
 -- Rows of releases before 0.3.0 have the text, the number and the value. The views show all rows in
 -- one form.
+--
+-- lease_end and error mean one thing while the operation is unfinished (state p), and another when
+-- it is finished: the end of the lease and the last error, or when it finished and the failure. A
+-- finished record without a lease_end finished when it was created. request and extra_attempts
+-- belong to unfinished operations.
 CREATE TABLE idem.record (
     digest              uuid        NOT NULL PRIMARY KEY,
     created             timestamptz NOT NULL,
@@ -87,8 +95,14 @@ CREATE TABLE idem.record (
     response            jsonb,
     body                bytea,
     error               jsonb,
-    key_uuid            uuid
+    key_uuid            uuid,
+    request             jsonb,
+    extra_attempts      integer
 );
+
+-- The unfinished operations of a scope. Atomic claims write finished rows, which need no entry;
+-- renewals and recovery points change neither column, so that these updates stay heap-only.
+CREATE INDEX record_unfinished ON idem.record (scope) WHERE state = 'p';
 
 -- For rows that arrive by COPY, by a subscription or by a superuser's statement; idem's functions
 -- write rows without the executor. NOT VALID, because the update from 0.2.0 must not read the whole
@@ -98,8 +112,9 @@ ALTER TABLE idem.record
 
 COMMENT ON TABLE idem.record IS
     'The records of keys. Written when a claim finishes or a leased claim begins, read through '
-    'idem.claim() and idem.lookup(). lease_end and nonce (the random bits of the token) belong to '
-    'leased claims.';
+    'idem.claim() and idem.lookup(). lease_end is when the lease of an unfinished operation ends, '
+    'or when a finished one finished (NULL: when it was created); nonce (the random bits of the '
+    'token) belongs to leased claims.';
 
 -- How far each source of an ordered stream has come. The digests never equal those of keys. Every
 -- page has free space, so that moving a watermark is a HOT update.

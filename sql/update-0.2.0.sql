@@ -11,7 +11,7 @@
 \echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit
 
 -- ---------------------------------------------------------------------------------------------
--- Records: the compact form
+-- Records: the compact form, and what is needed to finish an abandoned operation
 -- ---------------------------------------------------------------------------------------------
 
 -- This waits for the transactions that hold claims. It comes first, so that they never wait for a
@@ -22,18 +22,40 @@ ALTER TABLE idem.record
     ALTER COLUMN attempt DROP NOT NULL,
     ALTER COLUMN redacted DROP NOT NULL,
     ALTER COLUMN key DROP NOT NULL,
-    ADD COLUMN key_uuid uuid;
+    ADD COLUMN key_uuid uuid,
+    ADD COLUMN request jsonb,
+    ADD COLUMN extra_attempts integer;
 
 ALTER TABLE idem.record
     ADD CONSTRAINT record_key CHECK ((key IS NULL) <> (key_uuid IS NULL)) NOT VALID;
 
+-- To build an index, the server reads the whole table, while claims wait for its lock. A large
+-- table is left to the administrator: everything works without the index.
+DO $$
+BEGIN
+    IF pg_catalog.pg_relation_size('idem.record') <= 128 * 1024 * 1024 THEN
+        CREATE INDEX record_unfinished ON idem.record (scope)
+            WHERE state OPERATOR(pg_catalog.=) 'p';
+    ELSE
+        RAISE WARNING 'index idem.record_unfinished is not created, because idem.record is large'
+            USING DETAIL = 'Without the index, a search for unfinished operations reads the whole '
+                           'table.',
+                  HINT = 'CREATE INDEX CONCURRENTLY record_unfinished ON idem.record (scope) '
+                         'WHERE state = ''p''';
+    END IF;
+END $$;
+
 -- ---------------------------------------------------------------------------------------------
--- Scopes: transient SQLSTATEs
+-- Scopes: new settings
 -- ---------------------------------------------------------------------------------------------
 
-ALTER TABLE idem.scope ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}';
+ALTER TABLE idem.scope
+    ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}',
+    ADD COLUMN store_request boolean NOT NULL DEFAULT false,
+    ADD COLUMN answer_ttl interval,
+    ADD COLUMN min_ttl interval;
 
--- With a new argument, create_scope() and alter_scope() are different functions. The update does
+-- With new arguments, create_scope() and alter_scope() are different functions. The update does
 -- not carry over the grants on the old ones: PostgreSQL would take them for the extension's own,
 -- and pg_dump would leave them out.
 DO $$
@@ -61,7 +83,7 @@ BEGIN
         ORDER BY 1, 3
     LOOP
         RAISE WARNING '% can no longer call %', lost.role, lost.functions
-            USING DETAIL = 'These functions have a new argument. The update does not carry over '
+            USING DETAIL = 'These functions have new arguments. The update does not carry over '
                            'the grants on the old functions.',
                   HINT = pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s%s',
                                            lost.functions, lost.role,

@@ -22,7 +22,10 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         weak_keys,
         store_response,
         response_exclude,
-        transient_sqlstates
+        transient_sqlstates,
+        store_request,
+        answer_ttl,
+        min_ttl
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;
@@ -40,7 +43,9 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         CASE
             WHEN r.state = 'c' THEN 'completed'
             WHEN r.state = 'f'
-                OR (coalesce(r.attempt, 1) >= s.max_attempts
+                OR (r.state = 'p'
+                    AND coalesce(r.attempt, 1)
+                        >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
                     AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
             ELSE 'in_progress'
         END AS state,
@@ -48,7 +53,7 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         r.status,
         r.created AS created_at,
         r.expires AS expires_at,
-        r.lease_end,
+        CASE WHEN r.state = 'p' THEN r.lease_end END AS lease_end,
         r.recovery_point,
         coalesce(r.redacted, false) AS redacted,
         coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
@@ -186,7 +191,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
             AND r.state = 'p'
             AND r.nonce IS NOT NULL
             AND r.expires > pg_catalog.statement_timestamp()
-            AND NOT coalesce(coalesce(r.attempt, 1) >= s.max_attempts
+            AND NOT coalesce(coalesce(r.attempt, 1)
+                                 >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
                              AND r.lease_end <= pg_catalog.statement_timestamp(), false)
     ) AS l
     FULL JOIN (

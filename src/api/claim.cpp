@@ -11,6 +11,7 @@
 
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/finish.hpp"
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -106,6 +107,8 @@ ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::str
                           std::optional<std::int64_t> wait) {
     const pg::KeyName name = key_name(scope, tenant, key);
     if (scope.request_required && request == nullptr) report::missing_request(scope.name);
+    if (ttl && scope.min_ttl && *ttl < *scope.min_ttl)
+        report::ttl_too_short(scope.name, *scope.min_ttl);
     return {.scope = &scope,
             .name = name,
             .request = request,
@@ -133,6 +136,7 @@ core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& 
             .lease_end = found.record.lease_end.value_or(0),
             .attempt = found.record.attempt,
             .max_attempts = scope.max_attempts,
+            .extra_attempts = found.record.extra_attempts,
         },
         now);
 }
@@ -247,6 +251,14 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
 }
 
+// What another worker will need to finish the operation. A takeover keeps the request that is
+// stored: later ones may differ in members that the scope excludes from the comparison.
+varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
+    if (old.request != nullptr || !call.scope->store_request) return old.request;
+    check_stored_size("request", {call.request});
+    return reinterpret_cast<varlena*>(call.request);
+}
+
 // A leased operation may have effects outside the database, so its row must be durable before the
 // caller goes on.
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
@@ -268,7 +280,9 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .headers = nullptr,
         .response = nullptr,
         .body = nullptr,
-        .error = nullptr,
+        .error = old.error,
+        .request = request_to_store(call, old),
+        .extra_attempts = old.extra_attempts,
     };
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);

@@ -44,17 +44,19 @@ StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
     return stored;
 }
 
-// A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
-// a second complete() is told that the claim is finished.
-pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz expires,
-                           std::int32_t attempt, bytea* fingerprint,
+// A finished record needs no lease, no recovery point and no request. It keeps the nonce of its
+// token, so that a second complete() is told that the claim is finished. In the column lease_end it
+// notes when it finished, unless it was claimed in this transaction.
+pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz now,
+                           std::int64_t ttl, std::int32_t attempt, bytea* fingerprint,
                            std::optional<std::int64_t> nonce) {
     const Answer& answer = stored.answer;
     Assert(answer.state != core::State::in_progress);
+    const bool claimed_before = nonce || attempt > core::first_attempt;
     return {
         .created = created,
-        .expires = expires,
-        .lease_end = std::nullopt,
+        .expires = now + ttl,
+        .lease_end = claimed_before ? std::optional(now) : std::nullopt,
         .nonce = nonce,
         .attempt = attempt,
         .state = answer.state,
@@ -80,7 +82,7 @@ Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {
     return finished_record({{.state = core::State::completed}, false}, created,
-                           GetCurrentTimestamp() + ttl, attempt, fingerprint, std::nullopt);
+                           GetCurrentTimestamp(), ttl, attempt, fingerprint, std::nullopt);
 }
 
 void check_stored_size(const char* what, std::initializer_list<const void*> values) {
@@ -109,7 +111,7 @@ void note_released(pg::Claim& claim) {
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
     const pg::Record& old = leased.record();
     update_record(leased, finished_record(stored_part(answer, leased.scope), old.created,
-                                          GetCurrentTimestamp() + ttl_of(old), old.attempt,
+                                          GetCurrentTimestamp(), ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
     note_finished(*leased.note, answer.state);
 }
@@ -142,7 +144,7 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing =
         pg::write_record(records, name,
-                         finished_record(stored, claim.created, bound.begun() + claim.ttl,
+                         finished_record(stored, claim.created, bound.begun(), claim.ttl,
                                          static_cast<std::int32_t>(claim.token.attempt),
                                          claim.fingerprint, std::nullopt),
                          claim.predecessor, bound);

@@ -87,6 +87,7 @@ core::TokenSighting sighting(const core::Token& token, const pg::Found& found,
         .attempt = record.attempt,
         .lease_end = record.lease_end.value_or(0),
         .max_attempts = scope.max_attempts,
+        .extra_attempts = record.extra_attempts,
     };
 }
 
@@ -173,6 +174,7 @@ void update_record(const LeasedClaim& leased, const pg::Record& record) {
 }
 
 std::int64_t ttl_of(const pg::Record& record) {
+    Assert(record.state == core::State::in_progress);
     return record.expires - record.lease_end.value_or(record.created);
 }
 

@@ -95,9 +95,10 @@ bool binds(const pg::Found& found) {
 // Whether the operation completed or failed, or its last attempt's lease has ended.
 bool has_ended(const pg::Found& found, const pg::Scope& scope) {
     const pg::Record& record = found.record;
-    return binds(found) && (record.state != core::State::in_progress ||
-                            core::exhausted(record.attempt, scope.max_attempts,
-                                            record.lease_end.value_or(0), GetCurrentTimestamp()));
+    return binds(found) &&
+           (record.state != core::State::in_progress ||
+            core::exhausted(record.attempt, scope.max_attempts, record.extra_attempts,
+                            record.lease_end.value_or(0), GetCurrentTimestamp()));
 }
 
 std::optional<report::Holder> holder_of(const pg::KeyName& name) {

@@ -1,6 +1,6 @@
 // The administration of scopes and secrets: idem.create_scope(), idem.alter_scope(),
-// idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute, and the trigger
-// idem.announce_change().
+// idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute; idem.scope_ddl(), for
+// the users of a scope; and the trigger idem.announce_change().
 //
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
@@ -36,25 +36,34 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_transient_sqlstates,  // since 0.3.0
-    arguments
+    arg_transient_sqlstates,  // this and the following since 0.3.0
+    arg_store_request,
+    arg_answer_ttl,
+    arg_min_ttl,
+    arguments,
+    arg_if_not_exists = arguments,  // of create_scope() only
+    create_arguments
 };
 
-constexpr std::array<const char*, arguments> argument_names = {"name",
-                                                               "ttl",
-                                                               "lease",
-                                                               "wait",
-                                                               "request_required",
-                                                               "request_exclude",
-                                                               "tenant_required",
-                                                               "reject_stale_keys",
-                                                               "max_attempts",
-                                                               "claims_per_minute",
-                                                               "weak_keys",
-                                                               "store_response",
-                                                               "response_exclude",
-                                                               "owner",
-                                                               "transient_sqlstates"};
+constexpr std::array<const char*, create_arguments> argument_names = {"name",
+                                                                      "ttl",
+                                                                      "lease",
+                                                                      "wait",
+                                                                      "request_required",
+                                                                      "request_exclude",
+                                                                      "tenant_required",
+                                                                      "reject_stale_keys",
+                                                                      "max_attempts",
+                                                                      "claims_per_minute",
+                                                                      "weak_keys",
+                                                                      "store_response",
+                                                                      "response_exclude",
+                                                                      "owner",
+                                                                      "transient_sqlstates",
+                                                                      "store_request",
+                                                                      "answer_ttl",
+                                                                      "min_ttl",
+                                                                      "if_not_exists"};
 
 const char* name_of(int argument) {
     return argument_names[static_cast<std::size_t>(argument)];
@@ -66,18 +75,19 @@ bool has_argument(FunctionCallInfo fcinfo, int argument) {
 }
 
 bool of_this_release(FunctionCallInfo fcinfo) {
-    Assert(PG_NARGS() == arguments || PG_NARGS() == arg_transient_sqlstates);
+    Assert(PG_NARGS() >= arguments || PG_NARGS() == arg_transient_sqlstates);
     return has_argument(fcinfo, arg_transient_sqlstates);
 }
 
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
-           argument == arg_owner;
+           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
-    for (int argument = 0; argument < arguments && has_argument(fcinfo, argument); ++argument)
+    for (int argument = 0; argument < create_arguments && has_argument(fcinfo, argument);
+         ++argument)
         if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
             if (argument == arg_name) report::missing_argument(name_of(argument));
             report::null_argument(name_of(argument));
@@ -125,8 +135,18 @@ ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
     return states;
 }
 
+std::optional<bool> bool_arg_since_0_3(FunctionCallInfo fcinfo, int n) {
+    return has_argument(fcinfo, n) ? pg::bool_arg(fcinfo, n) : std::nullopt;
+}
+
 // A new scope has no limit unless one is given, so only alter_scope() needs a value for "none".
 enum class Purpose { create, alter };
+
+// Zero stands for no limit.
+const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
+    if (!has_argument(fcinfo, n)) return nullptr;
+    return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
+}
 
 std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
     const auto limit = pg::int_arg(fcinfo, n);
@@ -166,6 +186,9 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
         .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
+        .store_request = bool_arg_since_0_3(fcinfo, arg_store_request),
+        .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
+        .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }
@@ -198,8 +221,10 @@ IDEM_FUNCTION(idem_create_scope_0_3) {
     pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
     api::check_owner(*rules.owner);
-    pg::insert_scope(name, rules);
-    pg::create_secrets();
+    const bool if_not_exists =
+        api::bool_arg_since_0_3(fcinfo, api::arg_if_not_exists).value_or(false);
+    const auto taken = if_not_exists ? pg::NameTaken::kept_if_equal : pg::NameTaken::refused;
+    if (pg::insert_scope(name, rules, taken)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
@@ -211,6 +236,14 @@ IDEM_FUNCTION(idem_alter_scope_0_3) {
     if (rules.owner) api::check_owner(*rules.owner);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();
+}
+
+// Reads only the scope, so it also works on a standby.
+IDEM_FUNCTION(idem_scope_ddl) {
+    using namespace idem;
+    api::require_leader("idem.scope_ddl()");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "scope_ddl");
+    PG_RETURN_TEXT_P(cstring_to_text(pg::scope_definition(scope.id)));
 }
 
 // The scope's records expire at once, because no scope has their id any more.

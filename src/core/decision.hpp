@@ -38,6 +38,7 @@ struct Sighting {
     std::int64_t lease_end;  // of a row in progress
     std::int32_t attempt;
     std::optional<std::int32_t> max_attempts;
+    std::int32_t extra_attempts = 0;
 };
 
 enum class Verdict {
@@ -53,9 +54,20 @@ enum class Verdict {
 };
 
 // Whether the lease of the last allowed attempt has ended. That state is never written to the row.
+// An operation may have more attempts than its scope allows: an administrator grants them.
 constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
-                         std::int64_t lease_end, std::int64_t now) noexcept {
-    return max_attempts && attempt >= *max_attempts && lease_end <= now;
+                         std::int32_t extra_attempts, std::int64_t lease_end,
+                         std::int64_t now) noexcept {
+    return max_attempts && attempt >= std::int64_t{*max_attempts} + extra_attempts &&
+           lease_end <= now;
+}
+
+// When an operation completed or failed. lease_end is that of its finished record, which has one if
+// the operation had a lease or was taken over. Any other operation was claimed and finished in one
+// transaction.
+constexpr std::int64_t answered_at(std::int64_t created,
+                                   std::optional<std::int64_t> lease_end) noexcept {
+    return lease_end.value_or(created);
 }
 
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
@@ -73,7 +85,8 @@ constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     if (seen.state == State::completed) return Verdict::replay;
     if (seen.state == State::failed) return Verdict::failed;
     if (seen.lease_end > now) return Verdict::leased;
-    if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return Verdict::exhausted;
+    if (exhausted(seen.attempt, seen.max_attempts, seen.extra_attempts, seen.lease_end, now))
+        return Verdict::exhausted;
     return Verdict::take_over;
 }
 
@@ -96,12 +109,14 @@ struct TokenSighting {
     std::int32_t attempt;
     std::int64_t lease_end;
     std::optional<std::int32_t> max_attempts;
+    std::int32_t extra_attempts = 0;
 };
 
 constexpr TokenStanding judge_token(const TokenSighting& seen, std::int64_t now) noexcept {
     if (!seen.binds || !seen.same_attempt) return TokenStanding::lost;
     if (seen.state != State::in_progress) return TokenStanding::finished;
-    if (exhausted(seen.attempt, seen.max_attempts, seen.lease_end, now)) return TokenStanding::lost;
+    if (exhausted(seen.attempt, seen.max_attempts, seen.extra_attempts, seen.lease_end, now))
+        return TokenStanding::lost;
     return TokenStanding::holds;
 }
 

@@ -28,14 +28,16 @@ enum Column {
     column_response,
     column_body,
     column_error,
-    column_key_uuid,  // since 0.3.0
+    column_key_uuid,  // this and the following since 0.3.0
+    column_request,
+    column_extra_attempts,
     columns
 };
 
-// Whether the table has the columns that the compact form needs. Until ALTER EXTENSION idem UPDATE
-// is run, it has those of an earlier release.
+// Whether the table has the columns of this release, which the compact form needs. Until ALTER
+// EXTENSION idem UPDATE is run, it has those of an earlier release.
 bool takes_compact_rows(TupleDesc table) {
-    return column_key_uuid < table->natts &&
+    return column_extra_attempts < table->natts &&
            namestrcmp(&TupleDescAttr(table, column_key_uuid)->attname, "key_uuid") == 0;
 }
 
@@ -48,6 +50,16 @@ T* varlena_column(TupleTableSlot* slot, Column which) {
     bool null;
     const Datum value = column(slot, which, null);
     return null ? nullptr : reinterpret_cast<T*>(PG_DETOAST_DATUM_COPY(value));
+}
+
+// A copy of the value as it is stored, compressed or out of line.
+varlena* stored_column(TupleTableSlot* slot, Column which) {
+    bool null;
+    const Datum value = column(slot, which, null);
+    if (null) return nullptr;
+    const void* stored = DatumGetPointer(value);
+    const Size size = VARSIZE_ANY(stored);
+    return static_cast<varlena*>(memcpy(palloc(size), stored, size));
 }
 
 std::optional<std::int32_t> int_column(TupleTableSlot* slot, Column which) {
@@ -66,6 +78,11 @@ std::int32_t read_attempt(TupleTableSlot* slot) {
     return int_column(slot, column_attempt).value_or(core::first_attempt);
 }
 
+std::int32_t read_extra_attempts(TupleTableSlot* slot) {
+    if (!takes_compact_rows(slot->tts_tupleDescriptor)) return 0;
+    return int_column(slot, column_extra_attempts).value_or(0);
+}
+
 // What decides about a claim, without the answer.
 Record read_claim(TupleTableSlot* slot) {
     bool null;
@@ -78,6 +95,7 @@ Record read_claim(TupleTableSlot* slot) {
     record.state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
     record.redacted = DatumGetBool(column(slot, column_redacted, null)) && !null;
     record.fingerprint = varlena_column<bytea>(slot, column_fingerprint);
+    record.extra_attempts = read_extra_attempts(slot);
     return record;
 }
 
@@ -90,6 +108,8 @@ Record read_record(TupleTableSlot* slot) {
     record.response = varlena_column<Jsonb>(slot, column_response);
     record.body = varlena_column<bytea>(slot, column_body);
     record.error = varlena_column<Jsonb>(slot, column_error);
+    if (takes_compact_rows(slot->tts_tupleDescriptor))
+        record.request = stored_column(slot, column_request);
     return record;
 }
 
@@ -114,8 +134,10 @@ Datum new_uuid(const core::Uuid& bytes) {
     return UUIDPGetDatum(uuid);
 }
 
-// What differs between the two forms.
+// What differs between the two forms. In the wide form, a finished record never has a lease_end, as
+// in earlier releases.
 void set_wide(Row<columns>& row, std::string_view key, const Record& record) {
+    if (record.state != core::State::in_progress) row.clear(column_lease_end);
     row.set_text(column_key, key);
     row.set_pointer(column_fingerprint, record.fingerprint);
     row.set_int(column_attempt, record.attempt);
@@ -130,6 +152,8 @@ void set_compact(Row<columns>& row, std::string_view key, const Record& record) 
     row.set_pointer(column_fingerprint, compact_fingerprint(record.fingerprint));
     if (record.attempt != core::first_attempt) row.set_int(column_attempt, record.attempt);
     if (record.redacted) row.set_bool(column_redacted, true);
+    row.set_pointer(column_request, record.request);
+    if (record.extra_attempts != 0) row.set_int(column_extra_attempts, record.extra_attempts);
 }
 
 Row<columns> row_of(const KeyName& name, const Record& record, bool compact) {
@@ -189,9 +213,11 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
 // Fills a slot of the record table. What it points to is palloc'd, or belongs to the record.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
-    // A lease has an end; what is finished has neither a lease nor a recovery point.
-    Assert(record.lease_end.has_value() == (record.state == core::State::in_progress));
-    Assert(record.recovery_point == nullptr || record.state == core::State::in_progress);
+    // A lease has an end; what is finished has neither a recovery point nor a request.
+    const bool in_progress = record.state == core::State::in_progress;
+    Assert(record.lease_end || !(in_progress || record.nonce || record.attempt > 1));
+    Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
+    Assert(record.extra_attempts >= 0);
     const Row<columns> row = row_of(name, record, takes_compact_rows(slot->tts_tupleDescriptor));
     fill_row(slot, row.values(), row.nulls());
 }
@@ -270,6 +296,15 @@ bool has_record_layout() {
            get_attnum(table, "scope") == column_scope + 1;
 }
 
+Jsonb* request_of(const Record& record) {
+    return record.request == nullptr ? nullptr : DatumGetJsonbP(PointerGetDatum(record.request));
+}
+
+Oid unfinished_index(const Records& records) {
+    return find_partial_index(records.table(), column_scope + 1,
+                              {column_state + 1, static_cast<char>(core::State::in_progress)});
+}
+
 RowKey::RowKey(TupleTableSlot* slot) {
     bool null;
     const Datum key = column(slot, column_key, null);
@@ -306,6 +341,7 @@ RecordHead record_head(TupleTableSlot* slot) {
         .released = !bigint_column(slot, column_nonce),
         .scope_id = record_scope(slot),
         .attempt = read_attempt(slot),
+        .extra_attempts = read_extra_attempts(slot),
         .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
         .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
         .key = RowKey(slot),
@@ -389,7 +425,7 @@ WriteResult delete_record(const Records& records, const Found& found, const Wait
 BulkWriter::BulkWriter(const Records& records)
     : records_(records),
       scan_(records),
-      indexes_(records.table()),
+      indexes_(records.table(), OpenIndexes::Before::digest),
       row_(table_slot_create(records.table(), nullptr)),
       memory_(AllocSetContextCreate(CurrentMemoryContext, "idem key", ALLOCSET_SMALL_SIZES)) {}
 

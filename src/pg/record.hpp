@@ -5,8 +5,9 @@
 // that was written without it (by a superuser's DML, COPY or logical replication) is caught by the
 // unique index when we write.
 //
-// An atomic claim writes its row once. A leased claim writes it when it begins, and updates it
-// later; no indexed column ever changes, so that these updates are heap-only.
+// An atomic claim writes its row once, finished. A leased claim writes it when it begins, and
+// updates it later. Only the update that finishes it changes an indexed column: the partial index
+// of unfinished operations has the condition state = 'p'. All other updates are heap-only.
 //
 // A caller that holds the key lock opens the table to write; one that has yet to wait for it opens
 // the table to read.
@@ -39,8 +40,10 @@ struct KeyName {
 struct Record {
     TimestampTz created;
     TimestampTz expires;
-    std::optional<TimestampTz> lease_end;  // of a leased claim
-    std::optional<std::int64_t> nonce;     // the random bits of its token
+    // Of an unfinished operation, the end of its lease. Of a finished one that had a lease or was
+    // taken over, when it finished (core::answered_at()).
+    std::optional<TimestampTz> lease_end;
+    std::optional<std::int64_t> nonce;  // the random bits of the token of a leased claim
     std::int32_t attempt;
     core::State state;
     bool redacted = false;  // a part of the answer was not stored, by the scope's settings
@@ -51,8 +54,16 @@ struct Record {
     Jsonb* headers;
     Jsonb* response;
     bytea* body;
-    Jsonb* error;
+    Jsonb* error;  // the failure; of an unfinished operation, the last error
+    // The request of an unfinished operation, if the scope stores requests. It stays as it is
+    // stored, compressed or out of line, so that an update does not write it again: see
+    // request_of().
+    varlena* request = nullptr;
+    std::int32_t extra_attempts = 0;  // granted beyond the scope's max_attempts
 };
+
+// NULL when no request is stored. Call it while the key lock is held.
+Jsonb* request_of(const Record& record);
 
 // What a probe has found.
 struct Found {
@@ -75,6 +86,11 @@ class Records : public KeyedTable {
 // Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
 // run after an upgrade from a release with another layout.
 bool has_record_layout();
+
+// The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
+// there is none: the update from an earlier release does not build it on a large table, and a
+// superuser may drop it. Only the cost of finding unfinished operations depends on it.
+Oid unfinished_index(const Records& records);
 
 // --- Reading ------------------------------------------------------------------------------------
 
@@ -104,6 +120,7 @@ struct RecordHead {
     bool released;  // of a leased claim: it has no holder until the next attempt
     std::int32_t scope_id;
     std::int32_t attempt;
+    std::int32_t extra_attempts;
     core::State state;
     std::string_view tenant;
     RowKey key;
@@ -113,7 +130,7 @@ RecordHead record_head(TupleTableSlot* slot);
 
 enum class Contents {
     all,
-    claim,  // what decides about a claim: neither the answer nor the recovery point
+    claim,  // what decides about a claim: no answer, recovery point, last error or request
 };
 
 // The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of

@@ -1,6 +1,7 @@
 #include "pg/report.hpp"
 
 #include "core/errors.hpp"
+#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
 
@@ -504,12 +505,32 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
     pg_unreachable();
 }
 
+void ttl_too_short(const char* scope, std::int64_t min_ttl) {
+    const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
+    ereport(ERROR,
+            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+             errmsg("invalid value for argument \"ttl\""),
+             errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
+                       DatumGetCString(minimum)),
+             errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));
+    pg_unreachable();
+}
+
 void scope_exists(std::string_view name) {
     ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
                     errmsg("scope \"%s\" already exists", c_string(name)),
                     errdetail("Scope names are unique in a database."),
                     errhint("Change the existing scope with idem.alter_scope(), or choose another "
                             "name.")));
+    pg_unreachable();
+}
+
+void scope_differs(std::string_view name, const char* differences) {
+    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
+                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
+                    errdetail_internal("%s", differences),
+                    errhint("Pass the settings of the existing scope, which idem.scope_ddl() "
+                            "shows, or change them first with idem.alter_scope().")));
     pg_unreachable();
 }
 

@@ -47,13 +47,19 @@ std::int64_t read_duration(TupleTableSlot* slot, Column which, const char* name)
     return duration(name, *DatumGetIntervalP(*column(slot, which)));
 }
 
+std::optional<std::int64_t> read_limit(TupleTableSlot* slot, Column which, const char* name) {
+    if (!column(slot, which)) return std::nullopt;
+    return read_duration(slot, which, name);
+}
+
 std::optional<std::int32_t> read_int(TupleTableSlot* slot, Column which) {
     const auto value = column(slot, which);
     return value ? std::optional(DatumGetInt32(*value)) : std::nullopt;
 }
 
+// False in a table that does not have the column yet.
 bool read_bool(TupleTableSlot* slot, Column which) {
-    return DatumGetBool(*column(slot, which));
+    return DatumGetBool(column(slot, which).value_or(BoolGetDatum(false)));
 }
 
 PathList read_path_list(TupleTableSlot* slot, Column which) {
@@ -91,6 +97,9 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_required = read_bool(slot, column_tenant_required);
     scope.reject_stale_keys = read_bool(slot, column_reject_stale_keys);
     scope.store_response = read_bool(slot, column_store_response);
+    scope.store_request = read_bool(slot, column_store_request);
+    scope.answer_ttl = read_limit(slot, column_answer_ttl, "answer_ttl");
+    scope.min_ttl = read_limit(slot, column_min_ttl, "min_ttl");
     scope.request_exclude = read_path_list(slot, column_request_exclude);
     scope.response_exclude = read_path_list(slot, column_response_exclude);
     scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
@@ -122,6 +131,11 @@ void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
     row.set_int(which, limit);
 }
 
+void set_limit(ScopeRow& row, Column which, const Interval* limit) {
+    if (limit != nullptr && duration("limit", *limit) == 0) return row.clear(which);
+    row.set_pointer(which, limit);
+}
+
 void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_pointer(column_ttl, rules.ttl);
     row.set_pointer(column_lease, rules.lease);
@@ -136,7 +150,23 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_bool(column_store_response, rules.store_response);
     row.set_pointer(column_response_exclude, rules.response_exclude);
     row.set_pointer(column_transient_sqlstates, rules.transient_sqlstates);
+    row.set_bool(column_store_request, rules.store_request);
+    set_limit(row, column_answer_ttl, rules.answer_ttl);
+    set_limit(row, column_min_ttl, rules.min_ttl);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
+}
+
+// The scope's ttl must satisfy the scope's own limits.
+void check_ttls(const ScopeRow& row) {
+    const auto stored = [&row](Column which) {
+        return duration("ttl", *DatumGetIntervalP(row.values()[which]));
+    };
+    const std::int64_t ttl = stored(column_ttl);
+    if (!row.nulls()[column_min_ttl] && stored(column_min_ttl) > ttl)
+        report::invalid_argument("min_ttl", "The minimum must not exceed the scope's ttl.");
+    if (!row.nulls()[column_answer_ttl] && stored(column_answer_ttl) > ttl)
+        report::invalid_argument("answer_ttl",
+                                 "An answer must not be kept for longer than the scope's ttl.");
 }
 
 Relation open_scopes() {
@@ -155,18 +185,30 @@ struct StoredScope {
     ScopeRow row;
 };
 
-StoredScope read_stored(Relation relation, std::int32_t id) {
-    HeapTuple tuple = nullptr;
-    if (!scan_for(WithId{id}, [&](TupleTableSlot* slot) { tuple = ExecCopySlotHeapTuple(slot); }))
-        elog(ERROR, "scope %d is gone although its table is locked", id);
+StoredScope read_row(TupleDesc table, TupleTableSlot* slot) {
+    HeapTuple tuple = ExecCopySlotHeapTuple(slot);
     StoredScope stored{tuple->t_self, {}};
-    const TupleDesc table = RelationGetDescr(relation);
     for (int i = 0; i < columns && has_column(table, i); ++i) {
         bool null;
         const Datum value = heap_getattr(tuple, i + 1, table, &null);
         if (!null) stored.row.set(i, value);
     }
     return stored;
+}
+
+template <class Match>
+std::optional<StoredScope> find_stored(Relation relation, Match match) {
+    std::optional<StoredScope> stored;
+    trivial<std::optional<StoredScope>>();
+    scan_for(match,
+             [&](TupleTableSlot* slot) { stored = read_row(RelationGetDescr(relation), slot); });
+    return stored;
+}
+
+StoredScope read_stored(Relation relation, std::int32_t id) {
+    const auto stored = find_stored(relation, WithId{id});
+    if (!stored) elog(ERROR, "scope %d is gone although its table is locked", id);
+    return *stored;
 }
 
 void check_changed(TM_Result result) {
@@ -243,32 +285,177 @@ const Scope& usable_scope(std::optional<std::string_view> name, const char* func
     return *scope;
 }
 
+// ---- Settings as text ---------------------------------------------------------------------------
+
+namespace {
+
+// A value of the column, or of an argument of idem.create_scope(), as text; NULL for NULL.
+const char* text_of_value(Oid type, Datum value, bool null) {
+    if (null) return nullptr;
+    Oid output;
+    bool is_varlena;
+    getTypeOutputInfo(type, &output, &is_varlena);
+    return OidOutputFunctionCall(output, value);
+}
+
+const char* setting_text(TupleDesc table, const ScopeRow& row, int which) {
+    const auto i = static_cast<std::size_t>(which);
+    return text_of_value(TupleDescAttr(table, which)->atttypid, row.values()[i], row.nulls()[i]);
+}
+
+bool same_text(const char* a, const char* b) {
+    return a == nullptr || b == nullptr ? a == b : strcmp(a, b) == 0;
+}
+
+// Intervals are equal if they are as long as each other.
+bool same_setting(TupleDesc table, const ScopeRow& a, const ScopeRow& b, int which) {
+    const auto i = static_cast<std::size_t>(which);
+    const bool lengths = TupleDescAttr(table, which)->atttypid == INTERVALOID;
+    if (lengths && !a.nulls()[i] && !b.nulls()[i])
+        return duration("", *DatumGetIntervalP(a.values()[i])) ==
+               duration("", *DatumGetIntervalP(b.values()[i]));
+    return same_text(setting_text(table, a, which), setting_text(table, b, which));
+}
+
+// The settings that differ, as a sentence; NULL if none does.
+const char* differences(TupleDesc table, const ScopeRow& stored, const ScopeRow& given) {
+    StringInfoData text;
+    initStringInfo(&text);
+    for (int i = column_owner; i < columns && has_column(table, i); ++i) {
+        if (same_setting(table, stored, given, i)) continue;
+        const char* is = setting_text(table, stored, i);
+        const char* would_be = setting_text(table, given, i);
+        appendStringInfo(&text, "%s\"%s\" is %s, not %s", text.len == 0 ? "" : "; ",
+                         NameStr(TupleDescAttr(table, i)->attname), is == nullptr ? "NULL" : is,
+                         would_be == nullptr ? "NULL" : would_be);
+    }
+    return text.len == 0 ? nullptr : psprintf("In the existing scope, %s.", text.data);
+}
+
+// A scope's settings are shown to its users only.
+void require_equal(TupleDesc table, std::string_view name, const ScopeRow& stored,
+                   const ScopeRow& given) {
+    const Oid owner = DatumGetObjectId(stored.values()[column_owner]);
+    if (!has_privs_of_role(GetUserId(), owner)) report::scope_exists(name);
+    const char* differing = differences(table, stored, given);
+    if (differing != nullptr) report::scope_differs(name, differing);
+}
+
+// The arguments of idem.create_scope() as it is installed, with their defaults.
+struct CreateFunction {
+    int arguments;
+    Oid* types;
+    char** names;
+    char* modes;
+    List* defaults;  // of the last arguments
+
+    // The constant that stands for the argument if it is not given; NULL if there is none.
+    const Const* default_of(int argument) const {
+        const int i = argument - (arguments - list_length(defaults));
+        const auto* node = i < 0 ? nullptr : static_cast<const Node*>(list_nth(defaults, i));
+        return node != nullptr && IsA(node, Const) ? reinterpret_cast<const Const*>(node) : nullptr;
+    }
+};
+
+CreateFunction read_create_function() {
+    List* name = list_make2(makeString(pstrdup("idem")), makeString(pstrdup("create_scope")));
+    const Oid any_arguments = InvalidOid;
+    const Oid oid = LookupFuncName(name, -1, &any_arguments, false);
+    HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(oid));
+    if (!HeapTupleIsValid(tuple)) elog(ERROR, "function %u is gone", oid);
+    CreateFunction function{};
+    function.arguments =
+        get_func_arg_info(tuple, &function.types, &function.names, &function.modes);
+    bool null;
+    const Datum defaults = SysCacheGetAttr(PROCOID, tuple, Anum_pg_proc_proargdefaults, &null);
+    if (!null) function.defaults = castNode(List, stringToNode(TextDatumGetCString(defaults)));
+    ReleaseSysCache(tuple);
+    return function;
+}
+
+// The column that keeps the argument's value; -1 for none.
+int column_of_argument(TupleDesc table, const char* name) {
+    for (int i = column_owner; i < columns && has_column(table, i); ++i)
+        if (strcmp(NameStr(TupleDescAttr(table, i)->attname), name) == 0) return i;
+    return -1;
+}
+
+const char* literal(Oid type, const char* value) {
+    if (type == BOOLOID) return *value == 't' ? "true" : "false";
+    return type == INT4OID ? value : quote_literal_cstr(value);
+}
+
+// Appends the argument to the call unless its default is the stored value. The owner's default is
+// the role that makes the call, so it is always given.
+void append_argument(StringInfo call, TupleDesc table, const ScopeRow& row,
+                     const CreateFunction& function, int argument) {
+    const char* name = function.names[argument];
+    const int column = column_of_argument(table, name);
+    if (column < 0) return;
+    const char* value = setting_text(table, row, column);
+    const Const* preset = function.default_of(argument);
+    const bool is_default =
+        preset != nullptr && column != column_owner &&
+        same_text(value, text_of_value(preset->consttype, preset->constvalue, preset->constisnull));
+    if (is_default || value == nullptr) return;
+    appendStringInfo(call, ", %s => %s", name,
+                     literal(TupleDescAttr(table, column)->atttypid, value));
+}
+
+}  // namespace
+
+const char* scope_definition(std::int32_t id) {
+    Relation relation = open_table(Table::scope, AccessShareLock);
+    const StoredScope scope = read_stored(relation, id);
+    const TupleDesc table = RelationGetDescr(relation);
+    const CreateFunction function = read_create_function();
+    StringInfoData call;
+    initStringInfo(&call);
+    appendStringInfo(&call, "SELECT idem.create_scope(%s",
+                     quote_literal_cstr(setting_text(table, scope.row, column_name)));
+    for (int i = 0; i < function.arguments; ++i)
+        append_argument(&call, table, scope.row, function, i);
+    appendStringInfoString(&call, ");");
+    table_close(relation, AccessShareLock);
+    return call.data;
+}
+
+// ---- Changes ------------------------------------------------------------------------------------
+
 void lock_scopes() {
     table_close(open_scopes(), NoLock);
 }
 
-void insert_scope(std::string_view name, const ScopeRules& rules) {
+bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken taken) {
     Relation relation = open_scopes();
-    if (scan_for(WithName{name}, [](TupleTableSlot*) {})) report::scope_exists(name);
     ScopeRow row;
-    row.set_int(column_id, next_scope_id());
     row.set_text(column_name, name);
     set_rules(row, rules);
+    check_ttls(row);
+    if (const auto existing = find_stored(relation, WithName{name})) {
+        if (taken == NameTaken::refused) report::scope_exists(name);
+        require_equal(RelationGetDescr(relation), name, existing->row, row);
+        table_close(relation, NoLock);
+        return false;
+    }
+    row.set_int(column_id, next_scope_id());
     // The row goes past the table's NOT NULL constraints, so check them here.
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
     Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
-           rules.transient_sqlstates != nullptr);
+           (rules.transient_sqlstates != nullptr && rules.store_request));
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
     announce_change(relation);
+    return true;
 }
 
 void update_scope(std::int32_t id, const ScopeRules& rules) {
     Relation relation = open_scopes();
     StoredScope scope = read_stored(relation, id);
     set_rules(scope.row, rules);
+    check_ttls(scope.row);
     TupleTableSlot* slot = new_row(relation, scope.row.values(), scope.row.nulls());
     check_changed(update_row(relation, scope.tid, slot, compat::Waiting::yes));
     ExecDropSingleTupleTableSlot(slot);

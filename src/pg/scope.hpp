@@ -33,6 +33,9 @@ struct Scope {
     bool tenant_required;
     bool reject_stale_keys;
     bool store_response;
+    bool store_request;                      // of a leased claim, until it is finished
+    std::optional<std::int64_t> min_ttl;     // of the argument ttl; nothing: no limit
+    std::optional<std::int64_t> answer_ttl;  // nothing: as long as the record
     PathList request_exclude;
     PathList response_exclude;
     TextList transient_sqlstates;  // codes and classes, beside those that are always transient
@@ -82,7 +85,10 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
-    column_transient_sqlstates,  // since 0.3.0
+    column_transient_sqlstates,  // this and the following since 0.3.0
+    column_store_request,
+    column_answer_ttl,
+    column_min_ttl,
     columns
 };
 
@@ -148,15 +154,29 @@ struct ScopeRules {
     std::optional<bool> store_response;
     ArrayType* response_exclude;
     ArrayType* transient_sqlstates;
+    std::optional<bool> store_request;
+    const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
+    const Interval* min_ttl;     // likewise
     std::optional<Oid> owner;
 };
+
+// The call of idem.create_scope() that makes the scope: "SELECT idem.create_scope(...);" with its
+// owner and the settings that differ from the defaults of the installed function. The caller has
+// looked the scope up.
+const char* scope_definition(std::int32_t id);
 
 // Waits for other transactions that change scopes. A scope that was looked up before may be
 // outdated afterwards.
 void lock_scopes();
 
-// Raises 42710 when the name is taken.
-void insert_scope(std::string_view name, const ScopeRules& rules);
+// What happens when the name is taken.
+enum class NameTaken {
+    refused,        // 42710
+    kept_if_equal,  // 42710 unless the scope has exactly these rules
+};
+
+// Waits as lock_scopes() does. Returns false when the scope exists already, with these rules.
+bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken taken);
 
 // Call both after lock_scopes(), with the id of a scope that was looked up since.
 void update_scope(std::int32_t id, const ScopeRules& rules);

@@ -21,7 +21,7 @@ void raise(std::optional<TimestampTz>& most, TimestampTz time) {
 // Counts an unexpired row of a leased claim, whose lease may have ended.
 void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     const TimestampTz lease_end = seen.lease_end.value_or(0);
-    if (core::exhausted(seen.attempt, totals.max_attempts, lease_end, now)) {
+    if (core::exhausted(seen.attempt, totals.max_attempts, seen.extra_attempts, lease_end, now)) {
         ++totals.failed;
         ++totals.exhausted;
         return;

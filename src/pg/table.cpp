@@ -21,7 +21,35 @@ bool may_be(Oid relation, Oid table) {
     return !OidIsValid(relation) || !OidIsValid(table) || relation == table;
 }
 
+// Partial indexes that are known, so that a row that needs no entry there does not open them. The
+// condition of an index never changes; the index is forgotten when it may have been dropped, which
+// invalidates its table.
+struct PartialIndex {
+    Oid table;
+    Oid index;
+    CharCondition condition;
+};
+constinit std::array<PartialIndex, 4> partial_indexes{};  // unused: no OIDs
+constinit std::size_t next_partial_index = 0;
+
+void forget_partial_indexes(Oid table) {
+    for (PartialIndex& known : partial_indexes)
+        if (!OidIsValid(table) || known.table == table) known = {};
+}
+
+void note_partial_index(const PartialIndex& index) {
+    partial_indexes[next_partial_index] = index;
+    next_partial_index = (next_partial_index + 1) % partial_indexes.size();
+}
+
+std::optional<CharCondition> known_condition(Oid index) {
+    for (const PartialIndex& known : partial_indexes)
+        if (known.index == index) return known.condition;
+    return std::nullopt;
+}
+
 void forget_table(Datum, Oid relation) {
+    forget_partial_indexes(relation);
     for (std::size_t i = 0; i < table_count; ++i) {
         if (!may_be(relation, oids[i])) continue;
         oids[i] = InvalidOid;
@@ -49,6 +77,37 @@ bool add_digest_entry(Relation table, Relation index, IndexInfo* info, TupleTabl
     FormIndexDatum(info, slot, nullptr, values, nulls);
     return index_insert(index, values, nulls, &slot->tts_tid, table, UNIQUE_CHECK_PARTIAL, false,
                         info);
+}
+
+// Whether the condition holds for the row.
+bool satisfies(TupleTableSlot* slot, const CharCondition& condition) {
+    bool null;
+    const Datum value = slot_getattr(slot, condition.column, &null);
+    return !null && DatumGetChar(value) == condition.value;
+}
+
+// Adds the row's entry to a partial index; its condition holds for the row.
+void add_partial_entry(Relation table, Relation index, TupleTableSlot* slot) {
+    if (!index->rd_index->indisready) return;  // its builder completes it
+    IndexInfo* info = BuildIndexInfo(index);
+    Datum values[INDEX_MAX_KEYS];
+    bool nulls[INDEX_MAX_KEYS];
+    FormIndexDatum(info, slot, nullptr, values, nulls);
+    (void)index_insert(index, values, nulls, &slot->tts_tid, table, UNIQUE_CHECK_NO, false, info);
+}
+
+// The condition if the expression is column = constant, as the parser leaves it.
+std::optional<CharCondition> condition_of(const Node* expression) {
+    if (!IsA(expression, OpExpr)) return std::nullopt;
+    const auto* comparison = reinterpret_cast<const OpExpr*>(expression);
+    if (comparison->opfuncid != F_CHAREQ) return std::nullopt;
+    const auto* column = static_cast<const Node*>(linitial(comparison->args));
+    const auto* constant = static_cast<const Node*>(lsecond(comparison->args));
+    if (!IsA(column, Var) || !IsA(constant, Const)) return std::nullopt;
+    const auto* value = reinterpret_cast<const Const*>(constant);
+    if (value->constisnull) return std::nullopt;
+    return CharCondition{reinterpret_cast<const Var*>(column)->varattno,
+                         DatumGetChar(value->constvalue)};
 }
 
 }  // namespace
@@ -87,35 +146,77 @@ bool is_digest_index(Relation index) {
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
-DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot) {
-    DigestEntries made;
+std::optional<CharCondition> partial_condition(Relation index) {
+    const FormData_pg_index* form = index->rd_index;
+    if (heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr) ||
+        !heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, nullptr) ||
+        form->indisunique || form->indisexclusion || index->rd_rel->relam != BTREE_AM_OID)
+        return std::nullopt;
+    List* conditions = RelationGetIndexPredicate(index);  // all of them must hold
+    std::optional<CharCondition> condition;
+    if (list_length(conditions) == 1)
+        condition = condition_of(static_cast<const Node*>(linitial(conditions)));
+    list_free_deep(conditions);
+    return condition;
+}
+
+Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition) {
+    Oid found = InvalidOid;
+    List* indexes = RelationGetIndexList(table);
+    for (int i = 0; i < list_length(indexes) && !OidIsValid(found); ++i) {
+        Relation index = index_open(list_nth_oid(indexes, i), AccessShareLock);
+        const auto other = partial_condition(index);
+        if (other && other->column == condition.column && other->value == condition.value &&
+            index->rd_index->indisvalid && index->rd_index->indkey.values[0] == first)
+            found = RelationGetRelid(index);
+        index_close(index, AccessShareLock);
+    }
+    list_free(indexes);
+    return found;
+}
+
+// Adds what the index needs of the row, unless only the executor can.
+void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntries& made) {
+    Relation index = index_open(oid, RowExclusiveLock);
+    if (is_digest_index(index)) {
+        if (!add_digest_entry(table, index, BuildIndexInfo(index), slot)) made.alone = false;
+    } else if (const auto condition = partial_condition(index)) {
+        if (!known_condition(oid)) note_partial_index({RelationGetRelid(table), oid, *condition});
+        if (satisfies(slot, *condition)) add_partial_entry(table, index, slot);
+    } else {
+        made.more_indexes = true;
+    }
+    index_close(index, NoLock);
+}
+
+DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot) {
+    DirectEntries made;
     List* indexes = RelationGetIndexList(table);
     for (int i = 0; i < list_length(indexes); ++i) {
-        Relation index = index_open(list_nth_oid(indexes, i), RowExclusiveLock);
-        if (!is_digest_index(index))
-            made.more_indexes = true;
-        else if (!add_digest_entry(table, index, BuildIndexInfo(index), slot))
-            made.alone = false;
-        index_close(index, NoLock);
+        const Oid index = list_nth_oid(indexes, i);
+        const auto condition = known_condition(index);
+        if (!condition || satisfies(slot, *condition)) add_direct_entry(table, index, slot, made);
     }
     list_free(indexes);
     return made;
 }
 
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which) {
-    OpenIndexes indexes(table);
+    OpenIndexes indexes(table, OpenIndexes::Before::direct);
     indexes.add_other_entries(slot, which);
     indexes.close();
 }
 
-OpenIndexes::OpenIndexes(Relation table)
+OpenIndexes::OpenIndexes(Relation table, Before before)
     : estate_(CreateExecutorState()), target_(makeNode(ResultRelInfo)) {
     InitResultRelInfo(target_, table, 0, nullptr, 0);
     ExecOpenIndices(target_, false);
     for (int i = 0; i < target_->ri_NumIndices; ++i) {
-        if (!is_digest_index(target_->ri_IndexRelationDescs[i])) continue;
-        digest_indexes_ = lappend_int(digest_indexes_, i);
-        target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // hidden from the executor
+        Relation index = target_->ri_IndexRelationDescs[i];
+        const bool on_digest = is_digest_index(index);
+        if (on_digest) digest_indexes_ = lappend_int(digest_indexes_, i);
+        if (on_digest || (before == Before::direct && partial_condition(index)))
+            target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // hidden: filled already
     }
 }
 

@@ -89,6 +89,20 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
 // which waits for our transaction first.
 bool is_digest_index(Relation index);
 
+// The condition of a partial index, of the form column = constant; the column has the type "char".
+struct CharCondition {
+    AttrNumber column;
+    char value;
+};
+
+// The condition of an index that idem fills without the executor: a btree of columns that is not
+// unique and has such a condition. Nothing for any other index, which the executor fills.
+std::optional<CharCondition> partial_condition(Relation index);
+
+// A valid index of this kind whose first column and condition are these; InvalidOid if there is
+// none. The table must be locked.
+Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
+
 // insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
 // row's digest. It returns true once ours is the only row, raises an error if the other row stays,
 // and may return false to give up an insertion. NoDuplicates is for tables without digests.
@@ -100,7 +114,8 @@ struct NoDuplicates {
 };
 
 // Inserts the virtual tuple in the slot and its index entries: first those that prove its digest
-// unique, without waiting; then the others, which may wait and raise errors as for any INSERT.
+// unique and those of partial indexes, without waiting; then the others, which may wait and raise
+// errors as for any INSERT.
 // Returns false when on_duplicate() gave up: the row then lacks the other entries, and the caller
 // must delete it.
 template <class OnDuplicate = NoDuplicates>
@@ -118,7 +133,11 @@ TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
 // table under which they were opened.
 class OpenIndexes {
   public:
-    explicit OpenIndexes(Relation table);
+    // Which entries the caller adds before add_other_entries(), by claim_digest() or by
+    // add_direct_entries().
+    enum class Before { digest, direct };
+
+    OpenIndexes(Relation table, Before before);
     void close();
 
     // Adds the entries that prove the digest unique. Never waits. Returns false when another row
@@ -208,12 +227,13 @@ static_assert(std::is_trivially_destructible_v<DigestScan>);
 
 // --- Templates ---------------------------------------------------------------------------------
 
-// The parts of insert_row() and update_row().
-struct DigestEntries {
+// The parts of insert_row() and update_row(). The direct entries are those that need no executor:
+// of the digest, and of partial indexes.
+struct DirectEntries {
     bool alone = true;          // no other row has, or may come to have, the same digest
     bool more_indexes = false;  // there are other indexes to fill
 };
-DigestEntries add_digest_entries(Relation table, TupleTableSlot* slot);
+DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot);
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
 
 template <class OnDuplicate>
@@ -221,7 +241,7 @@ bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
                        OnDuplicate on_duplicate) {
     bool more_indexes = which == IndexEntries::summarizing;
     if (which == IndexEntries::all) {
-        const DigestEntries made = add_digest_entries(table, slot);
+        const DirectEntries made = add_direct_entries(table, slot);
         if (!made.alone && !on_duplicate()) return false;
         more_indexes = made.more_indexes;
     }

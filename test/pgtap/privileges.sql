@@ -51,6 +51,7 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.once_each('%s', '{finished}')$$),
     ($$SELECT idem.advance('%s', 'finished', 1)$$),
     ($$SELECT idem.redacted('%s', '{"card": 1}')$$),
+    ($$SELECT idem.scope_ddl('%s')$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
 
@@ -248,7 +249,7 @@ SELECT set_eq(
     ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_stats', 'survey', 'try_claim'],
+          'require_claim', 'retention_window', 'scope_ddl', 'scope_stats', 'survey', 'try_claim'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

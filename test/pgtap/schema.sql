@@ -30,14 +30,14 @@ SELECT set_eq(
     ('announce_change', '', 'trigger'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT NULL::text[]', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('forget', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT ''{}''::text[]', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, if_not_exists boolean DEFAULT false', 'void'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
@@ -63,6 +63,7 @@ SELECT set_eq(
     ('require_claim', '', 'trigger'),
     ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
+    ('scope_ddl', 'scope text', 'text'),
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
@@ -76,7 +77,8 @@ SELECT is_empty(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
-          OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres'] END$$,
+          OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
+                                                 WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres'] END$$,
     'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
@@ -90,7 +92,8 @@ SELECT set_eq(
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
     ('redacted', 's', 'u'),
-    ('retention_window', 'i', 's')
+    ('retention_window', 'i', 's'),
+    ('scope_ddl', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
 
 -- Types -----------------------------------------------------------------------------------------
@@ -121,7 +124,8 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
     'request_required boolean', 'request_exclude text[]', 'tenant_required boolean',
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
-    'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'transient_sqlstates text[]'], 'columns of the view scopes');
+    'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'transient_sqlstates text[]',
+    'store_request boolean', 'answer_ttl interval', 'min_ttl interval'], 'columns of the view scopes');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
@@ -169,11 +173,12 @@ SELECT is_empty(
          AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)$$,
     'every table that can be published has a key: an update without one stops a subscription');
 
--- The only index of the record table is its primary key, so that it is the replica identity too.
+-- The primary key is the only unique index of the record table, and its replica identity.
 SELECT results_eq(
     $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.record'::regclass$$,
-    $$VALUES ('CREATE UNIQUE INDEX record_pkey ON idem.record USING btree (digest)', true)$$,
-    'the only index of idem.record is the primary key on the digest');
+    $$VALUES ('CREATE UNIQUE INDEX record_pkey ON idem.record USING btree (digest)', true),
+             ('CREATE INDEX record_unfinished ON idem.record USING btree (scope) WHERE (state = ''p''::"char")', false)$$,
+    'the indexes of idem.record are the primary key on the digest and that of unfinished operations');
 SELECT results_eq(
     $$SELECT pg_get_indexdef(indexrelid), indisprimary FROM pg_index WHERE indrelid = 'idem.watermark'::regclass$$,
     $$VALUES ('CREATE UNIQUE INDEX watermark_pkey ON idem.watermark USING btree (digest)', true)$$,

@@ -9,7 +9,7 @@ CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
   $$ UPDATE idem.record SET lease_end = now() - interval '1 s', expires = expires WHERE key = k $$;
 CREATE PROCEDURE expire(k text) LANGUAGE sql AS
   $$ UPDATE idem.record SET lease_end = now() - interval '1 day 1 s', expires = now() - interval '1 s' WHERE key = k $$;
-CREATE VIEW seen AS SELECT key, state, coalesce(attempt, 1) AS attempt, lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
+CREATE VIEW seen AS SELECT key, state, coalesce(attempt, 1) AS attempt, state = 'p' AND lease_end IS NOT NULL AS leased, nonce IS NOT NULL AS token,
   recovery_point, recovery_state, response, error FROM idem.record ORDER BY key;
 
 -- claim, then continue in other transactions
@@ -166,9 +166,14 @@ SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELS
 SELECT idem.renew(overlay(:'t' PLACING 'C' FROM 28 FOR 1));  -- attempt 2
 SELECT idem.renew(overlay(:'t' PLACING 'B' FROM 28 FOR 1)) > now() AS attempt_1;
 
--- updates of a leased row stay in the heap
+-- updates of an unfinished row stay in the heap
 SELECT pg_stat_force_next_flush();
-SELECT n_tup_upd > 20 AS many, n_tup_upd = n_tup_hot_upd AS all_hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;
+SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass \gset
+SELECT count(idem.renew(:'t')), count(idem.checkpoint(:'t', 'step ' || i)) FROM generate_series(1, 10) i;
+SELECT idem.release(:'t');
+SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
+SELECT pg_stat_force_next_flush();
+SELECT n_tup_upd - :updates AS updates, n_tup_hot_upd - :hot AS hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
 -- a claim locks only for its transaction: many leased claims in many transactions

@@ -94,6 +94,136 @@ SELECT idem.create_scope('x', transient_sqlstates => '{{P0},{P1}}');
 SELECT idem.create_scope('x', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE
 
+-- how long: limits, and what they are compared with
+SELECT idem.create_scope('x', store_request => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', answer_ttl => '0');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', answer_ttl => '25 hours');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', min_ttl => '-1 s');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', min_ttl => '25 hours');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', if_not_exists => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', min_ttl => '1 hour', answer_ttl => '24 hours', owner => 'pg_monitor');
+SELECT idem.alter_scope('x', ttl => '1 hour');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('x', ttl => '1 hour', answer_ttl => '1 hour');
+SELECT idem.alter_scope('x', min_ttl => '-1 s');
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem.try_claim('x', 'long', ttl => '1 hour');
+ROLLBACK;
+SELECT idem.alter_scope('x', answer_ttl => '0', min_ttl => '0', store_request => true);
+SELECT ttl, store_request, answer_ttl, min_ttl FROM idem.scopes WHERE name = 'x';
+BEGIN;
+SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
+ROLLBACK;
+
+-- a scope that exists already
+SELECT idem.create_scope('x', ttl => '60 minutes', store_request => true, owner => 'pg_monitor', if_not_exists => true);
+SELECT idem.create_scope('x', ttl => '60 minutes', max_attempts => 3, request_exclude => '{a,b.c}', min_ttl => '1 min', owner => 'pg_database_owner',
+  if_not_exists => true);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', ttl => '0', if_not_exists => true);
+\echo :LAST_ERROR_SQLSTATE
+-- the name is all that a caller learns of a scope that it may not use
+CREATE ROLE idem_regress_stranger;
+GRANT EXECUTE ON FUNCTION idem.create_scope TO idem_regress_stranger;
+SET ROLE idem_regress_stranger;
+SELECT idem.create_scope('x', if_not_exists => true);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.scope_ddl('x');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('new', if_not_exists => true);
+SELECT idem.create_scope('new', if_not_exists => true);
+SELECT idem.scope_ddl('new');
+SELECT idem.drop_scope('new');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION idem.create_scope FROM idem_regress_stranger;
+SELECT idem.drop_scope('new');
+DROP ROLE idem_regress_stranger;
+SELECT idem.drop_scope('x');
+
+-- the statement that creates a scope: every setting, with odd names
+CREATE ROLE "idem_regress odd ""role'\";
+SELECT idem.create_scope('it''s "odd" \ $1', ttl => '1 mon 2 days 03:04:05.6', lease => '1 s', wait => '0', request_required => true, request_exclude => ARRAY['a', '"b.c"', '"it''s, \\"'],
+  tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'reject', store_response => false, response_exclude => '{card}',
+  owner => '"idem_regress odd ""role''\"', transient_sqlstates => '{P0001,22}', store_request => true, answer_ttl => '1 day', min_ttl => '1 hour');
+SELECT idem.create_scope(name, ttl => '1 day', owner => 'pg_monitor') FROM (VALUES ('default settings')) v (name);
+SELECT idem.drop_scope(repeat('s', 63));
+CREATE TEMP TABLE before AS SELECT * FROM idem.scopes;
+CREATE TEMP TABLE ddl AS SELECT name, idem.scope_ddl(name) FROM idem.scopes;
+SELECT scope_ddl FROM ddl ORDER BY name;
+SET intervalstyle = 'sql_standard';
+SELECT count(*) AS other_style FROM ddl WHERE scope_ddl <> idem.scope_ddl(name);
+RESET intervalstyle;
+SELECT count(idem.drop_scope(name)) FROM before;
+SELECT count(*) FROM idem.scopes;
+SELECT scope_ddl FROM ddl ORDER BY name \gexec
+SELECT count(*) AS scopes, count(*) FILTER (WHERE b IS DISTINCT FROM s) AS changed FROM before b FULL JOIN idem.scopes s USING (name);
+SELECT idem.drop_scope('it''s "odd" \ $1'), idem.drop_scope('default settings');
+DROP ROLE "idem_regress odd ""role'\";
+DROP TABLE before, ddl;
+SELECT idem.scope_ddl('x');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.scope_ddl(NULL);
+\echo :LAST_ERROR_SQLSTATE
+
+-- the request of a leased claim is stored, whole, until the operation is finished
+SELECT idem.create_scope('stored', store_request => true, request_exclude => '{sent_at}');
+SELECT token AS t FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 1}', lease => '1 minute') \gset
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.release(:'t');
+SELECT attempt, outcome FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 2}', lease => '1 minute');
+SELECT key, state, request FROM idem.record WHERE request IS NOT NULL;
+BEGIN;
+SELECT idem.alter_scope('stored', store_request => false);
+SELECT token AS none FROM idem.claim('stored', 'none', '{"n": 1}', lease => '1 minute') \gset
+SELECT idem.renew(:'none') IS NOT NULL AS renewed;
+SELECT key, request FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;
+ROLLBACK;
+UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'k';
+BEGIN;
+SELECT idem.complete(token) FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 3}');  -- an atomic takeover
+SELECT token AS t FROM idem.claim('stored', 'l', '{"n": 1, "sent_at": 1}') \gset
+SELECT idem.complete(:'t');
+COMMIT;
+SELECT key, state, request, coalesce(lease_end, created) BETWEEN created AND clock_timestamp() AS answered, lease_end > created AS later
+  FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;
+-- a large request is written once, whatever else of the row is updated
+CREATE FUNCTION written() RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE chunks bigint[];
+BEGIN
+  EXECUTE (SELECT format('SELECT array_agg(DISTINCT chunk_id::bigint) FROM %s', reltoastrelid::regclass) FROM pg_class WHERE oid = 'idem.record'::regclass) INTO chunks;
+  RETURN chunks;
+END $$;
+CREATE TEMP TABLE large AS SELECT jsonb_agg(md5(n::text)) AS request FROM generate_series(1, 3000) n;
+SELECT token AS t FROM large, idem.claim('stored', 'huge', request, lease => '1 minute') \gset
+SELECT written() AS once \gset
+SELECT idem.renew(:'t') IS NOT NULL AS renewed;
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.release(:'t');
+SELECT token AS t, attempt FROM large, idem.claim('stored', 'huge', request, lease => '1 minute') \gset
+SELECT :attempt AS attempt, cardinality(written()) AS requests, written() = :'once' AS once, r.request = large.request AS whole FROM large, idem.record r WHERE key = 'huge';
+SELECT idem.complete(:'t');
+DROP FUNCTION written;
+DROP TABLE large;
+SET idem.max_answer_size = 1;
+SELECT outcome FROM idem.claim('stored', 'large', to_jsonb(repeat('x', 1025)), lease => '1 minute');
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT outcome FROM idem.claim('stored', 'large', to_jsonb(repeat('x', 1025)));
+ROLLBACK;
+RESET idem.max_answer_size;
+SELECT idem.drop_scope('stored');
+
 -- one key in two scopes and three tenants is six operations
 CREATE FUNCTION claim_once(scope text, tenant text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result;

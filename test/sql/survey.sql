@@ -35,6 +35,18 @@ SELECT (oldest, newest, next_expiry) = (SELECT min(created_at), max(created_at),
 SELECT in_progress, oldest, newest, next_expiry, lapsed_since, expired_since FROM idem.survey('empty');
 SELECT live, in_progress, completed, failed, ttl, max_attempts, weak_keys FROM idem.overview WHERE scope = 'counted';
 
+-- An attempt beyond the scope's limit, as an administrator grants it.
+UPDATE idem.record SET extra_attempts = 1 WHERE key = 'exhausted';
+SELECT in_progress, failed, lapsed, exhausted FROM idem.survey('counted');
+SELECT r.state, l.state AS lookup, f.lapsed FROM idem.records r JOIN idem.in_flight f USING (key), idem.lookup('counted', 'exhausted') l
+  WHERE key = 'exhausted';
+SELECT attempt FROM idem.claim('counted', 'exhausted', '{}', lease => '1 millisecond');
+SELECT pg_sleep(0.01);
+SELECT outcome, attempt FROM idem.try_claim('counted', 'exhausted', '{}');
+SELECT r.state, l.state AS lookup, f.key AS in_flight FROM idem.records r LEFT JOIN idem.in_flight f USING (key), idem.lookup('counted', 'exhausted') l
+  WHERE key = 'exhausted';
+UPDATE idem.record SET extra_attempts = NULL, attempt = 2 WHERE key = 'exhausted';
+
 -- An expired record of a leased claim counts as expired, whatever its state was.
 SELECT claimed FROM idem.claim('empty', 'gone-1', lease => '1 millisecond', ttl => '1 millisecond');
 SELECT pg_sleep(0.01);

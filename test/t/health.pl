@@ -300,6 +300,14 @@ for my $table ('record', 'watermark')
 		is(health('indexes'), 'ok', 'indexes: cured');
 	}
 }
+sql('DROP INDEX idem.record_unfinished');
+sql("CREATE INDEX record_finished ON idem.record (scope) WHERE state = 'c'");
+is(health('indexes'), 'warn', 'indexes: the index of unfinished operations is missing');
+follow_hint('indexes');
+is(health('indexes'), 'ok', 'indexes: cured');
+sql('ALTER INDEX idem.record_unfinished RENAME TO renamed');
+is(health('indexes'), 'ok', 'indexes: it may have another name');
+sql('DROP INDEX idem.record_finished');
 is(sql(q(SELECT pay('order-abc', '{"amount": 1}'))), sql(q(SELECT response FROM idem.lookup('payments', 'order-abc'))),
 	'and claims work');
 

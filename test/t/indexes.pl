@@ -96,6 +96,52 @@ is(effects($node, 'bad'), 0, 'there is no effect without its record');
 tables_are_sound($node, 'beside a function that raises');
 $sql->('DROP INDEX idem.extra');
 
+# The index of unfinished operations: whatever a superuser does with it, every unfinished record is
+# in each index with that condition, and no finished one is.
+my $open = 0;
+my $write = sub {
+	my ($name) = @_;
+	is(sqlstate($node, $_), '', "$name: $_")
+	  for ("SELECT count(idem.claim('payments', 'open ' || n, lease => '1 hour')) FROM generate_series(1, 3) n WHERE $open = 0",
+		"SELECT idem.claim('payments', 'more ' || $open, lease => '1 hour')",
+		"SELECT pay('closed ' || $open, '{\"amount\": 1}')", "SELECT idem.once_each('messages', ARRAY['each ' || $open])",
+		"SELECT idem.complete(token) FROM idem.claim('payments', 'finished ' || $open, lease => '1 hour')");
+	++$open;
+	is($sql->("SELECT count(*) FROM idem.record WHERE state = 'p'"), 3 + $open, "$name: the unfinished operations");
+	tables_are_sound($node, $name);
+};
+$sql->('TRUNCATE idem.record, payment');
+my $unfinished = "ON idem.record (scope) WHERE state = 'p'";
+$write->('as created');
+for my $change (
+	'ALTER INDEX idem.record_unfinished RENAME TO renamed',
+	'REINDEX INDEX idem.renamed',
+	'REINDEX INDEX CONCURRENTLY idem.renamed',
+	'DROP INDEX idem.renamed',
+	"CREATE INDEX CONCURRENTLY record_unfinished $unfinished",
+	'DROP INDEX CONCURRENTLY idem.record_unfinished',
+	"CREATE INDEX record_unfinished ON idem.record (scope) WHERE state = 'c'",
+	"CREATE INDEX other $unfinished",
+	"CREATE INDEX many ON idem.record (tenant, scope) INCLUDE (attempt) WHERE 'p' = state",
+	"CREATE INDEX swapped ON idem.record (lower(key)) WHERE state = 'p'",
+	"CREATE UNIQUE INDEX strict ON idem.record (digest) WHERE state = 'p'",
+	"CREATE INDEX hashed ON idem.record USING hash (scope) WHERE state = 'p'",
+	"CREATE INDEX narrow ON idem.record (scope) WHERE state = 'p' AND tenant = ''",
+	'REINDEX TABLE CONCURRENTLY idem.record',
+	'VACUUM FULL idem.record',
+	"DROP INDEX idem.record_unfinished, idem.other, idem.many, idem.swapped, idem.strict, idem.hashed, idem.narrow;
+	 CREATE INDEX record_unfinished $unfinished")
+{
+	$sql->($_) for $change =~ /CONCURRENTLY|VACUUM/ ? $change : "BEGIN; $change; COMMIT";
+	$write->($change);
+}
+# A session that has seen the index, in which it is dropped and made anew, also in one transaction.
+$sql->("SELECT pay('same 1', '{\"amount\": 1}'); DROP INDEX idem.record_unfinished; SELECT idem.claim('payments', 'same 2', lease => '1 hour');
+	CREATE INDEX record_unfinished $unfinished; SELECT pay('same 3', '{\"amount\": 1}'); SELECT idem.claim('payments', 'same 4', lease => '1 hour')");
+$sql->("BEGIN; DROP INDEX idem.record_unfinished; CREATE INDEX record_unfinished ON idem.record (scope) WHERE state = 'c'; SELECT idem.once('messages', 'same 5'); ROLLBACK;
+	SELECT idem.claim('payments', 'same 6', lease => '1 hour')");
+tables_are_sound($node, 'after changes within a session');
+
 # Without the unique index of the digest, every claim is refused.
 for my $other (undef, 'PRIMARY KEY (digest) DEFERRABLE', 'PRIMARY KEY (digest, scope)')
 {
@@ -113,7 +159,7 @@ my %index = (
 	record => {
 		btree => '(expires)', brin => 'USING brin (expires, lease_end)', hash => 'USING hash (key)',
 		gin => 'USING gin (response)', gist => 'USING gist (tstzrange(created, expires))',
-		spgist => 'USING spgist (key)', partial => "(created) WHERE state = 'c'", expression => '(lower(key))',
+		spgist => 'USING spgist (key)', partial => "(created) WHERE state = 'c'", unfinished => "(scope, tenant) WHERE state = 'p'", expression => '(lower(key))',
 		unique => 'UNIQUE (key)', digest => 'UNIQUE (digest)', include => 'UNIQUE (digest) INCLUDE (state)',
 		multi => 'UNIQUE (scope, tenant, key)', partial_unique => "UNIQUE (digest) WHERE state = 'c'"
 	},

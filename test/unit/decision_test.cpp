@@ -163,6 +163,35 @@ TEST(Decision, FollowsTheTableOfLeases) {
     }
 }
 
+TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
+    const auto verdict = [](std::int32_t attempt, std::optional<std::int32_t> max,
+                            std::int32_t extra) {
+        return decide({.presence = P::committed,
+                       .in_snapshot = true,
+                       .same_request = true,
+                       .state = State::in_progress,
+                       .expires = now + 1000,
+                       .lease_end = now,
+                       .attempt = attempt,
+                       .max_attempts = max,
+                       .extra_attempts = extra},
+                      now);
+    };
+    EXPECT_EQ(verdict(3, 3, 0), V::exhausted);
+    EXPECT_EQ(verdict(3, 3, 1), V::take_over);
+    EXPECT_EQ(verdict(4, 3, 1), V::exhausted);
+    EXPECT_EQ(verdict(4, 3, 2), V::take_over);
+    EXPECT_EQ(verdict(4, none, 0), V::take_over);
+    constexpr auto most = std::numeric_limits<std::int32_t>::max();
+    EXPECT_EQ(verdict(most, most, 0), V::exhausted);
+    EXPECT_EQ(verdict(most, most, most), V::take_over);
+}
+
+TEST(Answer, IsGivenWhenTheOperationFinishes) {
+    EXPECT_EQ(answered_at(now, std::nullopt), now);  // claimed and finished in one transaction
+    EXPECT_EQ(answered_at(now, now + 5), now + 5);
+}
+
 TEST(Decision, AnExpiredRowInProgressBindsNothing) {
     EXPECT_EQ(decide({.presence = P::committed,
                       .in_snapshot = true,
@@ -234,6 +263,9 @@ TEST(TokenStanding, OfTheLastAttemptIsLostWhenItsLeaseEnds) {
     };
     EXPECT_EQ(judge_token(last(now + 1), now), TokenStanding::holds);
     EXPECT_EQ(judge_token(last(now), now), TokenStanding::lost);
+    TokenSighting granted = last(now);
+    granted.extra_attempts = 1;
+    EXPECT_EQ(judge_token(granted, now), TokenStanding::holds);
 }
 
 // The rule of the watermark, with the limits of its type
