@@ -411,19 +411,42 @@ COMMENT ON FUNCTION idem.drop_scope IS
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
+CREATE FUNCTION idem.revoke(scope text, key text, tenant text DEFAULT NULL)
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget_0_2'
+AS 'MODULE_PATHNAME', 'idem_revoke'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.revoke IS
+    'Takes an unfinished leased operation away from its holder: its lease, or the time until a '
+    'retry, ends now, and its token gets ID004. The next claim continues from the recovery point; '
+    'if the attempts are used up, it is granted one more. Returns true if there was such an '
+    'operation. Waits for a transaction that holds the key, up to the scope''s wait, but not for '
+    'the lease. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
+    'of the scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
+
+CREATE FUNCTION idem.forget(
+    scope text,
+    key text,
+    tenant text DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget_0_3'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.forget IS
-    'Deletes the record of a key, with its answer and recovery point: the next claim runs the '
-    'operation again from the beginning. Returns true if there was a record that had not expired. '
-    'Waits for a claim in flight, up to the scope''s wait. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501.';
+    'Deletes the record of a key, with its answer: the next claim runs the operation again from '
+    'the beginning. Refuses an unfinished operation that has a recovery point, unless force is '
+    'true. Returns true if there was a record that had not expired. Waits for a claim in flight, '
+    'up to the scope''s wait. For superusers and roles that are granted EXECUTE; the caller needs '
+    'the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 with a recovery '
+    'point, 40001, 42501, 22004, 22021.';
 
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint

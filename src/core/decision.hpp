@@ -62,6 +62,16 @@ constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_a
            lease_end <= now;
 }
 
+// How many extra attempts an operation has when an administrator has let go of its present attempt:
+// as many as before, or as many as one attempt more needs.
+constexpr std::int32_t granted_attempts(std::int32_t attempt,
+                                        std::optional<std::int32_t> max_attempts,
+                                        std::int32_t extra_attempts) noexcept {
+    if (!max_attempts || attempt < std::int64_t{*max_attempts} + extra_attempts)
+        return extra_attempts;
+    return attempt - *max_attempts + 1;
+}
+
 // When an operation completed or failed. lease_end is that of its finished record, which has one if
 // the operation had a lease or was taken over. Any other operation was claimed and finished in one
 // transaction.

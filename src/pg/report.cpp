@@ -281,6 +281,17 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
     pg_unreachable();
 }
 
+void resumable(std::string_view key, std::string_view recovery_point, const char* call) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("operation \"%s\" is unfinished and has a recovery point", c_string(key)),
+             errdetail("An attempt has reached the recovery point \"%s\", which %s would remove.",
+                       c_string(recovery_point), call),
+             errhint("Call idem.revoke(), so that the next claim continues from the recovery "
+                     "point. If the operation must not be continued, pass \"force\" => true.")));
+    pg_unreachable();
+}
+
 void serialization_failure(const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
                     errmsg("could not serialize access due to concurrent update"),
@@ -508,8 +519,7 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
 void ttl_too_short(const char* scope, std::int64_t min_ttl) {
     const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
     ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-             errmsg("invalid value for argument \"ttl\""),
+            (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("invalid value for argument \"ttl\""),
              errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
                        DatumGetCString(minimum)),
              errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));

@@ -54,6 +54,9 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
+// call: the function that would throw the recovery point away, such as "idem.forget()".
+[[noreturn]] void resumable(std::string_view key, std::string_view recovery_point,
+                            const char* call);
 [[noreturn]] void serialization_failure(const char* detail);
 void key_unknown_on_standby();
 

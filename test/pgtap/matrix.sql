@@ -113,8 +113,8 @@ INSERT INTO call VALUES
      'superuser', $$SELECT idem.alter_scope('owned', owner => 'matrix_stranger')$$),
     ('idem.scope_ddl(text)', 'user', $$SELECT idem.scope_ddl('owned')$$),
     ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('owned')$$),
-    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
-    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
+    ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
+    ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),

@@ -187,6 +187,19 @@ TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
     EXPECT_EQ(verdict(most, most, most), V::take_over);
 }
 
+// One attempt more than there were, if they are used up; asking twice grants no second one.
+TEST(Attempts, OneMoreIsGrantedWhenTheyAreUsedUp) {
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+    EXPECT_EQ(granted_attempts(3, std::nullopt, 0), 0);
+    EXPECT_EQ(granted_attempts(2, 3, 0), 0);
+    EXPECT_EQ(granted_attempts(3, 3, 0), 1);
+    EXPECT_EQ(granted_attempts(3, 3, 1), 1);
+    EXPECT_EQ(granted_attempts(4, 3, 1), 2);
+    EXPECT_EQ(granted_attempts(5, 3, 0), 3);  // the limit was lowered
+    EXPECT_EQ(granted_attempts(most, most, 0), 1);
+    EXPECT_EQ(granted_attempts(most - 1, 1, most), most);
+}
+
 TEST(Answer, IsGivenWhenTheOperationFinishes) {
     EXPECT_EQ(answered_at(now, std::nullopt), now);  // claimed and finished in one transaction
     EXPECT_EQ(answered_at(now, now + 5), now + 5);
