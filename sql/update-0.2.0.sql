@@ -216,6 +216,10 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Purge: the position is unlogged

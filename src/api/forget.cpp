@@ -1,12 +1,16 @@
-// idem.forget() deletes the record of one key; idem.purge() deletes expired records. PUBLIC may not
-// execute either: a role that only uses a scope cannot erase the scope's history.
+// idem.forget() deletes the record of one key, idem.forget_tenant() those of a tenant with its
+// watermarks; idem.purge() does what the worker does. PUBLIC may not execute any of them: a role
+// that only uses a scope cannot erase the scope's history.
 //
 // forget() waits for a running lease as a claim does, without a lock. It deletes under the key lock
 // and releases the lock in the same call (change_record() in api/locked_key).
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
+#include "api/stream.hpp"
+#include "api/tenant.hpp"
 #include "pg/report.hpp"
 #include "pg/sweep.hpp"
+#include "pg/watermark.hpp"
 
 namespace idem::api {
 namespace {
@@ -26,23 +30,22 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
         report::resumable(key, pg::view_of(record.recovery_point), forget_call);
 }
 
-// False if there was no live record, or if a writer that bypassed the key lock deleted it first.
-bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
-    // An expired row that is being deleted counts as none, whether or not the deletion commits.
-    if (found.presence == Presence::deleting && !is_live(found)) return false;
-    check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing = pg::delete_record(records, found, bound);
-    records.close();
-    check_written(name.key, writing);
-    return writing.outcome == pg::WriteOutcome::written && is_live(found);
-}
-
 bool forget(const pg::KeyName& name, bool force, const pg::WaitBound& bound) {
     return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!force) check_abandoned(name.key, found);
         return delete_record(name, found, bound);
     });
+}
+
+// The watermarks say how far the tenant's streams have come.
+std::int64_t forget_tenant(const TenantCall& call, const pg::WaitBound& bound) {
+    const std::int64_t forgotten = change_each_record(
+        call, [&](const pg::KeyName& name) { return forget(name, call.force, bound); });
+    const List* sources = pg::sources_of(call.scope->id, call.tenant);
+    for (int i = 0; i < list_length(sources); ++i)
+        (void)reset_stream(*static_cast<const pg::KeyName*>(list_nth(sources, i)), std::nullopt,
+                           bound);
+    return forgotten;
 }
 
 constexpr std::int32_t default_max_records = 10'000;
@@ -62,6 +65,13 @@ IDEM_FUNCTION(idem_forget_0_3) {
         api::forget(api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
 }
 
+IDEM_FUNCTION(idem_forget_tenant) {
+    using namespace idem;
+    api::require_writable("idem.forget_tenant()");
+    const api::TenantCall call = api::read_tenant_call(fcinfo, "forget_tenant");
+    PG_RETURN_INT64(api::forget_tenant(call, pg::WaitBound(call.scope->wait)));
+}
+
 // For a scheduled job, where the worker does not run.
 IDEM_FUNCTION(idem_purge) {
     using namespace idem;
@@ -71,7 +81,7 @@ IDEM_FUNCTION(idem_purge) {
         pg::report::invalid_argument("max_records", "The number must be at least 1.");
     const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
     if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
-    PG_RETURN_INT64(swept.deleted);
+    PG_RETURN_INT64(swept.deleted + swept.erased);
 }
 
 // The block at which the next sweep begins.

@@ -98,6 +98,26 @@ void refuse_open_here(const pg::KeyName& name, const char* call) {
                            call));
 }
 
+bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
+    // An expired row that is being deleted counts as none, whether or not the deletion commits.
+    if (found.presence == Presence::deleting && !is_live(found)) return false;
+    check_in_snapshot(found);
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing = pg::delete_record(records, found, bound);
+    records.close();
+    check_written(name.key, writing);
+    return writing.outcome == pg::WriteOutcome::written && is_live(found);
+}
+
+void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
+                    const pg::WaitBound& bound) {
+    check_in_snapshot(found);
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing = pg::write_over(records, name, record, found, bound);
+    records.close();
+    check_written(name.key, writing);
+}
+
 // ---- A leased claim -----------------------------------------------------------------------------
 
 namespace {
@@ -208,11 +228,7 @@ void check_usable(const core::Token& token) {
 }
 
 void update_record(const LeasedClaim& leased, const pg::Record& record) {
-    const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing =
-        pg::write_over(records, leased.name, record, leased.found, leased.bound);
-    records.close();
-    check_written(leased.name.key, writing);
+    replace_record(leased.name, leased.found, record, leased.bound);
 }
 
 std::int64_t ttl_of(const pg::Record& record) {

@@ -75,6 +75,14 @@ bool change_record(const pg::KeyName& name, const char* call, Lease lease,
     return changed;
 }
 
+// Deletes the row, for change_record(). False if the record had expired, or if a writer that
+// bypassed the key lock deleted it first.
+bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound);
+
+// Replaces the row, under the key lock. Raises ID001 if it is not free within the bound.
+void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
+                    const pg::WaitBound& bound);
+
 // ---- A leased claim -----------------------------------------------------------------------------
 
 struct LeasedClaim {

@@ -32,11 +32,7 @@ bool revoke(const pg::KeyName& name, const pg::Scope& scope) {
     const pg::WaitBound bound(scope.wait);
     return change_record(name, revoke_call, Lease::is_cut, bound, [&](const pg::Found& found) {
         if (!is_live(found) || found.record.state != core::State::in_progress) return false;
-        check_in_snapshot(found);
-        const pg::Records records = pg::Records::to_write();
-        check_written(name.key,
-                      pg::write_over(records, name, revoked(found.record, scope), found, bound));
-        records.close();
+        replace_record(name, found, revoked(found.record, scope), bound);
         return true;
     });
 }

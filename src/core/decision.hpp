@@ -80,6 +80,13 @@ constexpr std::int64_t answered_at(std::int64_t created,
     return lease_end.value_or(created);
 }
 
+// Whether a scope that keeps answers for that long has kept this one long enough. Readers then get
+// none, and the purge worker removes it.
+constexpr bool is_answer_outlived(std::int64_t answered, std::optional<std::int64_t> answer_ttl,
+                                  std::int64_t now) noexcept {
+    return answer_ttl && answered <= now - *answer_ttl;
+}
+
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
 // before its state. A row of the current transaction does not expire within that transaction. An
 // expired row that another transaction is deleting binds nothing, whether the deletion commits or
