@@ -137,6 +137,7 @@ core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& 
             .attempt = found.record.attempt,
             .max_attempts = scope.max_attempts,
             .extra_attempts = found.record.extra_attempts,
+            .replaced = found.replaced,
         },
         now);
 }

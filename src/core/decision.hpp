@@ -39,6 +39,7 @@ struct Sighting {
     std::int32_t attempt;
     std::optional<std::int32_t> max_attempts;
     std::int32_t extra_attempts = 0;
+    bool replaced = false;  // another transaction is replacing the row, not deleting it
 };
 
 enum class Verdict {
@@ -90,13 +91,15 @@ constexpr bool is_answer_outlived(std::int64_t answered, std::optional<std::int6
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
 // before its state. A row of the current transaction does not expire within that transaction. An
 // expired row that another transaction is deleting binds nothing, whether the deletion commits or
-// not.
+// not. A finished record is replaced only to erase its answer: its outcome stays, so that a replay
+// need not wait.
 constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     const bool own = seen.presence == Presence::own;
     if (seen.presence == Presence::absent) return Verdict::claim;
     if (seen.presence == Presence::inserting) return Verdict::in_flight;
     if (!own && seen.expires <= now) return Verdict::claim;
-    if (seen.presence == Presence::deleting) return Verdict::in_flight;
+    const bool erasing = seen.replaced && seen.state != State::in_progress;
+    if (seen.presence == Presence::deleting && !erasing) return Verdict::in_flight;
     if (!own && !seen.in_snapshot) return Verdict::serialization_failure;
     if (!seen.same_request) return Verdict::conflict;
     if (seen.state == State::completed) return Verdict::replay;

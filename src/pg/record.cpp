@@ -298,6 +298,7 @@ Found read_hit(const DigestScan& scan, Contents contents) {
     found.tid = slot->tts_tid;
     if (found.presence == core::Presence::inserting) return found;
     found.in_snapshot = scan.in_snapshot();
+    found.replaced = found.presence == core::Presence::deleting && scan.is_replaced();
     found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
     return found;
 }

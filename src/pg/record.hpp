@@ -76,7 +76,8 @@ void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl
 struct Found {
     core::Presence presence = core::Presence::absent;
     bool in_snapshot = true;
-    RowWriter writer{};  // the transaction that inserts or deletes the row
+    bool replaced = false;  // by another transaction that has not committed
+    RowWriter writer{};     // the transaction that inserts or deletes the row
     ItemPointerData tid{};
     Record record{};  // unless absent or inserting; copied, palloc'd
 };

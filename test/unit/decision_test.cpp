@@ -188,6 +188,30 @@ TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
 }
 
 // One attempt more than there were, if they are used up; asking twice grants no second one.
+// A replay does not wait for a transaction that erases the answer; a takeover would.
+TEST(Claims, AFinishedRecordThatIsReplacedIsAnswered) {
+    const auto verdict = [](Presence presence, State state, bool same_request, bool in_snapshot,
+                            bool expired) {
+        return decide({.presence = presence,
+                       .in_snapshot = in_snapshot,
+                       .same_request = same_request,
+                       .state = state,
+                       .expires = expired ? now : now + 1000,
+                       .lease_end = now,
+                       .attempt = 1,
+                       .max_attempts = std::nullopt,
+                       .replaced = true},
+                      now);
+    };
+    EXPECT_EQ(verdict(P::deleting, done, true, true, false), V::replay);
+    EXPECT_EQ(verdict(P::deleting, bad, true, true, false), V::failed);
+    EXPECT_EQ(verdict(P::deleting, done, false, true, false), V::conflict);
+    EXPECT_EQ(verdict(P::deleting, done, true, false, false), V::serialization_failure);
+    EXPECT_EQ(verdict(P::deleting, done, true, true, true), V::claim);
+    EXPECT_EQ(verdict(P::deleting, State::in_progress, true, true, false), V::in_flight);
+    EXPECT_EQ(verdict(P::inserting, done, true, true, false), V::in_flight);
+}
+
 TEST(Attempts, OneMoreIsGrantedWhenTheyAreUsedUp) {
     constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
     EXPECT_EQ(granted_attempts(3, std::nullopt, 0), 0);
