@@ -229,6 +229,13 @@ TEST(Answer, IsGivenWhenTheOperationFinishes) {
     EXPECT_EQ(answered_at(now, now + 5), now + 5);
 }
 
+TEST(Answer, IsOutlivedAfterTheTimeThatTheScopeKeepsIt) {
+    EXPECT_FALSE(is_answer_outlived(now - 1'000'000'000, std::nullopt, now));
+    EXPECT_FALSE(is_answer_outlived(now - 9, 10, now));
+    EXPECT_TRUE(is_answer_outlived(now - 10, 10, now));
+    EXPECT_FALSE(is_answer_outlived(now + 5, 10, now));  // the clock was set back
+}
+
 TEST(Decision, AnExpiredRowInProgressBindsNothing) {
     EXPECT_EQ(decide({.presence = P::committed,
                       .in_snapshot = true,
