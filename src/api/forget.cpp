@@ -16,7 +16,6 @@ namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-using core::Presence;
 
 enum Argument { arg_scope, arg_key, arg_tenant, arg_force };
 
