@@ -144,6 +144,24 @@ COMMENT ON FUNCTION idem.execute IS
     'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
+CREATE FUNCTION idem.forbid(
+    scope text,
+    key text,
+    tenant text DEFAULT NULL,
+    error jsonb DEFAULT NULL
+)
+RETURNS idem.record_info
+AS 'MODULE_PATHNAME', 'idem_forbid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.forbid IS
+    'Forbids an operation that has not run: stores a final failure under a key that has no record, '
+    'so that a late claim receives it, whatever its request. error is as for idem.fail(); NULL '
+    'raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that has a '
+    'record is left as it is. Waits for a claim in flight, up to the scope''s wait. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
+    'stale_key, 40001, 42501, 22021, 22023, 54000.';
+
 CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
 RETURNS idem.record_info
 AS 'MODULE_PATHNAME', 'idem_lookup'
@@ -412,18 +430,113 @@ COMMENT ON FUNCTION idem.drop_scope IS
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.forget(scope text, key text, tenant text DEFAULT NULL)
+CREATE FUNCTION idem.revoke(scope text, key text, tenant text DEFAULT NULL)
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget_0_2'
+AS 'MODULE_PATHNAME', 'idem_revoke'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.revoke IS
+    'Takes an unfinished leased operation away from its holder: its lease, or the time until a '
+    'retry, ends now, and its token gets ID004. The next claim continues from the recovery point; '
+    'if the attempts are used up, it is granted one more. Returns true if there was such an '
+    'operation. Waits for a transaction that holds the key, up to the scope''s wait, but not for '
+    'the lease. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
+    'of the scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
+
+CREATE FUNCTION idem.forget(
+    scope text,
+    key text,
+    tenant text DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget_0_3'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.forget IS
-    'Deletes the record of a key, with its answer and recovery point: the next claim runs the '
-    'operation again from the beginning. Returns true if there was a record that had not expired. '
-    'Waits for a claim in flight, up to the scope''s wait. For superusers and roles that are '
+    'Deletes the record of a key, with its answer: the next claim runs the operation again from '
+    'the beginning. Refuses an unfinished operation that has a recovery point, unless force is '
+    'true. Returns true if there was a record that had not expired. Waits for a claim in flight, '
+    'up to the scope''s wait. For superusers and roles that are granted EXECUTE; the caller needs '
+    'the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 with a recovery '
+    'point, 40001, 42501, 22004, 22021.';
+
+CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_forget_tenant'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.forget_tenant IS
+    'Deletes all records of a tenant as idem.forget() does, and the tenant''s watermarks; all of '
+    'them or, after an error, none. Returns how many records had not expired. A claim in flight '
+    'that has no record yet is not found. Reads all records. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID008 unknown_scope, 55000 with a recovery point, 40001, 42501, '
+    '22004, 22021.';
+
+CREATE FUNCTION idem.erase(
+    scope text,
+    key text,
+    tenant text DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_erase'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.erase IS
+    'Erases the answer of a key, and a stored request, the state of a recovery point and the text '
+    'of an error. The key, its outcome, the status and the SQLSTATE of a failure stay, so that no '
+    'retry runs the operation again: a replay is completed and redacted. Refuses an unfinished '
+    'operation that needs what would be erased, unless force is true. Returns true if there was a '
+    'record that had not expired. Waits for a claim in flight, up to the scope''s wait. For '
+    'superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
+    'scope''s owner. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 for an unfinished '
+    'operation, 40001, 42501, 22004, 22021.';
+
+CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_erase_tenant'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.erase_tenant IS
+    'Erases all records of a tenant as idem.erase() does; all of them or, after an error, none. '
+    'Returns how many records had not expired. A claim in flight that has no record yet is not '
+    'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller needs '
+    'the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID008 unknown_scope, 55000 for an unfinished operation, 40001, '
+    '42501, 22004, 22021.';
+
+CREATE FUNCTION idem.reset_stream(
+    scope text,
+    source text,
+    seq bigint DEFAULT NULL,
+    tenant text DEFAULT NULL
+)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_reset_stream'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.reset_stream IS
+    'Sets the watermark of a source to seq, forwards or backwards; NULL forgets the source, so '
+    'that its next number may be any. Returns the watermark before, NULL if there was none. Waits '
+    'for a transaction that is advancing the source, up to the scope''s wait. For superusers and '
+    'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
     'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
 
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
@@ -434,8 +547,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.purge IS
-    'Deletes expired records and those of dropped scopes, at most max_records (NULL: 10000), '
-    'starting where the last purge stopped, and returns how many. Deletes none where the records '
+    'Deletes expired records and those of dropped scopes, and removes answers that are older than '
+    'their scope''s answer_ttl: at most max_records together (NULL: 10000), starting where the '
+    'last purge stopped. Returns how many. Changes none where the records '
     'arrive by subscription: there, the publisher purges. Each call is one transaction, which '
     'suits cron. For superusers and roles that are granted EXECUTE. '
     'Raises 22023.';

@@ -55,16 +55,17 @@ ALTER TABLE idem.scope
     ADD COLUMN answer_ttl interval,
     ADD COLUMN min_ttl interval;
 
--- With new arguments, create_scope() and alter_scope() are different functions. The update does
--- not carry over the grants on the old ones: PostgreSQL would take them for the extension's own,
--- and pg_dump would leave them out.
+-- With new arguments, these are different functions. The update does not carry over the grants on
+-- the old ones: PostgreSQL would take them for the extension's own, and pg_dump would leave them
+-- out.
 DO $$
 DECLARE
     old_functions pg_catalog.regprocedure[] := ARRAY[
         'idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
         'integer, integer, text, boolean, text[], regrole)',
         'idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
-        'integer, integer, text, boolean, text[], regrole)'];
+        'integer, integer, text, boolean, text[], regrole)',
+        'idem.forget(text, text, text)'];
     old_function pg_catalog.regprocedure;
     lost record;
     dependents text;
@@ -96,8 +97,8 @@ BEGIN
 EXCEPTION WHEN dependent_objects_still_exist THEN
     GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
     RAISE dependent_objects_still_exist USING
-        MESSAGE = 'cannot replace idem.create_scope() and idem.alter_scope(): other objects '
-                  'depend on them',
+        MESSAGE = 'cannot replace functions that have new arguments: other objects depend on '
+                  'them',
         DETAIL = dependents,
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
@@ -213,6 +214,12 @@ DROP FUNCTION idem.open_claims();
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Purge: the position is unlogged

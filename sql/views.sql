@@ -55,7 +55,16 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         r.expires AS expires_at,
         CASE WHEN r.state = 'p' THEN r.lease_end END AS lease_end,
         r.recovery_point,
-        coalesce(r.redacted, false) AS redacted,
+        coalesce(r.redacted, false)
+            OR (r.state <> 'p'
+                AND extract(epoch FROM pg_catalog.statement_timestamp()
+                                - coalesce(r.lease_end, r.created))
+                    >= extract(epoch FROM s.answer_ttl)
+                AND (r.headers IS NOT NULL
+                    OR r.response IS NOT NULL
+                    OR r.body IS NOT NULL
+                    OR r.error <> pg_catalog.jsonb_build_object('sqlstate', r.error -> 'sqlstate')))
+            IS TRUE AS redacted,
         coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
             + coalesce(pg_catalog.pg_column_size(r.headers), 0)
             + coalesce(pg_catalog.pg_column_size(r.body), 0)

@@ -59,6 +59,19 @@ void check_strength(const pg::Scope& scope, std::string_view key) {
     report::warn_of_weak_key(key, scope.name, name);
 }
 
+void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                   TimestampTz now) {
+    if (is_stale_key(scope, key, now, scope.ttl)) {
+        pg::count(scope.id, pg::Counter::stale);
+        refuse_stale_key(key);
+    }
+    check_strength(scope, key);
+    const std::int64_t wait = charge_claim(scope, tenant, now);
+    if (wait <= 0) return;
+    pg::count(scope.id, pg::Counter::limited);
+    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
+}
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_key_weakness) {

@@ -26,6 +26,10 @@ void check_strength(const pg::Scope& scope, std::string_view key);
 // would do more harm.
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now);
 
+// All these rules, for a record with the scope's TTL: raises the error of the one that is broken.
+void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                   TimestampTz now);
+
 // Raises 55000 if this server cannot enforce claims_per_minute.
 void require_limits_available();
 

@@ -1,4 +1,5 @@
 // idem.advance(): tells whether a message is new by its number, and moves the source's watermark.
+// idem.reset_stream(): sets the watermark; PUBLIC may not execute it.
 //
 // An ordered stream needs one row per source, however many messages the source sends. Transactions
 // that advance the same source queue for its key lock, within the scope's wait, until the previous
@@ -6,9 +7,10 @@
 // watermark is answered without queueing.
 //
 // Locking: the key lock of the source's digest, then the watermark table. The key lock is kept when
-// the watermark moves and released in the same call otherwise.
+// the watermark moves and released in the same call otherwise; reset_stream() releases it always.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
+#include "api/stream.hpp"
 #include "core/decision.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
@@ -43,14 +45,30 @@ Call read_call(FunctionCallInfo fcinfo) {
     return {&scope, source_name(scope, tenant, source), *seq, *contiguous};
 }
 
-pg::Watermark look(const Call& call, bool locked) {
+pg::Watermark look(const pg::KeyName& source, bool locked) {
     const pg::Watermarks table = locked ? pg::Watermarks::to_write() : pg::Watermarks::to_read();
-    const pg::Watermark found = pg::find_watermark(table, call.source);
+    const pg::Watermark found = pg::find_watermark(table, source);
     table.close();
     if (!found.in_snapshot)
         report::serialization_failure(
             "The move of the watermark was committed after this transaction's snapshot was taken.");
     return found;
+}
+
+void put_watermark(const pg::KeyName& source, const pg::Watermark& from, std::int64_t seq,
+                   const pg::WaitBound& bound) {
+    const pg::Watermarks table = pg::Watermarks::to_write();
+    const pg::WriteResult writing = pg::move_watermark(table, source, from, seq, bound);
+    table.close();
+    check_written(source.key, writing);
+}
+
+void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
+                      const pg::WaitBound& bound) {
+    const pg::Watermarks table = pg::Watermarks::to_write();
+    const pg::WriteResult writing = pg::delete_watermark(table, found, bound);
+    table.close();
+    check_written(source.key, writing);
 }
 
 // Remembers the source as a finished claim whose token is never handed out: its lock counts as one
@@ -71,11 +89,9 @@ void remember(const Call& call) {
 }
 
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
+    Assert(!from.seq || call.seq > *from.seq);
     remember(call);
-    const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::WriteResult writing = pg::move_watermark(table, call.source, from, call.seq, bound);
-    table.close();
-    check_written(call.source.key, writing);
+    put_watermark(call.source, from, call.seq, bound);
 }
 
 bool advance(const Call& call) {
@@ -83,7 +99,7 @@ bool advance(const Call& call) {
     pg::KeyLock lock(call.source.digest);
     bool locked = lock.try_acquire();
     for (;;) {
-        const pg::Watermark mark = look(call, locked);
+        const pg::Watermark mark = look(call.source, locked);
         const SequencePosition position = core::judge_sequence(mark.seq, call.seq, call.contiguous);
         if (position == SequencePosition::behind) {
             if (locked) lock.release();
@@ -104,11 +120,45 @@ bool advance(const Call& call) {
     }
 }
 
+enum ResetArgument { reset_scope, reset_source, reset_seq, reset_tenant };
+
 }  // namespace
+
+std::optional<std::int64_t> reset_stream(const pg::KeyName& source, std::optional<std::int64_t> seq,
+                                         const pg::WaitBound& bound) {
+    pg::KeyLock lock(source.digest);
+    acquire(lock, source.key, bound);
+    pg::Watermark mark = look(source, true);
+    while (mark.writer.valid()) {
+        give_way(lock, source.key, mark.writer, bound);
+        mark = look(source, true);
+    }
+    if (seq)
+        put_watermark(source, mark, *seq, bound);
+    else if (mark.seq)
+        delete_watermark(source, mark, bound);
+    lock.release();
+    return mark.seq;
+}
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_advance) {
     using namespace idem;
     api::require_writable("idem.advance()", api::read_by_streams);
     PG_RETURN_BOOL(api::advance(api::read_call(fcinfo)));
+}
+
+IDEM_FUNCTION(idem_reset_stream) {
+    using namespace idem;
+    api::require_writable("idem.reset_stream()", api::read_by_streams);
+    const auto source = api::checked_source(pg::text_arg(fcinfo, api::reset_source));
+    const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::reset_tenant));
+    const pg::Scope& scope =
+        pg::usable_scope(pg::text_arg(fcinfo, api::reset_scope), "reset_stream");
+    const auto old =
+        api::reset_stream(api::source_name(scope, tenant, source),
+                          pg::bigint_arg(fcinfo, api::reset_seq), pg::WaitBound(scope.wait));
+    if (!old) PG_RETURN_NULL();
+    PG_RETURN_INT64(*old);
 }

@@ -113,6 +113,12 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     return meant;
 }
 
+bool force_arg(FunctionCallInfo fcinfo, int n) {
+    const auto force = pg::bool_arg(fcinfo, n);
+    if (!force) report::null_argument("force");
+    return *force;
+}
+
 namespace {
 
 using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);

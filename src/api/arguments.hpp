@@ -38,6 +38,9 @@ std::string_view checked_source(std::optional<std::string_view> source);
 // NULL means the tenant of the setting idem.tenant; '' means no tenant.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);
 
+// The argument "force" of the functions that throw something away.
+bool force_arg(FunctionCallInfo fcinfo, int n);
+
 // For a checked key and tenant. Raises ID007 if the scope requires a tenant and it is empty.
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
 pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source);

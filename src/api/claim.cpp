@@ -42,7 +42,7 @@ Look look(const ClaimCall& call, bool locked);
 Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory);
 Next next_after(const ClaimCall& call, const Look& seen, bool locked);
 ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
-ClaimResult answer(const Look& seen);
+ClaimResult answer(const ClaimCall& call, const Look& seen);
 ClaimResult give_up(const report::Holder& holder);
 void count_wait(const ClaimCall& call, TimestampTz since);
 void count_outcome(const ClaimCall& call, Outcome outcome);
@@ -65,7 +65,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
         }
         if (next == Next::answer) {
             if (locked) lock.release();
-            return answer(seen);
+            return answer(call, seen);
         }
         if (call.wait > 0) waiting_since = bound.begun();
         if (next == Next::wait_for_lock) {
@@ -137,6 +137,7 @@ core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& 
             .attempt = found.record.attempt,
             .max_attempts = scope.max_attempts,
             .extra_attempts = found.record.extra_attempts,
+            .replaced = found.replaced,
         },
         now);
 }
@@ -293,13 +294,19 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
 
 // ---- 4. Answering -------------------------------------------------------------------------------
 
+ClaimResult stored_answer(const ClaimCall& call, const Look& seen, Outcome outcome) {
+    ClaimResult result{.outcome = outcome, .record = seen.found.record};
+    pg::hide_outlived_answer(result.record, call.scope->answer_ttl, seen.now);
+    return result;
+}
+
 // The record decides the outcome; the lock is not needed.
-ClaimResult answer(const Look& seen) {
+ClaimResult answer(const ClaimCall& call, const Look& seen) {
     switch (seen.verdict) {
         case Verdict::replay:
-            return {.outcome = Outcome::completed, .record = seen.found.record};
+            return stored_answer(call, seen, Outcome::completed);
         case Verdict::failed:
-            return {.outcome = Outcome::failed, .record = seen.found.record};
+            return stored_answer(call, seen, Outcome::failed);
         case Verdict::exhausted:
             return {.outcome = Outcome::exhausted, .record = seen.found.record};
         case Verdict::conflict:

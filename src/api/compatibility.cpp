@@ -22,17 +22,21 @@ extern "C" {
 Datum idem_create_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_alter_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
-Datum idem_forget_0_2(PG_FUNCTION_ARGS);
+Datum idem_forget_0_3(PG_FUNCTION_ARGS);
 }
 
-// Up to 0.2.0 these functions had no transient_sqlstates and accepted paths in any notation. The
-// called functions tell the release by the number of arguments.
+// Up to 0.2.0 these functions had fewer arguments. The called functions tell the release by the
+// number of arguments.
 IDEM_FUNCTION(idem_create_scope_0_2) {
     return idem_create_scope_0_3(fcinfo);
 }
 
 IDEM_FUNCTION(idem_alter_scope_0_2) {
     return idem_alter_scope_0_3(fcinfo);
+}
+
+IDEM_FUNCTION(idem_forget_0_2) {
+    return idem_forget_0_3(fcinfo);
 }
 
 // Up to 0.2.0 the error could be any object.
@@ -59,5 +63,5 @@ IDEM_FUNCTION(idem_drop_scope) {
 
 IDEM_FUNCTION(idem_forget) {
     check_may_create(fcinfo);
-    return idem_forget_0_2(fcinfo);
+    return idem_forget_0_3(fcinfo);
 }

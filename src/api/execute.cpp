@@ -133,7 +133,8 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
             return result_row(core::State::completed, true, claim.record.response, nullptr,
                               claim.record.redacted);
         case Outcome::failed:
-            return result_row(core::State::failed, true, nullptr, claim.record.error);
+            return result_row(core::State::failed, true, nullptr, claim.record.error,
+                              claim.record.redacted);
         default:
             refuse(call, claim);
     }

@@ -46,6 +46,39 @@ void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writ
     acquire(lock, key, bound);
 }
 
+namespace {
+
+// Its holder is working, although no transaction shows it.
+bool has_running_lease(const pg::Found& found) {
+    const pg::Record& record = found.record;
+    return found.presence != Presence::absent && record.state == core::State::in_progress &&
+           record.nonce && record.lease_end.value_or(0) > GetCurrentTimestamp();
+}
+
+}  // namespace
+
+pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+    for (;;) {
+        const pg::Found found = find_at_rest(name, lock, bound);
+        if (!has_running_lease(found)) return found;
+        lock.release();
+        const pg::Record& record = found.record;
+        if (!bound.nap(*record.lease_end))
+            refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
+    }
+}
+
+bool is_live(const pg::Found& found) {
+    return found.presence == Presence::own ||
+           (found.presence != Presence::absent && found.record.expires > GetCurrentTimestamp());
+}
+
+void check_in_snapshot(const pg::Found& found) {
+    if (found.presence != Presence::own && !found.in_snapshot)
+        report::serialization_failure(
+            "The key's record was committed after this transaction's snapshot was taken.");
+}
+
 void check_written(std::string_view key, const pg::WriteResult& writing) {
     if (writing.outcome == pg::WriteOutcome::blocked)
         refuse_in_flight(key, pg::holder_of(writing.in_the_way));
@@ -53,6 +86,36 @@ void check_written(std::string_view key, const pg::WriteResult& writing) {
 
 void refuse_in_flight(std::string_view key, const report::Holder& holder) {
     report::in_progress(key, holder, retry_after(holder), report::WaitSetBy::scope);
+}
+
+// ---- A key whose record an administrator changes ------------------------------------------------
+
+void refuse_open_here(const pg::KeyName& name, const char* call) {
+    if (!is_open_here(name.digest)) return;
+    report::claimed_by_this_transaction(
+        name.key, psprintf("Release the claim with idem.release(), or call %s in another "
+                           "transaction after this one has ended.",
+                           call));
+}
+
+bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
+    // An expired row that is being deleted counts as none, whether or not the deletion commits.
+    if (found.presence == Presence::deleting && !is_live(found)) return false;
+    check_in_snapshot(found);
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing = pg::delete_record(records, found, bound);
+    records.close();
+    check_written(name.key, writing);
+    return writing.outcome == pg::WriteOutcome::written && is_live(found);
+}
+
+void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
+                    const pg::WaitBound& bound) {
+    check_in_snapshot(found);
+    const pg::Records records = pg::Records::to_write();
+    const pg::WriteResult writing = pg::write_over(records, name, record, found, bound);
+    records.close();
+    check_written(name.key, writing);
 }
 
 // ---- A leased claim -----------------------------------------------------------------------------
@@ -99,7 +162,8 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
     if (found.presence == Presence::absent) return nullptr;
     if (record.attempt > attempt)
         return psprintf("Attempt %d has taken the operation over.", record.attempt);
-    if (record.attempt == attempt && !record.nonce) return "The attempt was released.";
+    if (record.attempt == attempt && !record.nonce)
+        return "The attempt was released by its holder, or revoked by an administrator.";
     if (record.attempt == attempt && record.nonce == static_cast<std::int64_t>(token.random) &&
         record.state == core::State::in_progress && record.expires > GetCurrentTimestamp())
         return "The lease has ended, and the attempt was the last that the scope's "
@@ -135,9 +199,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
     const pg::Found found = find_at_rest(key.name, lock, bound);
-    if (found.presence == Presence::committed && !found.in_snapshot)
-        report::serialization_failure(
-            "The key's record was committed after this transaction's snapshot was taken.");
+    check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {
         case core::TokenStanding::lost:
@@ -166,11 +228,7 @@ void check_usable(const core::Token& token) {
 }
 
 void update_record(const LeasedClaim& leased, const pg::Record& record) {
-    const pg::Records records = pg::Records::to_write();
-    const pg::WriteResult writing =
-        pg::write_over(records, leased.name, record, leased.found, leased.bound);
-    records.close();
-    check_written(leased.name.key, writing);
+    replace_record(leased.name, leased.found, record, leased.bound);
 }
 
 std::int64_t ttl_of(const pg::Record& record) {

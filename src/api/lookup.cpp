@@ -3,6 +3,8 @@
 // It reads the newest committed row, not the transaction's snapshot, and asks for the key lock's
 // holder. It takes no key lock and writes nothing. It also works on a standby, which does not see
 // the claims in flight on the primary.
+#include "api/lookup.hpp"
+
 #include "api/arguments.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
@@ -31,7 +33,8 @@ enum Column {
     column_redacted,
     columns
 };
-using Result = pg::Row<columns>;
+using Result = LookupRow;
+static_assert(columns == lookup_columns);
 
 // ---- The rows -----------------------------------------------------------------------------------
 
@@ -60,7 +63,9 @@ Result leased_row(const pg::Record& record, std::optional<int> pid) {
     return result;
 }
 
-Result finished_row(const pg::Record& record) {
+Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
+    pg::Record record = stored;
+    pg::hide_outlived_answer(record, scope.answer_ttl, GetCurrentTimestamp());
     Result result;
     result.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
     result.set_int(column_attempt, record.attempt);
@@ -113,18 +118,20 @@ pg::Found look(const pg::KeyName& name) {
     return found;
 }
 
-Result look_up(const pg::KeyName& name, const pg::Scope& scope) {
+}  // namespace
+
+LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope) {
     const pg::Claim* mine = pg::find_claim(name.digest);
     const bool open_here = mine != nullptr && mine->phase == pg::Phase::open;
     if (open_here && mine->token.kind == core::TokenKind::atomic)
         return held_row(static_cast<std::int32_t>(mine->token.attempt), MyProcPid, mine->created);
 
     pg::Found found = look(name);
-    if (has_ended(found, scope)) return finished_row(found.record);
+    if (has_ended(found, scope)) return finished_row(found.record, scope);
     const auto holder = holder_of(name);
     // A holder may have committed between the first look and the look for a holder.
     if (!holder && !binds(found)) found = look(name);
-    if (has_ended(found, scope)) return finished_row(found.record);
+    if (has_ended(found, scope)) return finished_row(found.record, scope);
     std::optional<int> pid;
     if (open_here)
         pid = MyProcPid;
@@ -137,7 +144,6 @@ Result look_up(const pg::KeyName& name, const pg::Scope& scope) {
     return absent_row();
 }
 
-}  // namespace
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_lookup) {

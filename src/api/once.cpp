@@ -144,20 +144,6 @@ pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch
     return completed_record(now, batch.scope.ttl, core::first_attempt, nullptr);
 }
 
-// Raises the error of the rule that a new key breaks.
-void check_new_key(const Batch& batch, std::string_view key, TimestampTz now) {
-    const pg::Scope& scope = batch.scope;
-    if (is_stale_key(scope, key, now, scope.ttl)) {
-        pg::count(scope.id, Counter::stale);
-        refuse_stale_key(key);
-    }
-    check_strength(scope, key);
-    const std::int64_t wait = charge_claim(scope, batch.tenant, now);
-    if (wait <= 0) return;
-    pg::count(scope.id, Counter::limited);
-    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
-}
-
 void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
     const bool is_new = verdict == Verdict::claim;
     pg::count(scope.id, is_new ? Counter::claims : Counter::takeovers);
@@ -175,7 +161,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
         const Verdict verdict = judge(found, true, batch.scope, now);
         switch (verdict) {
             case Verdict::claim:
-                if (!admitted) check_new_key(batch, name.key, now);
+                if (!admitted) check_new_key(batch.scope, batch.tenant, name.key, now);
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:

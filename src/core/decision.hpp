@@ -39,6 +39,7 @@ struct Sighting {
     std::int32_t attempt;
     std::optional<std::int32_t> max_attempts;
     std::int32_t extra_attempts = 0;
+    bool replaced = false;  // another transaction is replacing the row, not deleting it
 };
 
 enum class Verdict {
@@ -62,6 +63,16 @@ constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_a
            lease_end <= now;
 }
 
+// How many extra attempts an operation has when an administrator has let go of its present attempt:
+// as many as before, or as many as one attempt more needs.
+constexpr std::int32_t granted_attempts(std::int32_t attempt,
+                                        std::optional<std::int32_t> max_attempts,
+                                        std::int32_t extra_attempts) noexcept {
+    if (!max_attempts || attempt < std::int64_t{*max_attempts} + extra_attempts)
+        return extra_attempts;
+    return attempt - *max_attempts + 1;
+}
+
 // When an operation completed or failed. lease_end is that of its finished record, which has one if
 // the operation had a lease or was taken over. Any other operation was claimed and finished in one
 // transaction.
@@ -70,16 +81,25 @@ constexpr std::int64_t answered_at(std::int64_t created,
     return lease_end.value_or(created);
 }
 
+// Whether a scope that keeps answers for that long has kept this one long enough. Readers then get
+// none, and the purge worker removes it.
+constexpr bool is_answer_outlived(std::int64_t answered, std::optional<std::int64_t> answer_ttl,
+                                  std::int64_t now) noexcept {
+    return answer_ttl && answered <= now - *answer_ttl;
+}
+
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
 // before its state. A row of the current transaction does not expire within that transaction. An
 // expired row that another transaction is deleting binds nothing, whether the deletion commits or
-// not.
+// not. A finished record is replaced only to erase its answer: its outcome stays, so that a replay
+// need not wait.
 constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
     const bool own = seen.presence == Presence::own;
     if (seen.presence == Presence::absent) return Verdict::claim;
     if (seen.presence == Presence::inserting) return Verdict::in_flight;
     if (!own && seen.expires <= now) return Verdict::claim;
-    if (seen.presence == Presence::deleting) return Verdict::in_flight;
+    const bool erasing = seen.replaced && seen.state != State::in_progress;
+    if (seen.presence == Presence::deleting && !erasing) return Verdict::in_flight;
     if (!own && !seen.in_snapshot) return Verdict::serialization_failure;
     if (!seen.same_request) return Verdict::conflict;
     if (seen.state == State::completed) return Verdict::replay;

@@ -88,6 +88,13 @@ struct Fingerprint {
     Hash mac;  // only its leading bytes, if the version has no more
 };
 
+// Stands for a fingerprint that every request has, and no request: one byte, a version of its own.
+inline constexpr std::array<std::byte, 1> fingerprint_of_any{std::byte{0}};
+
+constexpr bool is_of_any(Bytes stored) noexcept {
+    return stored.size() == fingerprint_of_any.size() && stored[0] == fingerprint_of_any[0];
+}
+
 struct StoredFingerprint {
     std::array<std::byte, 1 + 4 + 32> buffer;
     std::size_t size;

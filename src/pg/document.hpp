@@ -110,6 +110,9 @@ bytea* new_fingerprint(Jsonb* request, PathList exclude);
 // no more, if its version is unknown, or if it is NULL.
 bytea* compact_fingerprint(bytea* fingerprint);
 
+// A fingerprint that every request matches, NULL included; palloc'd.
+bytea* fingerprint_of_any();
+
 // Whether the stored fingerprint was made from this request. It is compared in constant time, under
 // the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);

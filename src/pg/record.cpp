@@ -113,6 +113,20 @@ Record read_record(TupleTableSlot* slot) {
     return record;
 }
 
+// A finished record as far as erased() keeps it, so that an answer out of line is not read.
+Record read_outcome(TupleTableSlot* slot) {
+    Record record = read_claim(slot);
+    record.status = int_column(slot, column_status);
+    record.error = varlena_column<Jsonb>(slot, column_error);
+    return record;
+}
+
+bool has_value(TupleTableSlot* slot, Column which) {
+    bool null;
+    (void)column(slot, which, null);
+    return !null;
+}
+
 // The name of the key whose row it is.
 KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
@@ -284,6 +298,7 @@ Found read_hit(const DigestScan& scan, Contents contents) {
     found.tid = slot->tts_tid;
     if (found.presence == core::Presence::inserting) return found;
     found.in_snapshot = scan.in_snapshot();
+    found.replaced = found.presence == core::Presence::deleting && scan.is_replaced();
     found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
     return found;
 }
@@ -298,6 +313,28 @@ bool has_record_layout() {
 
 Jsonb* request_of(const Record& record) {
     return record.request == nullptr ? nullptr : DatumGetJsonbP(PointerGetDatum(record.request));
+}
+
+Record erased(const Record& record) {
+    Record rest = record;
+    rest.recovery_state = nullptr;
+    rest.request = nullptr;
+    rest.headers = nullptr;
+    rest.response = nullptr;
+    rest.body = nullptr;
+    rest.error = sqlstate_only(record.error);
+    const bool finished = record.state != core::State::in_progress;
+    if (finished && (record.headers != nullptr || record.response != nullptr ||
+                     record.body != nullptr || record.error != rest.error))
+        rest.redacted = true;
+    return rest;
+}
+
+void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now) {
+    if (!answer_ttl || record.state == core::State::in_progress) return;
+    if (core::is_answer_outlived(core::answered_at(record.created, record.lease_end), answer_ttl,
+                                 now))
+        record = erased(record);
 }
 
 Oid unfinished_index(const Records& records) {
@@ -354,6 +391,31 @@ RecordHead record_head(TupleTableSlot* slot) {
     return head;
 }
 
+std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view tenant) {
+    struct {
+        core::Digest* digests;
+        std::size_t size;
+        std::size_t capacity;
+        MemoryContext memory;
+    } found{nullptr, 0, 1024, CurrentMemoryContext};
+    found.digests = static_cast<core::Digest*>(palloc(found.capacity * sizeof(core::Digest)));
+    scan_committed(Table::record, [&](TupleTableSlot* slot) {
+        bool null;
+        if (record_scope(slot) != scope_id ||
+            view_of(DatumGetTextPP(column(slot, column_tenant, null))) != tenant)
+            return;
+        if (found.size == found.capacity) {
+            found.capacity *= 2;
+            found.digests = static_cast<core::Digest*>(
+                repalloc_huge(found.digests, found.capacity * sizeof(core::Digest)));
+        }
+        memcpy(found.digests[found.size++].data(),
+               DatumGetUUIDP(column(slot, column_digest, null))->data, sizeof(core::Digest));
+    });
+    std::sort(found.digests, found.digests + found.size);
+    return {found.digests, found.size};
+}
+
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
     if (!is_record_of(scan.slot(), name)) report::digest_collision();
     return read_hit(scan, contents);
@@ -403,10 +465,16 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
 
 WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound) {
     Assert(found.presence != core::Presence::absent);
+    return delete_at(records, found.tid, bound,
+                     "Another transaction changed the key's record at the same time.");
+}
+
+WriteResult delete_at(const KeyedTable& table, ItemPointerData row, const WaitBound& bound,
+                      const char* replaced) {
     const ChangeResult changed =
-        change_row(records.table(), found.tid, RowChange::deletion, bound,
-                   [table = records.table(), tid = found.tid]() mutable {
-                       return compat::delete_row(table, &tid, compat::Waiting::yes);
+        change_row(table.table(), row, RowChange::deletion, bound,
+                   [relation = table.table(), tid = row]() mutable {
+                       return compat::delete_row(relation, &tid, compat::Waiting::yes);
                    });
     CommandCounterIncrement();
     switch (changed.result) {
@@ -417,9 +485,42 @@ WriteResult delete_record(const Records& records, const Found& found, const Wait
         case TM_WouldBlock:
             return {WriteOutcome::blocked, changed.in_the_way};
         default:
-            report::serialization_failure(
-                "Another transaction changed the key's record at the same time.");
+            report::serialization_failure(replaced);
     }
+}
+
+bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, TimestampTz now) {
+    bool null;
+    const Datum state = column(slot, column_state, null);
+    if (DatumGetChar(state) == static_cast<char>(core::State::in_progress)) return false;
+    const TimestampTz created = DatumGetTimestampTz(column(slot, column_created, null));
+    const TimestampTz answered = core::answered_at(created, bigint_column(slot, column_lease_end));
+    if (!core::is_answer_outlived(answered, answer_ttl, now)) return false;
+    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
+        has_value(slot, column_body))
+        return true;
+    Jsonb* error = varlena_column<Jsonb>(slot, column_error);
+    return error != nullptr && sqlstate_only(error) != error;
+}
+
+// The row is locked first, because an update waits for a transaction that has locked it.
+bool try_erase(Relation records, TupleTableSlot* slot) {
+    const ItemPointerData tid = slot->tts_tid;
+    if (try_lock_row(records, tid, RowChange::update) != TM_Ok) return false;
+    core::Digest digest;
+    bool null;
+    memcpy(digest.data(), DatumGetUUIDP(column(slot, column_digest, null))->data, digest.size());
+    Record rest = erased(read_outcome(slot));
+    rest.redacted = true;
+    TupleTableSlot* row = table_slot_create(records, nullptr);
+    store_row(row, read_name(slot, digest), rest);
+    const auto on_duplicate = []() -> bool {
+        report::serialization_failure(
+            "Another transaction wrote the key's record without the key lock.");
+    };
+    const TM_Result result = update_row(records, tid, row, compat::Waiting::yes, on_duplicate);
+    ExecDropSingleTupleTableSlot(row);
+    return result == TM_Ok;
 }
 
 BulkWriter::BulkWriter(const Records& records)

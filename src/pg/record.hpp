@@ -65,11 +65,19 @@ struct Record {
 // NULL when no request is stored. Call it while the key lock is held.
 Jsonb* request_of(const Record& record);
 
+// What remains when the record is erased: the key, the outcome with its status, the sqlstate of a
+// failure, and the name of a recovery point. A finished record that loses something is redacted.
+Record erased(const Record& record);
+
+// Takes the answer out of a finished record if the scope does not keep it for so long.
+void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now);
+
 // What a probe has found.
 struct Found {
     core::Presence presence = core::Presence::absent;
     bool in_snapshot = true;
-    RowWriter writer{};  // the transaction that inserts or deletes the row
+    bool replaced = false;  // by another transaction that has not committed
+    RowWriter writer{};     // the transaction that inserts or deletes the row
     ItemPointerData tid{};
     Record record{};  // unless absent or inserting; copied, palloc'd
 };
@@ -133,6 +141,10 @@ enum class Contents {
     claim,  // what decides about a claim: no answer, recovery point, last error or request
 };
 
+// The digests of all records of the tenant that are committed now, in ascending order; palloc'd.
+// Reads the whole table.
+std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view tenant);
+
 // The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
 // another key.
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
@@ -176,6 +188,20 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
 
 // Deletes the row that was found, under the key lock.
 WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound);
+
+// Deletes a row of a keyed table, under its key lock. Raises 40001 with the detail when another
+// transaction has replaced it.
+WriteResult delete_at(const KeyedTable& table, ItemPointerData tid, const WaitBound& bound,
+                      const char* replaced);
+
+// --- Erasing answers without key locks -----------------------------------------------------------
+
+// Whether the record in the slot is finished and still has an answer that it should not have.
+bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, TimestampTz now);
+
+// Replaces the finished record in the slot by what erased() leaves of it. Does not wait: returns
+// false when another transaction has locked the row or is changing it.
+bool try_erase(Relation records, TupleTableSlot* slot);
 
 // --- Writing many records -----------------------------------------------------------------------
 

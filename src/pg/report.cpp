@@ -138,6 +138,18 @@ char* error_member(Jsonb* error, std::string_view name) {
     return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
 }
 
+Jsonb* sqlstate_only(Jsonb* error) {
+    const char* sqlstate = error_member(error, "sqlstate");
+    if (sqlstate == nullptr || core::failure_fault(sqlstate) == core::FailureFault::malformed)
+        return nullptr;
+    if (JB_ROOT_COUNT(error) == 1) return error;
+    compat::JsonbBuilder builder;
+    builder.push(WJB_BEGIN_OBJECT, nullptr);
+    add(builder, "sqlstate", sqlstate);
+    builder.push(WJB_END_OBJECT, nullptr);
+    return builder.finish();
+}
+
 }  // namespace idem::pg
 
 namespace idem::pg::report {
@@ -278,6 +290,28 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
                               attempts),
                     errhint("Find out why no attempt has finished. Then raise the scope's "
                             "\"max_attempts\" with idem.alter_scope(), or use a new key.")));
+    pg_unreachable();
+}
+
+void resumable(std::string_view key, std::string_view recovery_point, const char* call) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("operation \"%s\" is unfinished and has a recovery point", c_string(key)),
+             errdetail("An attempt has reached the recovery point \"%s\", which %s would remove.",
+                       c_string(recovery_point), call),
+             errhint("Call idem.revoke(), so that the next claim continues from the recovery "
+                     "point. If the operation must not be continued, pass \"force\" => true.")));
+    pg_unreachable();
+}
+
+void needed_to_continue(std::string_view key) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("operation \"%s\" is unfinished", c_string(key)),
+             errdetail("idem.erase() would remove its request or the state of its recovery point, "
+                       "which another attempt needs."),
+             errhint("Claim the key and finish the operation first. If it must not be continued, "
+                     "pass \"force\" => true.")));
     pg_unreachable();
 }
 
@@ -508,8 +542,7 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
 void ttl_too_short(const char* scope, std::int64_t min_ttl) {
     const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
     ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-             errmsg("invalid value for argument \"ttl\""),
+            (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("invalid value for argument \"ttl\""),
              errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
                        DatumGetCString(minimum)),
              errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));

@@ -24,6 +24,10 @@ void check_error_object(Jsonb* error);
 // A member of a stored failure, as a C string; NULL when it is missing, empty or not a string.
 char* error_member(Jsonb* error, std::string_view name);
 
+// The error with its sqlstate as the only member; NULL if it has none that is well-formed. The very
+// same pointer when it has nothing else.
+Jsonb* sqlstate_only(Jsonb* error);
+
 }  // namespace idem::pg
 
 namespace idem::pg::report {
@@ -54,6 +58,11 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
+// call: the function that would throw the recovery point away, such as "idem.forget()".
+[[noreturn]] void resumable(std::string_view key, std::string_view recovery_point,
+                            const char* call);
+// idem.erase() would remove what another attempt needs.
+[[noreturn]] void needed_to_continue(std::string_view key);
 [[noreturn]] void serialization_failure(const char* detail);
 void key_unknown_on_standby();
 

@@ -246,6 +246,10 @@ const Scope* find_scope_by_id(std::int32_t id) {
     return read_into_cache(WithId{id});
 }
 
+std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
+    return read_limit(slot, column_answer_ttl, "answer_ttl");
+}
+
 bool may_observe(Oid owner) {
     return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 }

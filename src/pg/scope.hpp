@@ -105,6 +105,9 @@ inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
     return null ? std::nullopt : std::optional(value);
 }
 
+// The setting answer_ttl in microseconds.
+std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
+
 struct WithName {
     std::string_view name;
     bool operator()(TupleTableSlot* slot) const {

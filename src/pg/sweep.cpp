@@ -44,12 +44,14 @@ bool is_subscribed(Relation relation) {
 struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
+    std::optional<std::int64_t> answer_ttl;
 };
 
 struct Sweep {
     Relation records;
     TimestampTz now;
-    std::int64_t left;  // records that may still be deleted
+    std::int64_t left;     // records that may still be changed
+    MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
     bool dropped_noted;                          // every dropped scope is known
@@ -71,24 +73,59 @@ void learn_scopes(Sweep& sweep) {
     scopes.create("idem scopes of a sweep", 16, CurrentMemoryContext);
     scan_committed(Table::scope, [&scopes](TupleTableSlot* slot) {
         bool known;
-        scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known)
-            ->dropped = false;
+        KnownScope* scope =
+            scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known);
+        scope->dropped = false;
+        scope->answer_ttl = scope_row::answer_ttl(slot);
     });
     const std::optional<List*> dropped = dropped_scopes();
     sweep.dropped_noted = dropped.has_value();
     for (int i = 0; i < list_length(dropped.value_or(NIL)); ++i) {
         bool known;
         KnownScope* scope = scopes.enter(list_nth_int(*dropped, i), known);
-        if (!known) scope->dropped = true;
+        if (!known) *scope = {scope->id, true, std::nullopt};
     }
 }
 
-bool is_orphaned(Sweep& sweep, TupleTableSlot* slot) {
+const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
     KnownScope* scope = sweep.scopes.enter(id, known);
-    if (!known) scope->dropped = !sweep.dropped_noted && seems_dropped(id);
-    return scope->dropped;
+    if (!known) *scope = {id, !sweep.dropped_noted && seems_dropped(id), std::nullopt};
+    return *scope;
+}
+
+void erase(Sweep& sweep, TupleTableSlot* slot) {
+    Assert(sweep.left > 0);
+    const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
+    const bool erased = try_erase(sweep.records, slot);
+    MemoryContextSwitchTo(before);
+    if (!erased) return;  // as for purge()
+    ++sweep.result.erased;
+    --sweep.left;
+}
+
+bool should_erase(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
+    MemoryContextReset(sweep.memory);
+    const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
+    const bool outlived = has_outlived_answer(slot, answer_ttl, sweep.now);
+    MemoryContextSwitchTo(before);
+    return outlived;
+}
+
+// A record of our own transaction does not expire within it, and keeps its answer.
+void visit(Sweep& sweep, TupleTableSlot* slot) {
+    if (record_expires(slot) <= sweep.now) {
+        if (!written_here(slot)) purge(sweep, slot);
+        return;
+    }
+    const KnownScope& scope = scope_of(sweep, slot);
+    if (!scope.dropped && !scope.answer_ttl) return;
+    if (written_here(slot)) return;
+    if (scope.dropped)
+        purge(sweep, slot);
+    else if (should_erase(sweep, slot, *scope.answer_ttl))
+        erase(sweep, slot);
 }
 
 // Returns the block at which to go on: the one after the stretch, or the one where the limit was
@@ -101,9 +138,7 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
             return false;
         }
         ++sweep.result.seen;
-        const bool outlived = record_expires(slot) <= sweep.now || is_orphaned(sweep, slot);
-        // A record of our own transaction does not expire within it.
-        if (outlived && !written_here(slot)) purge(sweep, slot);
+        visit(sweep, slot);
         return true;
     });
     Assert(next >= first && next <= first + size);
@@ -163,7 +198,8 @@ void put_hand(Hand& hand, BlockNumber block) {
 }  // namespace
 
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
-    Sweep sweep{open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, false};
+    Sweep sweep{
+        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, {}, false};
     SweepResult& result = sweep.result;
     result.subscribed = is_subscribed(sweep.records);
     if (result.subscribed) {
@@ -171,6 +207,7 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
         return result;
     }
     learn_scopes(sweep);
+    sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
     result.table = RelationGetNumberOfBlocks(sweep.records);
     const BlockNumber budget = std::min(result.table, limits.blocks);
     Hand hand = take_hand(result.table);
@@ -183,6 +220,7 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
         result.hand = next == result.table ? 0 : next;
     }
     put_hand(hand, result.hand);
+    MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();
     table_close(sweep.records, NoLock);
     CommandCounterIncrement();

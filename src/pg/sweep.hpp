@@ -5,6 +5,9 @@
 // no key locks: it deletes without waiting and skips every row that another transaction has locked
 // or is changing. It reads with SnapshotSelf: the newest committed rows, without predicate locks.
 //
+// A step also removes the answers that their scopes do not keep any more: it writes a new version
+// of such a row, which counts like a deletion.
+//
 // Records of dropped scopes are purged too. A table notes which scopes were dropped; a scope whose
 // row has not arrived yet, from a dump or by replication, is not among them. In installations that
 // await ALTER EXTENSION UPDATE it is inferred instead, once per id in each sweep and after a row
@@ -20,22 +23,23 @@
 namespace idem::pg {
 
 struct SweepLimits {
-    std::int64_t records;  // to delete
+    std::int64_t records;  // to delete, or to remove the answer from
     BlockNumber blocks;    // to read
 };
 
 struct SweepResult {
     std::int64_t seen;     // records read
     std::int64_t deleted;  // records deleted
+    std::int64_t erased;   // records whose answer was removed
     BlockNumber blocks;    // blocks read to the end
     BlockNumber table;     // blocks in the table
     BlockNumber hand;      // where the next step begins
     bool subscribed;       // nothing was deleted: the publisher purges
 };
 
-// Deletes records that expired by now or whose scope was dropped, within the limits, reading each
-// block at most once. Part of the caller's transaction, which must have an active snapshot (to
-// delete values that are stored out of line).
+// Deletes records that expired by now or whose scope was dropped, and removes answers that are kept
+// no longer, within the limits, reading each block at most once. Part of the caller's transaction,
+// which must have an active snapshot (to delete values that are stored out of line).
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits);
 
 // The block at which the next step begins, if that is known, else 0.

@@ -388,6 +388,13 @@ RowWriter DigestScan::writer() const {
     return {inserting ? dirty_.xmin : dirty_.xmax, inserting ? dirty_.speculativeToken : 0};
 }
 
+// A row that is deleted, or only locked, points to itself; one that is replaced, to its successor.
+bool DigestScan::is_replaced() const {
+    Assert(presence() == core::Presence::deleting);
+    HeapTuple row = ExecFetchSlotHeapTuple(slot_, false, nullptr);
+    return !ItemPointerEquals(&row->t_data->t_ctid, &slot_->tts_tid);
+}
+
 // No other backend, VACUUM above all, may have to wait for a pin while we wait.
 void DigestScan::release_pins() {
     ExecClearTuple(slot_);

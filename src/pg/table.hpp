@@ -203,6 +203,7 @@ class DigestScan {
     core::Presence presence() const;
     bool in_snapshot() const;  // the transaction's snapshot sees it; true in READ COMMITTED
     RowWriter writer() const;  // the transaction that inserts or deletes it
+    bool is_replaced() const;  // a row that is being deleted: it has a newer version
 
     // Waits for the writer of the current hit, as a unique index does: for the end of its
     // transaction, or of its speculative insertion. Returns false when the bound came first. The

@@ -66,10 +66,40 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source) {
     return found;
 }
 
+List* sources_of(std::int32_t scope_id, std::string_view tenant) {
+    List* sources = NIL;
+    const MemoryContext memory = CurrentMemoryContext;
+    scan_committed(Table::watermark, [&, tenant](TupleTableSlot* slot) {
+        if (watermark_scope(slot) != scope_id ||
+            view_of(DatumGetTextPP(column(slot, column_tenant))) != tenant)
+            return;
+        const MemoryContext before = MemoryContextSwitchTo(memory);
+        const std::string_view source = view_of(DatumGetTextPP(column(slot, column_source)));
+        auto* name = static_cast<KeyName*>(palloc(sizeof(KeyName)));
+        *name = {scope_id, tenant, view_of(text_of(source)), {}};
+        memcpy(name->digest.data(), DatumGetUUIDP(column(slot, column_digest))->data,
+               name->digest.size());
+        sources = lappend(sources, name);
+        MemoryContextSwitchTo(before);
+    });
+    list_sort(sources, [](const ListCell* a, const ListCell* b) {
+        return memcmp(static_cast<const KeyName*>(lfirst(a))->digest.data(),
+                      static_cast<const KeyName*>(lfirst(b))->digest.data(), sizeof(core::Digest));
+    });
+    return sources;
+}
+
+WriteResult delete_watermark(const Watermarks& watermarks, const Watermark& found,
+                             const WaitBound& bound) {
+    Assert(found.seq);
+    return delete_at(watermarks, found.tid, bound,
+                     "Another transaction moved the watermark without its key lock.");
+}
+
 WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
                            const Watermark& from, std::int64_t seq, const WaitBound& bound) {
     Assert(KeyLock(source.digest).is_held());
-    Assert(!from.seq || (seq > *from.seq && ItemPointerIsValid(&from.tid)));
+    Assert(!from.seq || ItemPointerIsValid(&from.tid));
     const Relation table = watermarks.table();
     const pg_uuid_t digest = uuid_of(source.digest);
     const Row<columns> row = row_of(source, &digest, seq);

@@ -33,10 +33,18 @@ Watermark find_watermark(const Watermarks& watermarks, const KeyName& source);
 // The scope's id of the watermark in the slot.
 std::int32_t watermark_scope(TupleTableSlot* slot);
 
+// The sources of the tenant whose watermarks are committed now, as KeyName*, in ascending order of
+// their digests.
+List* sources_of(std::int32_t scope_id, std::string_view tenant);
+
 // Moves the watermark from where it was found, under the key lock. Raises 40001 when a transaction
 // without the lock has moved it meanwhile; blocked when such a transaction keeps the row for longer
 // than the bound.
 WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
                            const Watermark& from, std::int64_t seq, const WaitBound& bound);
+
+// Deletes the watermark that was found, under the key lock.
+WriteResult delete_watermark(const Watermarks& watermarks, const Watermark& found,
+                             const WaitBound& bound);
 
 }  // namespace idem::pg

@@ -1,6 +1,6 @@
 // The purge worker: one visit to one database.
 //
-// It deletes expired records in batches, each in a transaction of its own, so that a claim of such
+// It deletes expired records, and removes answers that are kept no longer, in batches, each in a transaction of its own, so that a claim of such
 // a key waits for at most one batch. It waits for no lock. It reports what it found to the
 // launcher, and stores in the database where it stopped.
 #include "core/pacing.hpp"
@@ -104,7 +104,7 @@ void tidy_up() {
 
 void show_progress(const pg::SweepResult& swept, const core::VisitCounts& counts) {
     char text[128];
-    snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records deleted", swept.hand,
+    snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records purged", swept.hand,
              swept.table, static_cast<long long>(counts.deleted));
     show_progress(text);
 }
@@ -126,12 +126,12 @@ void work(pg::Visit& visit) {
         if (visit.outcome != pg::VisitOutcome::swept) return;
         visited += swept.blocks;
         visit.counts.seen += swept.seen;
-        visit.counts.deleted += swept.deleted;
+        visit.counts.deleted += swept.deleted + swept.erased;
         visit.counts.more = visited < swept.table;
         show_progress(swept, visit.counts);
         const std::int64_t now = pg::read_clocks().steady;
         if (!visit.counts.more || now - start >= longest_visit) return;
-        const std::int64_t rest = core::rest_after(swept.deleted, rate, now - before.steady);
+        const std::int64_t rest = core::rest_after(swept.deleted + swept.erased, rate, now - before.steady);
         if (rest > 0) sleep(rest, wait_event);
         CHECK_FOR_INTERRUPTS();
     }

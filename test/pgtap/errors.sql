@@ -43,7 +43,8 @@ SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'I
 
 CREATE ROLE test_nobody;
 CREATE ROLE test_administrator;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_administrator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
+    idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
 SELECT idem.create_scope('tenants', tenant_required => true);
 SELECT idem.create_scope('requests', request_required => true);
 SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
@@ -265,6 +266,24 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID008', 'dropping an unknown scope', $$SELECT idem.drop_scope('unknown')$$),
     ('ID008', 'forgetting in an unknown scope', $$SELECT idem.forget('unknown', 'new')$$),
     ('ID007', 'forgetting no key', $$SELECT idem.forget('errors', NULL)$$),
+    ('22004', 'forgetting with a force that is null', $$SELECT idem.forget('errors', 'new', force => NULL)$$),
+    ('55000', 'forgetting a recovery point', $$SELECT idem.checkpoint(token, 'p'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
+                                               SELECT idem.forget('errors', 'new')$$),
+    ('22004', 'forgetting no tenant', $$SELECT idem.forget_tenant('errors', NULL)$$),
+    ('ID008', 'forgetting a tenant in an unknown scope', $$SELECT idem.forget_tenant('unknown', 'new')$$),
+    ('ID008', 'erasing in an unknown scope', $$SELECT idem.erase('unknown', 'new')$$),
+    ('ID007', 'erasing no key', $$SELECT idem.erase('errors', NULL)$$),
+    ('55000', 'erasing what an attempt needs', $$SELECT idem.checkpoint(token, 'p', '1'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
+                                                 SELECT idem.erase('errors', 'new')$$),
+    ('22004', 'erasing no tenant', $$SELECT idem.erase_tenant('errors', NULL)$$),
+    ('ID008', 'revoking in an unknown scope', $$SELECT idem.revoke('unknown', 'new')$$),
+    ('ID007', 'revoking no key', $$SELECT idem.revoke('errors', '')$$),
+    ('ID007', 'resetting no source', $$SELECT idem.reset_stream('errors', NULL)$$),
+    ('ID008', 'resetting a source in an unknown scope', $$SELECT idem.reset_stream('unknown', 'new')$$),
+    ('ID008', 'forbidding in an unknown scope', $$SELECT idem.forbid('unknown', 'new')$$),
+    ('ID007', 'forbidding no key', $$SELECT idem.forbid('errors', NULL)$$),
+    ('22023', 'forbidding with an error that is none', $$SELECT idem.forbid('errors', 'new', error => '5')$$),
+    ('ID001', 'forbidding a key of this transaction', $$SELECT idem.forbid('errors', 'held')$$),
     ('ID010', 'a stale key', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
                                SELECT idem.claim('errors', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
     ('ID010', 'a key from the future', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
@@ -281,6 +300,9 @@ INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'advance by a role that is no member', $$SELECT idem.advance('errors', 'new', 1)$$, 'test_nobody'),
     ('42501', 'lookup by a role that is no member', $$SELECT idem.lookup('errors', 'new')$$, 'test_nobody'),
     ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_administrator'),
+    ('42501', 'revoking by a role that is no member', $$SELECT idem.revoke('errors', 'new')$$, 'test_administrator'),
+    ('42501', 'erasing by a role that is no member', $$SELECT idem.erase('errors', 'new')$$, 'test_administrator'),
+    ('42501', 'forbidding by a role that is no member', $$SELECT idem.forbid('errors', 'new')$$, 'test_nobody'),
     ('42501', 'altering by a role that is no member', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, 'test_administrator'),
     ('42501', 'dropping by a role that is no member', $$SELECT idem.drop_scope('errors')$$, 'test_administrator'),
     ('42501', 'a claim within a security-restricted operation',
@@ -307,7 +329,12 @@ INSERT INTO wrong (state, what, call, explained, role) VALUES
     ('42501', 'create_scope without EXECUTE', $$SELECT idem.create_scope('new')$$, false, 'test_nobody'),
     ('42501', 'alter_scope without EXECUTE', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, false, 'test_nobody'),
     ('42501', 'drop_scope without EXECUTE', $$SELECT idem.drop_scope('errors')$$, false, 'test_nobody'),
-    ('42501', 'forget without EXECUTE', $$SELECT idem.forget('errors', 'new')$$, false, 'test_nobody');
+    ('42501', 'revoke without EXECUTE', $$SELECT idem.revoke('errors', 'new')$$, false, 'test_nobody'),
+    ('42501', 'forget without EXECUTE', $$SELECT idem.forget('errors', 'new')$$, false, 'test_nobody'),
+    ('42501', 'forget_tenant without EXECUTE', $$SELECT idem.forget_tenant('errors', '')$$, false, 'test_nobody'),
+    ('42501', 'erase without EXECUTE', $$SELECT idem.erase('errors', 'new')$$, false, 'test_nobody'),
+    ('42501', 'erase_tenant without EXECUTE', $$SELECT idem.erase_tenant('errors', '')$$, false, 'test_nobody'),
+    ('42501', 'reset_stream without EXECUTE', $$SELECT idem.reset_stream('errors', 'new')$$, false, 'test_nobody');
 
 CREATE FUNCTION pg_temp.attempt(call text, as_role name, OUT state text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -393,6 +420,9 @@ INSERT INTO advice (call, says, never) VALUES
     ($$SELECT idem.alter_scope('errors', min_ttl => '1 h'); SELECT idem.claim('errors', 'new', ttl => '1 s')$$, '01:00:00.*longer "ttl"', NULL),
     ($$SELECT idem.claim('errors', 'held')$$, 'Complete', 'forget'),
     ($$SELECT idem.forget('errors', 'held')$$, '[Rr]elease.*idem\.forget\(\)', 'before claiming again|FROM'),
+    ($$SELECT idem.revoke('errors', 'held')$$, '[Rr]elease.*idem\.revoke\(\)', 'before claiming again|FROM'),
+    ($$SELECT idem.checkpoint(token, 'charged'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
+       SELECT idem.forget('errors', 'new')$$, '"charged".*idem\.revoke\(\).*"force" => true', NULL),
     ($$SELECT idem.once_each('errors', '{held}')$$, 'Complete', 'FROM'),
     ($$SELECT idem.create_scope('new', ttl => '0')$$, 'longer than zero', 'README'),
     ($$SELECT idem.once_each('requests', '{new}')$$, 'idem\.once\(\)', 'README');

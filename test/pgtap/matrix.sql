@@ -14,7 +14,8 @@ CREATE ROLE matrix_reader IN ROLE pg_read_all_data;
 CREATE ROLE matrix_writer IN ROLE pg_write_all_data;
 CREATE ROLE matrix_watcher IN ROLE pg_monitor;                -- sees figures, no keys
 CREATE ROLE matrix_super SUPERUSER;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO matrix_admin, matrix_stranger;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
+    idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO matrix_admin, matrix_stranger;
 
 SELECT idem.create_scope('owned', owner => 'matrix_owner');
 SELECT idem.create_scope('theirs', owner => 'matrix_stranger');
@@ -68,6 +69,8 @@ INSERT INTO call VALUES
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'new')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'finished')$$),
     ('idem.lookup(text,text,text)', 'user', $$SELECT idem.lookup('owned', 'open')$$),
+    ('idem.forbid(text,text,text,jsonb)', 'user', $$SELECT idem.forbid('owned', 'new')$$),
+    ('idem.forbid(text,text,text,jsonb)', 'user', $$SELECT idem.forbid('owned', 'finished')$$),
     ('idem.redacted(text,jsonb)', 'user', $$SELECT idem.redacted('owned', '{"card": 1}')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'new')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
@@ -113,8 +116,15 @@ INSERT INTO call VALUES
      'superuser', $$SELECT idem.alter_scope('owned', owner => 'matrix_stranger')$$),
     ('idem.scope_ddl(text)', 'user', $$SELECT idem.scope_ddl('owned')$$),
     ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('owned')$$),
-    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
-    ('idem.forget(text,text,text)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
+    ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
+    ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
+    ('idem.revoke(text,text,text)', 'administrator', $$SELECT idem.revoke('owned', 'new')$$),
+    ('idem.revoke(text,text,text)', 'administrator', $$SELECT idem.revoke('owned', 'finished')$$),
+    ('idem.forget_tenant(text,text,boolean)', 'administrator', $$SELECT idem.forget_tenant('owned', 'theirs')$$),
+    ('idem.erase(text,text,text,boolean)', 'administrator', $$SELECT idem.erase('owned', 'new')$$),
+    ('idem.erase(text,text,text,boolean)', 'administrator', $$SELECT idem.erase('owned', 'finished')$$),
+    ('idem.erase_tenant(text,text,boolean)', 'administrator', $$SELECT idem.erase_tenant('owned', 'theirs')$$),
+    ('idem.reset_stream(text,text,bigint,text)', 'administrator', $$SELECT idem.reset_stream('owned', 'stream', 1)$$),
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),

@@ -168,7 +168,8 @@ SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501
 
 CREATE ROLE test_creator IN ROLE test_owner;
 CREATE ROLE test_dormant_creator NOINHERIT IN ROLE test_owner;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_creator, test_dormant_creator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
+    idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_creator, test_dormant_creator;
 SELECT is((pg_temp.attempt(role, format($$SELECT idem.create_scope('fresh', owner => %L)$$, owner))).state, expected,
           format('%s creates a scope for %s', role, coalesce(owner, 'itself')))
   FROM (VALUES
@@ -201,12 +202,18 @@ SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
 -- Administering scopes takes the owner's privileges and EXECUTE ----------------------------------
 
 CREATE ROLE test_other_creator;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO test_other_creator;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
+    idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_other_creator;
 CREATE TEMP TABLE admin_call (call text);
 INSERT INTO admin_call VALUES
     ($$SELECT idem.alter_scope('%s', ttl => '1 day')$$),
     ($$SELECT idem.drop_scope('%s')$$),
-    ($$SELECT idem.forget('%s', 'finished')$$);
+    ($$SELECT idem.revoke('%s', 'finished')$$),
+    ($$SELECT idem.forget('%s', 'finished')$$),
+    ($$SELECT idem.forget_tenant('%s', '')$$),
+    ($$SELECT idem.erase('%s', 'finished')$$),
+    ($$SELECT idem.erase_tenant('%s', '')$$),
+    ($$SELECT idem.reset_stream('%s', 'stream')$$);
 SELECT is((pg_temp.attempt(role, format(call, 'owned'))).state, expected, format('%s: ' || call, role, 'owned'))
   FROM admin_call, (VALUES ('test_owner', '42501'), ('test_member', '42501'), ('test_stranger', '42501'),
                            ('test_other_creator', '42501'), ('test_dormant_creator', '42501'),
@@ -247,7 +254,7 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_stats', 'survey', 'try_claim'],
     'every role may call everything else: the scope decides');

@@ -260,6 +260,25 @@ SELECT :'outcome' AS outcome, :attempt AS attempt;
 SELECT idem.complete(:'t');
 SELECT idem.complete(:'next', '"second"');
 \set VERBOSITY default
+-- an unfinished operation with a recovery point is kept, unless the caller insists
+SELECT token AS t FROM idem.claim('restored', 'half way', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.release(:'t');
+SELECT idem.forget('restored', 'half way');
+SELECT recovery_point FROM idem.records WHERE key = 'half way';
+SELECT idem.forget('restored', 'half way', force => NULL);
+SELECT idem.forget('restored', 'half way', force => true);
+SELECT state FROM idem.lookup('restored', 'half way');
+-- once it is finished or has expired, there is nothing to lose
+SELECT token AS t FROM idem.claim('restored', 'half way', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.complete(:'t');
+SELECT idem.forget('restored', 'half way');
+SELECT token AS t FROM idem.claim('restored', 'half way', lease => '1 hour', ttl => '1 microsecond') \gset
+SELECT idem.checkpoint(:'t', 'charged');
+SELECT idem.release(:'t');
+SELECT idem.forget('restored', 'half way');
+SELECT count(*) FROM idem.record WHERE key = 'half way';
 -- dropped under a lease: the token is worthless
 SELECT idem.create_scope('leased');
 SELECT token AS t FROM idem.claim('leased', 'k', lease => '1 hour') \gset

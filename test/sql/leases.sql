@@ -166,11 +166,72 @@ SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELS
 SELECT idem.renew(overlay(:'t' PLACING 'C' FROM 28 FOR 1));  -- attempt 2
 SELECT idem.renew(overlay(:'t' PLACING 'B' FROM 28 FOR 1)) > now() AS attempt_1;
 
+-- revoked under a running lease: the holder is fenced off, and the next attempt goes on
+\set VERBOSITY default
+SELECT token AS t1 FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'t1', 'charged', '{"charge": 7}');
+SELECT idem.revoke('jobs', 'r'), idem.revoke('jobs', 'never seen'), idem.revoke('jobs', 'a');
+SELECT * FROM seen WHERE key = 'r';
+SELECT lease_end <= clock_timestamp() AS over, expires_at - lease_end AS ttl FROM idem.lookup('jobs', 'r');
+SELECT idem.renew(:'t1');
+SELECT idem.checkpoint(:'t1', 'x');
+SELECT idem.complete(:'t1');
+SELECT idem.fail(:'t1', '{"message": "no"}');
+SELECT idem.release(:'t1');
+SELECT outcome FROM idem.try_claim('jobs', 'r', '{"n": 2}', lease => '1 minute');
+SELECT token AS t2, attempt, recovery_point, recovery_state FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 minute') \gset
+\echo :attempt :recovery_point :recovery_state
+SELECT idem.complete(:'t1');
+-- revoked in the transaction of the next claim; a savepoint gives the lease back
+BEGIN;
+SAVEPOINT s;
+SELECT idem.revoke('jobs', 'r');
+ROLLBACK TO s;
+SELECT outcome FROM idem.try_claim('jobs', 'r', '{"n": 1}', lease => '1 minute');
+SELECT idem.revoke('jobs', 'r');
+SELECT token AS t3, attempt FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 minute') \gset
+\echo :attempt
+SELECT idem.revoke('jobs', 'r');
+ROLLBACK;
+-- the last attempt: revoke grants one attempt, and no more when it is called again
+SELECT idem.release(:'t2');
+SELECT token AS t3, attempt FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 minute') \gset
+\echo :attempt
+CALL lapse('r');
+SELECT outcome, attempt FROM idem.try_claim('jobs', 'r', '{"n": 1}');
+SELECT idem.revoke('jobs', 'r'), idem.revoke('jobs', 'r'), idem.revoke('jobs', 'r');
+SELECT token AS t4, attempt, recovery_point FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 hour') \gset
+\echo :attempt :recovery_point
+SELECT idem.revoke('jobs', 'r');  -- under the lease of the attempt that was granted
+SELECT token AS t5, attempt FROM idem.claim('jobs', 'r', '{"n": 1}', lease => '1 hour') \gset
+\echo :attempt
+SELECT idem.release(:'t5');
+SELECT outcome, attempt FROM idem.try_claim('jobs', 'r', '{"n": 1}');
+SELECT extra_attempts FROM idem.record WHERE key = 'r';
+-- an expired operation is not revoked
+CALL expire('r');
+SELECT idem.revoke('jobs', 'r');
+-- many are revoked in one transaction, without a lock for each
+SELECT count(idem.claim('jobs', 'v' || i, lease => '1 hour')) FROM generate_series(1, 50) i;
+BEGIN;
+SELECT count(*) FILTER (WHERE idem.revoke('jobs', 'v' || i)) FROM generate_series(1, 51) i;
+SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+COMMIT;
+\set VERBOSITY sqlstate
+SELECT idem.revoke('jobs', NULL);
+SELECT idem.revoke('jobs', '');
+SELECT idem.revoke('unknown', 'r');
+SELECT idem.revoke(NULL, 'r');
+BEGIN READ ONLY;
+SELECT idem.revoke('jobs', 'r');
+ROLLBACK;
+
 -- updates of an unfinished row stay in the heap
 SELECT pg_stat_force_next_flush();
 SELECT n_tup_upd AS updates, n_tup_hot_upd AS hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass \gset
 SELECT count(idem.renew(:'t')), count(idem.checkpoint(:'t', 'step ' || i)) FROM generate_series(1, 10) i;
 SELECT idem.release(:'t');
+SELECT idem.revoke('jobs', 'j');
 SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
 SELECT pg_stat_force_next_flush();
 SELECT n_tup_upd - :updates AS updates, n_tup_hot_upd - :hot AS hot FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass;

@@ -207,7 +207,14 @@ SELECT check_name, status FROM idem.health();
 SELECT pg_catalog.count(*) FROM idem.report('shop');
 SELECT idem.stats_reset('shop');
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
+SELECT idem.erase('shop', 'order-1');
+SELECT idem.erase_tenant('shop', 'tenant');
+SELECT idem.revoke('shop', 'order-1');
 SELECT idem.forget('shop', 'order-1');
+SELECT idem.forget_tenant('shop', 'tenant');
+SELECT state FROM idem.forbid('shop', 'never');
+SELECT idem.forget('shop', 'never');
+SELECT idem.reset_stream('shop', 'stream', 1);
 SELECT idem.drop_scope('tour');
 SELECT idem.purge();
 SQL

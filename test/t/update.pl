@@ -14,7 +14,7 @@ use Test::More;
 # What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams wrong_use)],
-	'0.2.0' => [qw(administration failures redaction scopes survey)]);
+	'0.2.0' => [qw(administration erasure failures forbid leases redaction scopes streams survey)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -115,7 +115,7 @@ SELECT idem.advance('orders', 'stream', 7);
 RESET ROLE;
 CREATE TABLE effect (key text DEFAULT idem.current_key());
 CREATE TRIGGER effect BEFORE INSERT ON effect FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('orders');
-CREATE FUNCTION again(key text) RETURNS boolean LANGUAGE sql BEGIN ATOMIC SELECT idem.forget('orders', key); END;
+CREATE FUNCTION again(key text) RETURNS boolean LANGUAGE sql BEGIN ATOMIC SELECT idem.once('orders', key); END;
 CREATE VIEW watched AS SELECT scope, claims FROM idem.stats;
 SQL
 	my $token = $sql->($name, q{SELECT token FROM idem.claim('orders', 'leased', '{"n": 3}', lease => '1 hour')});
@@ -208,7 +208,7 @@ SQL
 	is($sql->($name, q{SELECT idem.advance('orders', 'stream', 7), idem.advance('orders', 'stream', 8)}), 'f|t',
 		"$version: the watermark is where it was");
 	is($sql->($name, 'SELECT key FROM effect'), "open\nopen", "$version: defaults and triggers work");
-	is($sql->($name, q{SELECT again('failed')}), 't', "$version: a user's function that depends on one of ours works");
+	is($sql->($name, q{SELECT again('seen for the first time')}), 't', "$version: a user's function that depends on one of ours works");
 
 	is($sql->($name, qq{SELECT idem.redacted('odd', $quoted)}), '{"quoted": 1}', "$version: a double quote in a stored path is part of a name");
 	is($sql->($name, qq{SELECT outcome FROM idem.try_claim('odd', 'before', replace($quoted, '2', '7')::jsonb)}), 'completed',
@@ -217,7 +217,7 @@ SQL
 
 	if ($version ne '0.1.0')
 	{
-		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope TO $admin)$/m;
+		my ($repair) = $said =~ /HINT:  (GRANT EXECUTE ON FUNCTION idem\.alter_scope, idem\.create_scope, idem\.forget TO $admin)$/m;
 		ok($repair, "$version: the update names the roles that lose a privilege");
 		is(sqlstate($node, "SET ROLE $admin; SELECT idem.create_scope('mine')", $name), '42501', "$version: and it is lost");
 		$sql->($name, $repair);

@@ -187,9 +187,53 @@ TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
     EXPECT_EQ(verdict(most, most, most), V::take_over);
 }
 
+// One attempt more than there were, if they are used up; asking twice grants no second one.
+// A replay does not wait for a transaction that erases the answer; a takeover would.
+TEST(Claims, AFinishedRecordThatIsReplacedIsAnswered) {
+    const auto verdict = [](Presence presence, State state, bool same_request, bool in_snapshot,
+                            bool expired) {
+        return decide({.presence = presence,
+                       .in_snapshot = in_snapshot,
+                       .same_request = same_request,
+                       .state = state,
+                       .expires = expired ? now : now + 1000,
+                       .lease_end = now,
+                       .attempt = 1,
+                       .max_attempts = std::nullopt,
+                       .replaced = true},
+                      now);
+    };
+    EXPECT_EQ(verdict(P::deleting, done, true, true, false), V::replay);
+    EXPECT_EQ(verdict(P::deleting, bad, true, true, false), V::failed);
+    EXPECT_EQ(verdict(P::deleting, done, false, true, false), V::conflict);
+    EXPECT_EQ(verdict(P::deleting, done, true, false, false), V::serialization_failure);
+    EXPECT_EQ(verdict(P::deleting, done, true, true, true), V::claim);
+    EXPECT_EQ(verdict(P::deleting, State::in_progress, true, true, false), V::in_flight);
+    EXPECT_EQ(verdict(P::inserting, done, true, true, false), V::in_flight);
+}
+
+TEST(Attempts, OneMoreIsGrantedWhenTheyAreUsedUp) {
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+    EXPECT_EQ(granted_attempts(3, std::nullopt, 0), 0);
+    EXPECT_EQ(granted_attempts(2, 3, 0), 0);
+    EXPECT_EQ(granted_attempts(3, 3, 0), 1);
+    EXPECT_EQ(granted_attempts(3, 3, 1), 1);
+    EXPECT_EQ(granted_attempts(4, 3, 1), 2);
+    EXPECT_EQ(granted_attempts(5, 3, 0), 3);  // the limit was lowered
+    EXPECT_EQ(granted_attempts(most, most, 0), 1);
+    EXPECT_EQ(granted_attempts(most - 1, 1, most), most);
+}
+
 TEST(Answer, IsGivenWhenTheOperationFinishes) {
     EXPECT_EQ(answered_at(now, std::nullopt), now);  // claimed and finished in one transaction
     EXPECT_EQ(answered_at(now, now + 5), now + 5);
+}
+
+TEST(Answer, IsOutlivedAfterTheTimeThatTheScopeKeepsIt) {
+    EXPECT_FALSE(is_answer_outlived(now - 1'000'000'000, std::nullopt, now));
+    EXPECT_FALSE(is_answer_outlived(now - 9, 10, now));
+    EXPECT_TRUE(is_answer_outlived(now - 10, 10, now));
+    EXPECT_FALSE(is_answer_outlived(now + 5, 10, now));  // the clock was set back
 }
 
 TEST(Decision, AnExpiredRowInProgressBindsNothing) {

@@ -283,6 +283,17 @@ TEST(Fingerprint, DiffersWithEachStoredByteOfTheMac) {
     }
 }
 
+TEST(Fingerprint, OfAnyRequestIsNoOtherFingerprint) {
+    EXPECT_TRUE(is_of_any(fingerprint_of_any));
+    EXPECT_FALSE(is_of_any({}));
+    EXPECT_FALSE(is_of_any(std::array{std::byte{1}}));
+    EXPECT_FALSE(is_of_any(std::array{std::byte{0}, std::byte{0}}));
+    Fingerprint to{};
+    EXPECT_FALSE(unpack(fingerprint_of_any, to));
+    const Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
+    EXPECT_FALSE(is_of_any(pack(from).bytes()));
+}
+
 TEST(Fingerprint, OfNoOtherFormIsRead) {
     Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     Fingerprint to{};

@@ -1,0 +1,83 @@
+// idem.forbid(): an operation that never ran never will. Stores a final failure under a key that
+// has no record; a late claim of the key receives that failure, whatever its request.
+//
+// forbid() is a claim that fails in the same call: it waits for a claim in flight within the
+// scope's wait, is bound by the scope's rules for new keys, and keeps the key lock until the
+// transaction ends. A key that has a record is told about, as by idem.lookup(), and is not waited
+// for.
+#include "api/admission.hpp"
+#include "api/arguments.hpp"
+#include "api/finish.hpp"
+#include "api/locked_key.hpp"
+#include "api/lookup.hpp"
+#include "pg/document.hpp"
+#include "pg/guc.hpp"
+#include "pg/report.hpp"
+#include "pg/secret.hpp"
+#include "pg/stats.hpp"
+
+namespace idem::api {
+namespace {
+
+enum Argument { arg_scope, arg_key, arg_tenant, arg_error };
+
+constexpr const char* forbid_call = "idem.forbid()";
+
+// Raised as ID003, because it has no sqlstate.
+constexpr const char* default_error = R"({"message": "operation was cancelled before it ran"})";
+
+Jsonb* read_error(FunctionCallInfo fcinfo) {
+    Jsonb* error = pg::jsonb_arg(fcinfo, arg_error);
+    if (error == nullptr)
+        return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(default_error)));
+    pg::check_error_object(error);
+    return error;
+}
+
+void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Found& found,
+                   Jsonb* error) {
+    const TimestampTz now = GetCurrentTimestamp();
+    check_new_key(scope, name.tenant, name.key, now);
+    if (pg::claims_held() >= pg::guc::max_open_claims)
+        pg::report::too_many_open_claims(pg::guc::max_open_claims);
+    pg::Claim claim{};
+    claim.token = {core::TokenKind::atomic, name.digest, core::first_attempt, pg::random_bits()};
+    claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none
+                                                                 : pg::Predecessor::outlived;
+    claim.scope_id = scope.id;
+    claim.scope_name = scope.name;
+    claim.tenant = name.tenant;
+    claim.key = name.key;
+    claim.fingerprint = pg::fingerprint_of_any();
+    claim.created = now;
+    claim.ttl = scope.ttl;
+    pg::count(scope.id, pg::Counter::claims);
+    finish_atomic(pg::remember_claim(claim), {.state = core::State::failed, .error = error});
+}
+
+LookupRow forbid(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {
+    refuse_open_here(name, forbid_call);
+    pg::KeyLock lock(name.digest);
+    const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));
+    if (is_live(found))
+        lock.release();
+    else
+        store_failure(name, scope, found, error);
+    return look_up(name, scope);
+}
+
+}  // namespace
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_forbid) {
+    using namespace idem;
+    api::require_writable(api::forbid_call, api::read_by_lookup);
+    const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
+    const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
+    Jsonb* error = api::read_error(fcinfo);
+    // A copy: storing the failure looks the scope up again.
+    const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forbid");
+    const pg::KeyName name = api::key_name(scope, tenant, key);
+    api::LookupRow row = api::forbid(name, scope, error);
+    return row.as_result_of(fcinfo);
+}

@@ -1,0 +1,16 @@
+// What idem.lookup() tells of a key, for functions that return the same.
+#pragma once
+
+#include "pg/boundary.hpp"
+#include "pg/record.hpp"
+#include "pg/scope.hpp"
+
+namespace idem::api {
+
+// The columns of the type idem.record_info.
+inline constexpr int lookup_columns = 13;
+using LookupRow = pg::Row<lookup_columns>;
+
+LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope);
+
+}  // namespace idem::api
