@@ -55,16 +55,17 @@ ALTER TABLE idem.scope
     ADD COLUMN answer_ttl interval,
     ADD COLUMN min_ttl interval;
 
--- With new arguments, create_scope() and alter_scope() are different functions. The update does
--- not carry over the grants on the old ones: PostgreSQL would take them for the extension's own,
--- and pg_dump would leave them out.
+-- With new arguments, these are different functions. The update does not carry over the grants on
+-- the old ones: PostgreSQL would take them for the extension's own, and pg_dump would leave them
+-- out.
 DO $$
 DECLARE
     old_functions pg_catalog.regprocedure[] := ARRAY[
         'idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
         'integer, integer, text, boolean, text[], regrole)',
         'idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
-        'integer, integer, text, boolean, text[], regrole)'];
+        'integer, integer, text, boolean, text[], regrole)',
+        'idem.release(text)'];
     old_function pg_catalog.regprocedure;
     lost record;
     dependents text;
@@ -96,11 +97,24 @@ BEGIN
 EXCEPTION WHEN dependent_objects_still_exist THEN
     GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
     RAISE dependent_objects_still_exist USING
-        MESSAGE = 'cannot replace idem.create_scope() and idem.alter_scope(): other objects '
-                  'depend on them',
+        MESSAGE = pg_catalog.format('cannot replace function %s: other objects depend on it',
+                                    old_function),
         DETAIL = dependents,
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
+
+CREATE TYPE idem.taken AS (
+    token               text,
+    key                 text,
+    tenant              text,
+    request             jsonb,
+    attempt             integer,
+    recovery_point      text,
+    recovery_state      jsonb,
+    last_error          jsonb,
+    created_at          timestamptz,
+    expires_at          timestamptz
+);
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: paths
