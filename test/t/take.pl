@@ -48,19 +48,19 @@ SQL
 # ---------------------------------------------------------------------------------------------
 
 my @fates = ('dies at once', 'finishes', 'dies at its recovery point', 'finishes');
-my $operations = 160;
+my ($clients, $operations) = (40, 400);
 
-# The fate of operation n is $fates[n % 4]; a client that dies takes its session with it.
-for my $n (0 .. $operations - 1)
+# A client begins ten operations. One that dies leaves them all as they are.
+for my $n (0 .. $clients - 1)
 {
 	my $fate = $fates[ $n % 4 ];
 	my $death = $fate eq 'finishes' ? '' : 'SELECT pg_terminate_backend(pg_backend_pid());';
-	$node->psql('postgres', "CALL client('op $n', '$fate');\n$death");
+	$node->psql('postgres', join("\n", map({ "CALL client('op $n$_', '$fate');" } 0 .. 9), $death));
 }
 my $unfinished = q{SELECT count(*) FROM idem.records WHERE state = 'in_progress'};
 is(sql($unfinished), $operations / 2, 'half of the operations are unfinished');
 is( sql(q{SELECT recovery_point, count(*) FROM idem.records WHERE state = 'in_progress' GROUP BY 1 ORDER BY 1}),
-	"charged|40\n|40", 'half of these have a recovery point');
+	"charged|100\n|100", 'half of these have a recovery point');
 
 # A completer: an endless series of psql processes, each of which may be killed at any step. Its
 # lease is so short that it may also lapse while the completer lives.
@@ -71,12 +71,15 @@ SELECT token AS t, key AS k, request->>'amount' AS amount, token IS NULL AS idle
   FROM idem.take('jobs', lease => '300 ms', wait => '100 ms') \gset
 \if :idle
 \else
+SELECT pg_sleep(0.02);
 \if :to_charge
 INSERT INTO service VALUES (:'k', idem.child_key(:'t', 'charge'), 'completer');
+SELECT pg_sleep(0.02);
 SELECT idem.checkpoint(:'t', 'charged');
 \endif
 BEGIN;
 INSERT INTO payment VALUES (:'k', :'amount');
+SELECT pg_sleep(0.02);
 SELECT idem.complete(:'t', to_jsonb(:'k'::text));
 COMMIT;
 \endif
@@ -101,15 +104,17 @@ sub keep_running
 
 my $kill = q{SELECT count(pg_terminate_backend(pid)) FROM
   (SELECT pid FROM pg_stat_activity WHERE application_name = 'completer' ORDER BY random() LIMIT 1) x};
-my $killed = 0;
+my ($killed, $crashed) = (0, 0);
 my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
 while (sql($unfinished) > 0 && $patience-- > 0)
 {
 	keep_running();
 	$killed += sql($kill) if $killed < 100;
+	restart_killed($node) if $killed == 10 && !$crashed++;
 }
 $_->kill_kill for @running;
 cmp_ok($killed, '>', 10, 'completers were killed');
+is($crashed, 1, 'and once the whole server');
 
 is(sql($unfinished), 0, 'no operation is left unfinished');
 is(sql('SELECT count(*) FROM idem.in_flight'), 0, 'none is in flight');
@@ -121,8 +126,8 @@ is( sql('SELECT count(DISTINCT operation), count(DISTINCT idempotency_key) FROM 
 is( sql(q{SELECT count(*) FROM service s WHERE by = 'completer'
           AND EXISTS (SELECT FROM service c WHERE c.operation = s.operation AND c.by = 'client')}),
 	0, 'what was charged before the recovery point is not charged again');
-is( sql(qq{SELECT outcome, count(*), count(DISTINCT response) FROM generate_series(0, $operations - 1) n,
-           LATERAL (SELECT 'op ' || n AS k) x, idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
+is( sql(qq{SELECT outcome, count(*), count(DISTINCT response) FROM generate_series(0, $clients - 1) n,
+           generate_series(0, 9) m, LATERAL (SELECT 'op ' || n || m AS k) x, idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
 	"completed|$operations|$operations", q{every late retry gets its operation's answer});
 is(locks($node), 0, 'no key lock is left');
 
@@ -184,6 +189,6 @@ UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1
 SQL
 cmp_ok(blocks_read_by($takes, $in_order, 'without the index, the same are taken'), '>', $table_blocks, 'by reading the table');
 
-log_is_clean($node);
+log_is_clean($node, killed => 1);
 $node->stop;
 done_testing();
