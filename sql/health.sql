@@ -533,9 +533,9 @@ GRANT EXECUTE ON FUNCTION idem.health TO pg_monitor;
 COMMENT ON FUNCTION idem.health IS
     'Reports whether everything is in order: one row per check with status ok, warn or fail, a '
     'detail and, unless the status is ok, a hint that says what to do; a check that finds problems '
-    'in several scopes has one row per scope. A check warns if a lease or retry_after '
-    'ended longer ago than long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key for that '
-    'long. For members of pg_monitor; shows no key.';
+    'in several scopes has one row per scope. A check warns if a lease or retry_after ended longer '
+    'ago than long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key '
+    'for that long. For members of pg_monitor; shows no key.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Report: a scope in lines for a person to read
@@ -717,7 +717,10 @@ line (section, n, title, words) AS (
                   'for ' || date_trunc('second', age),
                   'at recovery point ' || to_json(recovery_point),
                   'process ' || pid,
-                  CASE state WHEN 'uncommitted' THEN 'not committed' WHEN 'exhausted' THEN state END,
+                  CASE state
+                      WHEN 'uncommitted' THEN 'not committed'
+                      WHEN 'exhausted' THEN state
+                  END,
                   'prepared transaction ' || to_json(gid),
                   CASE
                       WHEN state = 'exhausted' THEN 'ended at '

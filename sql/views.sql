@@ -157,9 +157,9 @@ COMMENT ON FUNCTION idem.prepared_claims IS
     'Returns the keys that prepared transactions have written, in the scopes that the current role '
     'may use. The view idem.in_flight shows these rows. Reads all records.';
 
--- A leased claim that was released has no holder, and neither has one that has used up its attempts;
--- their rows wait for the next attempt, or for an administrator. A key has one holder: the key that
--- a transaction holds is joined with the leased claim, if any, that the transaction is changing.
+-- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
+-- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds
+-- is joined with the leased claim, if any, that the transaction is changing.
 CREATE VIEW idem.in_flight WITH (security_barrier) AS
     SELECT
         scope,
@@ -222,9 +222,10 @@ COMMENT ON VIEW idem.in_flight IS
     'The unfinished operations in the scopes whose owner''s privileges the current role has: '
     'leased claims (state leased), released ones (state released; lease_end is when they are due) '
     'and those that have used up their attempts (state exhausted), each with its last error, and '
-    'lapsed if idem.take() would take it over; the keys of prepared transactions (state prepared, with the gid) and, if idem is preloaded, one '
-    'key per running transaction (state open, or uncommitted if it is finished or leased but not '
-    'committed), with its process id and the number of keys that it holds. Reads all records.';
+    'lapsed if idem.take() would take it over; the keys of prepared transactions (state prepared, '
+    'with the gid) and, if idem is preloaded, one key per running transaction (state open, or '
+    'uncommitted if it is finished or leased but not committed), with its process id and the '
+    'number of keys that it holds. Reads all records.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Statistics
