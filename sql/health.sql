@@ -116,10 +116,10 @@ SELECT
     format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s): a claim of '
            'such a key raises ID003.', k.scope, k.about, k.exhausted,
            CASE k.exhausted WHEN 1 THEN '' ELSE 's' END, k.max_attempts),
-    format('To list the keys with their last errors: SELECT tenant, key, attempt, last_error '
-           'FROM idem.in_flight WHERE scope = %L AND state = ''exhausted''. When the cause is '
-           'removed, allow one more attempt, which continues from the recovery point: '
-           'SELECT idem.revoke(%L, KEY, TENANT)', k.scope, k.scope)
+    format('Find out why the attempts did not finish, then allow one more, which continues from '
+           'the recovery point: SELECT idem.revoke(%L, KEY, TENANT). To list the keys: '
+           'SELECT tenant, key, attempt, last_error FROM idem.in_flight '
+           'WHERE scope = %L AND state = ''exhausted''', k.scope, k.scope)
 FROM known k
 WHERE k.exhausted > 0
 
