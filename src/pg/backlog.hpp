@@ -25,7 +25,9 @@ struct Due {
     TimestampTz since;
     core::Digest digest;
 
-    auto operator<=>(const Due&) const = default;
+    bool operator<(const Due& other) const {
+        return since == other.since ? digest < other.digest : since < other.since;
+    }
 };
 
 // Whether the operation is due for another attempt.

@@ -304,10 +304,11 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
     ereport(ERROR, (errcode(errcode_named("key_failed")),
                     errmsg("operation \"%s\" has failed permanently", c_string(key)),
                     errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
-                              "and its lease has ended.",
+                              "and it has ended without an answer.",
                               attempts),
-                    errhint("Find out why no attempt has finished. Then raise the scope's "
-                            "\"max_attempts\" with idem.alter_scope(), or use a new key.")));
+                    errhint("Find out why no attempt has finished: see column \"last_error\" of "
+                            "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
+                            "continues from the recovery point.")));
     pg_unreachable();
 }
 
