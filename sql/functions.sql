@@ -89,16 +89,37 @@ COMMENT ON FUNCTION idem.redacted IS
     'nothing; works on a standby. '
     'Raises ID008 unknown_scope, 42501.';
 
-CREATE FUNCTION idem.release(token text)
+CREATE FUNCTION idem.release(
+    token text,
+    retry_after interval DEFAULT NULL,
+    error jsonb DEFAULT NULL
+)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_release'
+AS 'MODULE_PATHNAME', 'idem_release_0_3'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.release IS
     'Gives up a claim without an answer: the key becomes free when this transaction ends. A leased '
-    'operation keeps its number of attempts and its recovery point for the next claim. '
-    'Raises ID005 not_claimed; for a leased claim also ID004 lease_lost, ID001 in_progress, ID009 '
-    'limit_exceeded, 40001.';
+    'operation keeps its number of attempts and its recovery point for the next claim, which is '
+    'not admitted before retry_after has passed, unless this was the last attempt. error, an '
+    'object as for idem.fail(), is kept as the last error. '
+    'Raises ID005 not_claimed, 22023; for a leased claim also ID004 lease_lost, ID001 in_progress, '
+    'ID009 limit_exceeded, 40001, 54000.';
+
+CREATE FUNCTION idem.backoff(
+    attempt integer,
+    base interval DEFAULT '1 second',
+    cap interval DEFAULT '5 minutes'
+)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_backoff'
+LANGUAGE C VOLATILE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.backoff IS
+    'Returns how long to wait after an attempt has failed, for the argument retry_after of '
+    'idem.release(): base after the first attempt, twice as long after each further one, at most '
+    'cap; of that a random part, between half and all. '
+    'Raises 22004, 22023.';
 
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
@@ -121,6 +142,25 @@ COMMENT ON FUNCTION idem.checkpoint IS
     'name (1 to 255 bytes) and state as recovery_point and recovery_state. '
     'Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, '
     '22004, 22023, 54000.';
+
+CREATE FUNCTION idem.take(
+    scope text,
+    lease interval DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.taken
+AS 'MODULE_PATHNAME', 'idem_take'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.take IS
+    'Takes over the unfinished leased operation that has been due longest: its lease has ended, or '
+    'the retry_after of its release has passed, and it has attempts left. Returns its token, key, '
+    'tenant, stored request, recovery point and last error; all NULL if nothing is due within wait '
+    '(NULL: does not wait). tenant NULL means every tenant, unless idem.tenant is set. Concurrent '
+    'calls get different operations and never wait for each other. '
+    'Raises ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 40001, 42501, 22021, '
+    '22023.';
 
 CREATE FUNCTION idem.execute(
     scope text,

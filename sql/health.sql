@@ -97,14 +97,13 @@ SELECT
     'leases',
     'warn',
     k.scope,
-    format('Scope "%s" has %s%s leased claim%s whose lease has ended without a takeover, the first '
-           'at %s.', k.scope, k.about, k.lapsed, CASE k.lapsed WHEN 1 THEN '' ELSE 's' END,
-           date_trunc('second', k.lapsed_since)),
-    format('Claim each key again, with the same request: the new attempt continues from the '
-           'recovery point. Do not use idem.forget() unless you know that the operation may run '
-           'from the beginning: it throws the recovery point away. To list the keys: '
-           'SELECT tenant, key, lease_end FROM idem.in_flight WHERE scope = %L AND lapsed',
-           k.scope)
+    format('Scope "%s" has %s%s unfinished operation%s whose lease or retry_after has ended '
+           'without a takeover, the first at %s.', k.scope, k.about, k.lapsed,
+           CASE k.lapsed WHEN 1 THEN '' ELSE 's' END, date_trunc('second', k.lapsed_since)),
+    format('Run workers that take the operations over and finish them from their recovery points: '
+           'SELECT * FROM idem.take(%L). To list the keys: '
+           'SELECT tenant, key, state, lease_end, last_error FROM idem.in_flight '
+           'WHERE scope = %L AND lapsed', k.scope, k.scope)
 FROM known k
 WHERE k.lapsed > 0
     AND statement_timestamp() - k.lapsed_since >= coalesce(long_held, '5 minutes')
@@ -118,11 +117,9 @@ SELECT
            'such a key raises ID003.', k.scope, k.about, k.exhausted,
            CASE k.exhausted WHEN 1 THEN '' ELSE 's' END, k.max_attempts),
     format('Find out why the attempts did not finish, then allow one more, which continues from '
-           'the recovery point: SELECT idem.alter_scope(%L, max_attempts => %s). Do not use '
-           'idem.forget() unless you know that the operation may run from the beginning: it '
-           'throws the recovery point away. To list the keys: SELECT tenant, key '
-           'FROM idem.records WHERE scope = %L AND state = ''failed'' AND lease_end IS NOT NULL',
-           k.scope, k.max_attempts + 1, k.scope)
+           'the recovery point: SELECT idem.revoke(%L, KEY, TENANT). To list the keys: '
+           'SELECT tenant, key, attempt, last_error FROM idem.in_flight '
+           'WHERE scope = %L AND state = ''exhausted''', k.scope, k.scope)
 FROM known k
 WHERE k.exhausted > 0
 
@@ -243,7 +240,7 @@ relation AS (
 ),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
-        ('checkpoint'), ('execute'), ('once'), ('once_each'), ('advance'), ('forget')
+        ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forget')
 ),
 finding (check_name, status, scope, detail, hint) AS (
     SELECT f.check_name, f.status, f.scope, f.detail, f.hint
@@ -500,7 +497,7 @@ checked (n, check_name, detail) AS (
     VALUES
         (3, 'retention', 'Every scope remembers keys for as long as a retry can arrive.'),
         (4, 'sizing', 'No scope holds more records than its claims account for.'),
-        (5, 'leases', 'No lapsed lease has waited long for a takeover.'),
+        (5, 'leases', 'No unfinished operation has waited long for a takeover.'),
         (6, 'attempts', 'No operation has used up its attempts.'),
         (7, 'transactions', 'No transaction has held a key for long.'),
         (8, 'weak keys', 'No scope that accepts weak keys has any.'),
@@ -536,9 +533,9 @@ GRANT EXECUTE ON FUNCTION idem.health TO pg_monitor;
 COMMENT ON FUNCTION idem.health IS
     'Reports whether everything is in order: one row per check with status ok, warn or fail, a '
     'detail and, unless the status is ok, a hint that says what to do; a check that finds problems '
-    'in several scopes has one row per scope. A check warns if a lease ended longer ago than '
-    'long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key for that '
-    'long. For members of pg_monitor; shows no key.';
+    'in several scopes has one row per scope. A check warns if a lease or retry_after ended longer '
+    'ago than long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key '
+    'for that long. For members of pg_monitor; shows no key.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Report: a scope in lines for a person to read
@@ -720,10 +717,21 @@ line (section, n, title, words) AS (
                   'for ' || date_trunc('second', age),
                   'at recovery point ' || to_json(recovery_point),
                   'process ' || pid,
-                  CASE state WHEN 'uncommitted' THEN 'not committed' END,
+                  CASE state
+                      WHEN 'uncommitted' THEN 'not committed'
+                      WHEN 'exhausted' THEN state
+                  END,
                   'prepared transaction ' || to_json(gid),
-                  CASE WHEN lapsed THEN 'lapsed since ' ELSE 'leased until ' END
-                      || date_trunc('second', lease_end))
+                  CASE
+                      WHEN state = 'exhausted' THEN 'ended at '
+                      WHEN state = 'released' AND lapsed THEN 'released, due since '
+                      WHEN state = 'released' THEN 'released until '
+                      WHEN lapsed THEN 'lapsed since '
+                      ELSE 'leased until '
+                  END
+                      || date_trunc('second', lease_end),
+                  'last error ' || coalesce(to_json(last_error->>'message'),
+                                            to_json(last_error->>'sqlstate')))
     FROM flight
     ORDER BY 2
     LIMIT 10)

@@ -214,6 +214,23 @@ COMMENT ON TYPE idem.claim_result IS
     'The result of idem.claim() and idem.try_claim(): the token of a new claim, or the stored '
     'answer.';
 
+CREATE TYPE idem.taken AS (
+    token               text,
+    key                 text,
+    tenant              text,
+    request             jsonb,
+    attempt             integer,
+    recovery_point      text,
+    recovery_state      jsonb,
+    last_error          jsonb,
+    created_at          timestamptz,
+    expires_at          timestamptz
+);
+
+COMMENT ON TYPE idem.taken IS
+    'The result of idem.take(): an unfinished operation with what is needed to finish it. All '
+    'columns are NULL if none was due.';
+
 CREATE TYPE idem.record_info AS (
     state               text,
     attempt             integer,

@@ -65,7 +65,9 @@ DECLARE
         'integer, integer, text, boolean, text[], regrole)',
         'idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
         'integer, integer, text, boolean, text[], regrole)',
-        'idem.forget(text, text, text)'];
+        'idem.forget(text, text, text)',
+        'idem.lookup(text, text, text)',
+        'idem.release(text)'];
     old_function pg_catalog.regprocedure;
     lost record;
     dependents text;
@@ -97,11 +99,24 @@ BEGIN
 EXCEPTION WHEN dependent_objects_still_exist THEN
     GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
     RAISE dependent_objects_still_exist USING
-        MESSAGE = 'cannot replace functions that have new arguments: other objects depend on '
-                  'them',
+        MESSAGE = pg_catalog.format('cannot replace function %s: other objects depend on it',
+                                    old_function),
         DETAIL = dependents,
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
+
+CREATE TYPE idem.taken AS (
+    token               text,
+    key                 text,
+    tenant              text,
+    request             jsonb,
+    attempt             integer,
+    recovery_point      text,
+    recovery_state      jsonb,
+    last_error          jsonb,
+    created_at          timestamptz,
+    expires_at          timestamptz
+);
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: paths

@@ -166,9 +166,9 @@ COMMENT ON FUNCTION idem.prepared_claims IS
     'Returns the keys that prepared transactions have written, in the scopes that the current role '
     'may use. The view idem.in_flight shows these rows. Reads all records.';
 
--- A leased claim that was released has no holder, though its row waits for the next attempt. A key
--- has one holder: the key that a transaction holds is joined with the leased claim, if any, that
--- the transaction is changing.
+-- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
+-- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds
+-- is joined with the leased claim, if any, that the transaction is changing.
 CREATE VIEW idem.in_flight WITH (security_barrier) AS
     SELECT
         scope,
@@ -181,9 +181,10 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
         coalesce(l.lapsed AND h.state IS NULL, false) AS lapsed,
         l.recovery_point,
         h.pid,
-        coalesce(h.state, 'leased') AS state,
+        coalesce(h.state, l.state) AS state,
         h.gid,
-        h.keys
+        h.keys,
+        l.last_error
     FROM (
         SELECT
             s.name AS scope,
@@ -192,17 +193,25 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
             coalesce(r.attempt, 1) AS attempt,
             r.created AS since,
             r.lease_end,
-            r.lease_end <= pg_catalog.statement_timestamp() AS lapsed,
-            r.recovery_point
+            r.lease_end <= pg_catalog.statement_timestamp()
+                AND x.state <> 'exhausted' AS lapsed,
+            r.recovery_point,
+            x.state,
+            r.error AS last_error
         FROM idem.record r
             JOIN idem.scope s ON s.id = r.scope
+            CROSS JOIN LATERAL (
+                SELECT CASE
+                    WHEN coalesce(r.attempt, 1)
+                            >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
+                        AND r.lease_end <= pg_catalog.statement_timestamp() THEN 'exhausted'
+                    WHEN r.nonce IS NULL THEN 'released'
+                    ELSE 'leased'
+                END AS state
+            ) AS x
         WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
             AND r.state = 'p'
-            AND r.nonce IS NOT NULL
             AND r.expires > pg_catalog.statement_timestamp()
-            AND NOT coalesce(coalesce(r.attempt, 1)
-                                 >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
-                             AND r.lease_end <= pg_catalog.statement_timestamp(), false)
     ) AS l
     FULL JOIN (
         SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid,
@@ -219,11 +228,13 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
 GRANT SELECT ON idem.in_flight TO PUBLIC;
 
 COMMENT ON VIEW idem.in_flight IS
-    'The operations in progress in the scopes whose owner''s privileges the current role has: '
-    'leased claims (state leased; lapsed if the lease has ended and no claim has taken over), the '
-    'keys of prepared transactions (state prepared, with the gid) and, if idem is preloaded, one '
-    'key per running transaction (state open, or uncommitted if it is finished or leased but not '
-    'committed), with its process id and the number of keys that it holds. Reads all records.';
+    'The unfinished operations in the scopes whose owner''s privileges the current role has: '
+    'leased claims (state leased), released ones (state released; lease_end is when they are due) '
+    'and those that have used up their attempts (state exhausted), each with its last error, and '
+    'lapsed if idem.take() would take it over; the keys of prepared transactions (state prepared, '
+    'with the gid) and, if idem is preloaded, one key per running transaction (state open, or '
+    'uncommitted if it is finished or leased but not committed), with its process id and the '
+    'number of keys that it holds. Reads all records.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Statistics

@@ -46,9 +46,10 @@ CREATE FUNCTION shard.remembered(slots integer[]) RETURNS bigint LANGUAGE sql AS
   SELECT count(*) FROM idem.records WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 
 -- The number of open leased claims in these slots. A node also finishes, or takes over, those that
--- it began.
+-- it began. Operations without a holder move with their records.
 CREATE FUNCTION shard.in_flight(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
-  SELECT count(*) FROM idem.in_flight WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
+  SELECT count(*) FROM idem.in_flight
+    WHERE shard.slot_of(tenant, key) = ANY (slots) AND state NOT IN ('released', 'exhausted') $$;
 
 SELECT idem.create_scope('payments', tenant_required => true, request_required => true);
 CREATE TABLE payment (id bigserial PRIMARY KEY, tenant text, key text, amount numeric);

@@ -197,7 +197,8 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 // ---- 3. Granting --------------------------------------------------------------------------------
 
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
+pg::Record leased_record(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old);
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Record& record, const Look& seen,
                             const pg::WaitBound& bound);
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
@@ -241,15 +242,21 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
     const bool taken_over = seen.verdict == Verdict::take_over;
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
     const pg::Claim claim = new_claim(call, seen);
+    TimestampTz expires = 0;
     if (call.lease) {
-        const pg::WriteResult writing = write_lease(call, claim, seen, bound);
+        const pg::Record record = leased_record(call, claim, old);
+        const pg::WriteResult writing = write_lease(call, record, seen, bound);
         if (writing.outcome == pg::WriteOutcome::blocked)
             return give_up(pg::holder_of(writing.in_the_way));
+        expires = record.expires;
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
     if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
-    return {.outcome = Outcome::claimed, .claim = &pg::remember_claim(claim), .record = old};
+    return {.outcome = Outcome::claimed,
+            .claim = &pg::remember_claim(claim),
+            .record = old,
+            .expires = expires};
 }
 
 // What another worker will need to finish the operation. A takeover keeps the request that is
@@ -260,14 +267,10 @@ varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
     return reinterpret_cast<varlena*>(call.request);
 }
 
-// A leased operation may have effects outside the database, so its row must be durable before the
-// caller goes on.
-pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const Look& seen,
-                            const pg::WaitBound& bound) {
-    const bool taken_over = seen.verdict == Verdict::take_over;
-    const pg::Record old = taken_over ? seen.found.record : pg::Record{};
+// The row of the new attempt. old is that of the attempt taken over, or empty.
+pg::Record leased_record(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old) {
     const TimestampTz lease_end = GetCurrentTimestamp() + *call.lease;
-    const pg::Record record{
+    return {
         .created = claim.created,
         .expires = lease_end + claim.ttl,
         .lease_end = lease_end,
@@ -285,6 +288,12 @@ pg::WriteResult write_lease(const ClaimCall& call, const pg::Claim& claim, const
         .request = request_to_store(call, old),
         .extra_attempts = old.extra_attempts,
     };
+}
+
+// A leased operation may have effects outside the database, so its row must be durable before the
+// caller goes on.
+pg::WriteResult write_lease(const ClaimCall& call, const pg::Record& record, const Look& seen,
+                            const pg::WaitBound& bound) {
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);
     records.close();
@@ -324,6 +333,12 @@ ClaimResult give_up(const report::Holder& holder) {
 }
 
 }  // namespace
+
+ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
+                      const pg::WaitBound& bound) {
+    Assert(found.record.state == core::State::in_progress && call.lease);
+    return grant(call, {Verdict::take_over, found, now}, bound);
+}
 
 std::int64_t retry_after(const report::Holder& holder) {
     const TimestampTz now = GetCurrentTimestamp();

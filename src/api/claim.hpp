@@ -1,4 +1,5 @@
-// How a key is claimed: the protocol that claim, try_claim, execute and once share.
+// How a key is claimed: the protocol that claim, try_claim, execute and once share, and the
+// takeover that take shares with them.
 //
 // A claim tries the key lock without waiting, probes the index once, and lets the core's decision
 // table say what that means. While another transaction or a lease holds the key, the claim waits
@@ -50,6 +51,7 @@ struct ClaimResult {
     Outcome outcome;
     pg::Claim* claim = nullptr;    // claimed
     pg::Record record{};           // completed, failed, exhausted; or the attempt taken over
+    TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
 };
@@ -57,6 +59,12 @@ struct ClaimResult {
 // Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a
 // weak key that the scope rejects; everything else is an outcome.
 ClaimResult claim_key(const ClaimCall& call);
+
+// Takes over the operation whose row was found, as claim_key() does, for a caller that holds the
+// key lock, has judged the row at that time, and lets another attempt begin. An outcome other than
+// claimed is too_many or, when another transaction has locked the row, in_progress.
+ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
+                      const pg::WaitBound& bound);
 
 // Raises the error of idem.claim() for an outcome other than claimed and completed.
 [[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);

@@ -46,6 +46,13 @@ IDEM_FUNCTION(idem_fail) {
     PG_RETURN_VOID();
 }
 
+// Up to 0.2.0 the token was the only argument.
+IDEM_FUNCTION(idem_release) {
+    idem::api::require_writable("idem.release()");
+    idem::api::release(idem::pg::text_arg(fcinfo, 0), {});
+    PG_RETURN_VOID();
+}
+
 IDEM_FUNCTION(idem_create_scope) {
     check_may_create(fcinfo);
     return idem_create_scope_0_3(fcinfo);

@@ -116,15 +116,33 @@ void finish_leased(const LeasedClaim& leased, const Answer& answer) {
     note_finished(*leased.note, answer.state);
 }
 
-// The row stays, with its attempt and without a nonce: this fences the token off. The key can be
-// claimed as soon as this transaction commits.
-void release_leased(const LeasedClaim& leased) {
+// Whether another attempt may follow this one.
+bool may_be_retried(const LeasedClaim& leased) {
+    const pg::Record& record = leased.record();
+    return !core::exhausted(record.attempt, leased.scope->max_attempts, record.extra_attempts, 0,
+                            0);
+}
+
+// The row stays, with its attempt and without a nonce: this fences the token off. In place of the
+// end of a lease, it has the time from which the key can be claimed. After the last attempt there
+// is nothing to wait for.
+void release_leased(const LeasedClaim& leased, const Release& how) {
     pg::Record record = leased.record();
-    record.lease_end = GetCurrentTimestamp();
+    const std::int64_t pause = may_be_retried(leased) ? how.retry_after.value_or(0) : 0;
+    record.lease_end = GetCurrentTimestamp() + pause;
     record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
+    if (how.error != nullptr) record.error = how.error;
     update_record(leased, record);
     note_released(*leased.note);
+}
+
+// An atomic claim has no row that could hold the argument.
+void refuse_for_atomic(const char* argument, bool given) {
+    if (given)
+        pg::report::invalid_argument(
+            argument, "The token is of an atomic claim, of which nothing is stored.",
+            "Leave the argument out, or make a leased claim: pass \"lease\" to idem.claim().");
 }
 
 }  // namespace
@@ -155,10 +173,13 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
 
 // The lock of a released atomic claim stays until the transaction ends, because the transaction may
 // still commit effects of the operation.
-void release(std::optional<std::string_view> text) {
+void release(std::optional<std::string_view> text, const Release& how) {
     const core::Token token = pg::read_token(text);
-    if (token.kind == TokenKind::atomic) return note_released(pg::open_claim(token));
-    release_leased(lock_leased_claim(token));
+    if (token.kind != TokenKind::atomic) return release_leased(lock_leased_claim(token), how);
+    pg::Claim& claim = pg::open_claim(token);
+    refuse_for_atomic("retry_after", how.retry_after.has_value());
+    refuse_for_atomic("error", how.error != nullptr);
+    note_released(claim);
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
@@ -204,10 +225,14 @@ IDEM_FUNCTION(idem_fail_0_3) {
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_release) {
+IDEM_FUNCTION(idem_release_0_3) {
     using namespace idem;
     api::require_writable("idem.release()", api::read_by_lookup);
-    api::release(pg::text_arg(fcinfo, 0));
+    const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),
+                           pg::jsonb_arg(fcinfo, 2)};
+    if (how.error != nullptr) pg::check_last_error(how.error);
+    api::check_stored_size("error", {how.error});
+    api::release(pg::text_arg(fcinfo, 0), how);
     PG_RETURN_VOID();
 }
 

@@ -27,7 +27,11 @@ struct Answer {
 // for a token that names no open claim of this transaction, and what lock_leased_claim() raises.
 void finish(std::optional<std::string_view> token, const Answer& answer);
 // Ends the claim without an answer, so that the key can be claimed again.
-void release(std::optional<std::string_view> token);
+struct Release {
+    std::optional<std::int64_t> retry_after = std::nullopt;  // microseconds; NULL: at once
+    Jsonb* error = nullptr;                                  // NULL keeps the last error
+};
+void release(std::optional<std::string_view> token, const Release& how);
 
 // Stores the answer of an atomic claim and ends the claim.
 void finish_atomic(pg::Claim& claim, const Answer& answer);

@@ -127,6 +127,13 @@ bool has_value(TupleTableSlot* slot, Column which) {
     return !null;
 }
 
+core::Digest digest_of(const pg_uuid_t* uuid) {
+    core::Digest digest;
+    static_assert(sizeof digest == sizeof uuid->data);
+    memcpy(digest.data(), uuid->data, digest.size());
+    return digest;
+}
+
 // The name of the key whose row it is.
 KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
@@ -375,7 +382,6 @@ RecordHead record_head(TupleTableSlot* slot) {
         .created = DatumGetTimestampTz(column(slot, column_created, null)),
         .expires = record_expires(slot),
         .lease_end = bigint_column(slot, column_lease_end),
-        .released = !bigint_column(slot, column_nonce),
         .scope_id = record_scope(slot),
         .attempt = read_attempt(slot),
         .extra_attempts = read_extra_attempts(slot),
@@ -426,6 +432,48 @@ Found probe(const Records& records, const KeyName& name, Contents contents) {
     const Found found = scan.find(name.digest) ? found_by(scan, name, contents) : Found{};
     scan.end();
     return found;
+}
+
+std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest) {
+    std::optional<FoundKey> key;
+    trivial<std::optional<FoundKey>>();
+    DigestScan scan(records);
+    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
+        key = {read_name(scan.slot(), digest), read_hit(scan, Contents::all)};
+    scan.end();
+    return key;
+}
+
+// An index that REINDEX has made is as good as the one that it replaces, so the index is looked up
+// for each search.
+UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id) {
+    ScanKeyData key;
+    ScanKeyInit(&key, column_scope + 1, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(scope_id));
+    const Oid index = unfinished_index(records);
+    scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
+}
+
+void UnfinishedSearch::end() {
+    systable_endscan(scan_);
+}
+
+std::optional<Unfinished> UnfinishedSearch::next() {
+    while (HeapTupleIsValid(systable_getnext(scan_))) {
+        CHECK_FOR_INTERRUPTS();
+        TupleTableSlot* slot = scan_->slot;
+        bool null;
+        const auto state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
+        if (state != core::State::in_progress) continue;
+        return Unfinished{
+            .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
+            .expires = record_expires(slot),
+            .lease_end = bigint_column(slot, column_lease_end).value_or(0),
+            .attempt = read_attempt(slot),
+            .extra_attempts = read_extra_attempts(slot),
+            .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
+        };
+    }
+    return std::nullopt;
 }
 
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {

@@ -125,7 +125,6 @@ struct RecordHead {
     TimestampTz created;
     TimestampTz expires;
     std::optional<TimestampTz> lease_end;
-    bool released;  // of a leased claim: it has no holder until the next attempt
     std::int32_t scope_id;
     std::int32_t attempt;
     std::int32_t extra_attempts;
@@ -150,6 +149,40 @@ std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents);
 // Scans for the key by itself.
 Found probe(const Records& records, const KeyName& name, Contents contents = Contents::all);
+
+// Scans for a key of which only the digest is known. Nothing when there is no row, or when it is
+// still being inserted.
+struct FoundKey {
+    KeyName name;  // palloc'd
+    Found found;
+};
+std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest);
+
+// A search for the unfinished operations of a scope: the newest committed rows and those of this
+// transaction, in no order. It reads the index of unfinished operations if there is one, and
+// otherwise the whole table. It leaves no predicate locks. A row that is being moved meanwhile may
+// be missed.
+struct Unfinished {
+    core::Digest digest;
+    TimestampTz expires;
+    TimestampTz lease_end;
+    std::int32_t attempt;
+    std::int32_t extra_attempts;
+    std::string_view tenant;  // valid until the next step of the search
+};
+class UnfinishedSearch {
+  public:
+    UnfinishedSearch(const Records& records, std::int32_t scope_id);
+    UnfinishedSearch(const UnfinishedSearch&) = delete;
+    UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
+    void end();
+
+    std::optional<Unfinished> next();
+
+  private:
+    SysScanDesc scan_;  // despite its name it serves any table, with an index or without
+};
+static_assert(std::is_trivially_destructible_v<UnfinishedSearch>);
 
 // The key behind a digest, palloc'd, for a caller that has only a token. Nothing when there is no
 // row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the

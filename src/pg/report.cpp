@@ -45,8 +45,12 @@ std::string_view text_of_string(const JsonbValue& value) {
     return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
 }
 
+bool is_member_name(std::string_view name) {
+    return std::find(member_names.begin(), member_names.end(), name) != member_names.end();
+}
+
 void check_name(std::string_view name) {
-    if (std::find(member_names.begin(), member_names.end(), name) != member_names.end()) return;
+    if (is_member_name(name)) return;
     refuse(psprintf("The object has a member \"%s\", which would be lost when the failure is "
                     "raised.",
                     c_string(name)),
@@ -89,6 +93,20 @@ void check_member(std::string_view name, const JsonbValue& value) {
     if (name == "sqlstate") check_sqlstate(text_of_string(value));
 }
 
+void check_member_of_last_error(std::string_view name, const JsonbValue& value) {
+    if (!is_member_name(name))
+        refuse(psprintf("The object has a member \"%s\", which no error has.", c_string(name)),
+               "Use only the members sqlstate, message, detail and hint. Store what else the next "
+               "attempt needs as a recovery point, with idem.checkpoint().");
+    check_text(name, value);
+    if (name != "sqlstate") return;
+    const std::string_view sqlstate = text_of_string(value);
+    const core::FailureFault fault = core::failure_fault(sqlstate);
+    if (fault == core::FailureFault::malformed || fault == core::FailureFault::no_failure)
+        refuse(psprintf("The sqlstate \"%s\" is not that of an error.", c_string(sqlstate)),
+               "Pass the sqlstate of the error, such as \"08006\", or leave it out.");
+}
+
 bool has_member(Jsonb* error, const char* name) {
     JsonbValue value;
     return getKeyJsonValueFromContainer(&error->root, name, static_cast<int>(strlen(name)),
@@ -101,7 +119,9 @@ void check_is_error_object(Jsonb* error) {
     if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
 }
 
-void check_error_object(Jsonb* error) {
+namespace {
+
+void check_members(Jsonb* error, void (*check)(std::string_view name, const JsonbValue& value)) {
     check_is_error_object(error);
     JsonbIterator* iterator = JsonbIteratorInit(&error->root);
     JsonbValue key;
@@ -111,10 +131,20 @@ void check_error_object(Jsonb* error) {
         if (token == WJB_DONE) break;
         if (token != WJB_KEY) continue;
         (void)JsonbIteratorNext(&iterator, &value, true);
-        check_member(text_of_string(key), value);
+        check(text_of_string(key), value);
     }
     if (!has_member(error, "message") && !has_member(error, "sqlstate"))
         refuse("The object has neither a message nor a sqlstate.", shape_hint);
+}
+
+}  // namespace
+
+void check_error_object(Jsonb* error) {
+    check_members(error, check_member);
+}
+
+void check_last_error(Jsonb* error) {
+    check_members(error, check_member_of_last_error);
 }
 
 Jsonb* error_object(const ErrorData& error) {
@@ -286,10 +316,11 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
     ereport(ERROR, (errcode(errcode_named("key_failed")),
                     errmsg("operation \"%s\" has failed permanently", c_string(key)),
                     errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
-                              "and its lease has ended.",
+                              "and it has ended without an answer.",
                               attempts),
-                    errhint("Find out why no attempt has finished. Then raise the scope's "
-                            "\"max_attempts\" with idem.alter_scope(), or use a new key.")));
+                    errhint("Find out why no attempt has finished: see column \"last_error\" of "
+                            "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
+                            "continues from the recovery point.")));
     pg_unreachable();
 }
 

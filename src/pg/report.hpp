@@ -16,10 +16,13 @@ namespace idem::pg {
 // it tells what happened; one that a caller makes up must be fit to be raised again.
 Jsonb* error_object(const ErrorData& error);
 
-// Both raise 22023 with what is expected. The first asks for an object only, as releases before
-// 0.3.0 did: other members may be lost when the failure is raised.
+// All raise 22023 with what is expected. The first asks for an object only, as releases before
+// 0.3.0 did: other members may be lost when the failure is raised. The third is for the last error
+// of an operation that another attempt will continue: it is never raised, so it may have the
+// SQLSTATE of any error.
 void check_is_error_object(Jsonb* error);
 void check_error_object(Jsonb* error);
+void check_last_error(Jsonb* error);
 
 // A member of a stored failure, as a C string; NULL when it is missing, empty or not a string.
 char* error_member(Jsonb* error, std::string_view name);

@@ -18,7 +18,8 @@ void raise(std::optional<TimestampTz>& most, TimestampTz time) {
     most = std::max(most.value_or(time), time);
 }
 
-// Counts an unexpired row of a leased claim, whose lease may have ended.
+// Counts an unexpired row of a leased claim. Its lease may have ended, or it may have been released
+// and be due again.
 void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     const TimestampTz lease_end = seen.lease_end.value_or(0);
     if (core::exhausted(seen.attempt, totals.max_attempts, seen.extra_attempts, lease_end, now)) {
@@ -27,7 +28,7 @@ void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz 
         return;
     }
     ++totals.in_progress;
-    if (seen.released || lease_end > now) return;
+    if (lease_end > now) return;
     ++totals.lapsed;
     lower(totals.lapsed_since, lease_end);
 }

@@ -143,6 +143,18 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'renewing for no time', $$SELECT idem.renew(token, '0') FROM idem.claim('errors', 'new', lease => '1 min')$$),
     ('22004', 'a checkpoint without a name', $$SELECT idem.checkpoint(token, NULL) FROM idem.claim('errors', 'new', lease => '1 min')$$),
     ('22023', 'a checkpoint with an empty name', $$SELECT idem.checkpoint(token, '') FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('22023', 'a pause after an atomic claim', $$SELECT idem.release(token, '1 s') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'an error of an atomic claim', $$SELECT idem.release(token, error => '{"message": "no"}') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'a negative pause', $$SELECT idem.release(token, '-1 s') FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('22023', 'a last error that is none', $$SELECT idem.release(token, error => '{"sqlstate": "00000"}') FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('ID008', 'taking from an unknown scope', $$SELECT idem.take('unknown')$$),
+    ('ID008', 'taking from no scope', $$SELECT idem.take(NULL)$$),
+    ('ID007', 'taking from a tenant of 256 bytes', $$SELECT idem.take('errors', tenant => repeat('t', 256))$$),
+    ('22023', 'taking for no time', $$SELECT idem.take('errors', '0')$$),
+    ('22023', 'taking with a negative wait', $$SELECT idem.take('errors', wait => '-1 s')$$),
+    ('22004', 'backoff without an attempt', $$SELECT idem.backoff(NULL)$$),
+    ('22023', 'backoff before the first attempt', $$SELECT idem.backoff(0)$$),
+    ('22023', 'backoff of no time', $$SELECT idem.backoff(1, '0')$$),
     ('ID005', 'renewing nothing', $$SELECT idem.renew(NULL)$$),
     ('ID005', 'a checkpoint of garbage', $$SELECT idem.checkpoint('garbage', 'charged')$$),
     ('ID004', 'a made-up leased token', $$SELECT idem.renew('Ag' || repeat('A', 37))$$),
@@ -196,6 +208,8 @@ INSERT INTO wrong (state, what, call) VALUES
                   SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
     ('54000', 'a recovery state that is too large', $$SET LOCAL idem.max_answer_size = 1;
                   SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'a last error of more than idem.max_answer_size', $$SET LOCAL idem.max_answer_size = '1kB';
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
     ('54000', 'an answer of execute that is too large', $$CREATE FUNCTION pg_temp.much(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(repeat($x$x$x$, 1025))';
                   SET LOCAL idem.max_answer_size = 1; SELECT idem.execute('errors', 'new', 'pg_temp.much(jsonb)')$$),
     ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),

@@ -253,10 +253,10 @@ SELECT is((pg_temp.attempt(role, 'SELECT idem.rotate_secret()')).state, expected
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['advance', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+    ARRAY['advance', 'backoff', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_ddl', 'scope_stats', 'survey', 'try_claim'],
+          'require_claim', 'retention_window', 'scope_ddl', 'scope_stats', 'survey', 'take', 'try_claim'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ SELECT set_eq(
     $$VALUES
     ('advance', 'scope text, source text, seq bigint, tenant text DEFAULT NULL::text, contiguous boolean DEFAULT false', 'boolean'),
     ('announce_change', '', 'trigger'),
+    ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, transient_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval', 'void'),
@@ -63,7 +64,7 @@ SELECT set_eq(
     ('purge_block', '', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
-    ('release', 'token text', 'void'),
+    ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
     ('require_claim', '', 'trigger'),
@@ -73,6 +74,7 @@ SELECT set_eq(
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
+    ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.taken'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
     $$, 'the functions, their arguments, defaults and results');
 
@@ -91,6 +93,7 @@ SELECT set_eq(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
+    ('backoff', 'v', 's'),
     ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('http_status', 'i', 's'),
@@ -114,6 +117,11 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'status integer', 'headers jsonb', 'body bytea', 'error jsonb', 'retry_after interval',
     'recovery_point text', 'recovery_state jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'redacted boolean'], 'columns of claim_result');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.taken')$$, ARRAY[
+    'token text', 'key text', 'tenant text', 'request jsonb', 'attempt integer',
+    'recovery_point text', 'recovery_state jsonb', 'last_error jsonb',
+    'created_at timestamp with time zone', 'expires_at timestamp with time zone'], 'columns of taken');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
     'state text', 'attempt integer', 'response jsonb', 'status integer', 'headers jsonb',
@@ -142,7 +150,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
     'age interval', 'lease_end timestamp with time zone', 'lapsed boolean', 'recovery_point text',
-    'pid integer', 'state text', 'gid text', 'keys integer'], 'columns of the view in_flight');
+    'pid integer', 'state text', 'gid text', 'keys integer', 'last_error jsonb'], 'columns of the view in_flight');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.streams')$$, ARRAY[
     'scope text', 'tenant text', 'source text', 'seq bigint', 'updated_at timestamp with time zone'],

@@ -21,7 +21,7 @@ SELECT pg_sleep(0.01);
 SELECT tenant, key, state, attempt, status, expires_at > created_at AS expires, lease_end IS NOT NULL AS leased,
        recovery_point, redacted, answer_bytes
   FROM idem.records WHERE scope = 'counted' ORDER BY key;
-SELECT tenant, key, attempt, age >= '0' AS aged, lapsed, recovery_point, pid FROM idem.in_flight WHERE scope = 'counted' ORDER BY key;
+SELECT tenant, key, attempt, age >= '0' AS aged, state, lapsed, recovery_point, last_error, pid FROM idem.in_flight WHERE scope = 'counted' ORDER BY key;
 
 SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_bytes, expired, coverage
   FROM idem.survey() WHERE scope IN ('counted', 'empty') ORDER BY scope;
@@ -29,7 +29,7 @@ SELECT scope, in_progress, completed, failed, lapsed, exhausted, weak, answer_by
   FROM idem.survey('counted');
 -- The times in the survey are those of the records.
 SELECT (oldest, newest, next_expiry) = (SELECT min(created_at), max(created_at), min(expires_at) FROM idem.records WHERE scope = 'counted') AS live,
-       lapsed_since = (SELECT lease_end FROM idem.records WHERE scope = 'counted' AND key = 'lapsed-1') AS lapsed,
+       lapsed_since = (SELECT min(lease_end) FROM idem.in_flight WHERE scope = 'counted' AND lapsed) AS lapsed,
        expired_since < now() AS expired
   FROM idem.survey('counted');
 SELECT in_progress, oldest, newest, next_expiry, lapsed_since, expired_since FROM idem.survey('empty');
@@ -43,7 +43,7 @@ SELECT r.state, l.state AS lookup, f.lapsed FROM idem.records r JOIN idem.in_fli
 SELECT attempt FROM idem.claim('counted', 'exhausted', '{}', lease => '1 millisecond');
 SELECT pg_sleep(0.01);
 SELECT outcome, attempt FROM idem.try_claim('counted', 'exhausted', '{}');
-SELECT r.state, l.state AS lookup, f.key AS in_flight FROM idem.records r LEFT JOIN idem.in_flight f USING (key), idem.lookup('counted', 'exhausted') l
+SELECT r.state, l.state AS lookup, f.state AS in_flight, f.lapsed FROM idem.records r LEFT JOIN idem.in_flight f USING (key), idem.lookup('counted', 'exhausted') l
   WHERE key = 'exhausted';
 UPDATE idem.record SET extra_attempts = NULL, attempt = 2 WHERE key = 'exhausted';
 

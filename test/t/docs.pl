@@ -271,7 +271,7 @@ sub catalog
 sub as_written
 {
 	my ($list) = @_;
-	my %unit = ('24:00:00' => '24 hours', '00:05:00' => '5 minutes', '00:01:00' => '1 minute', '00:00:10' => '10 seconds');
+	my %unit = ('24:00:00' => '24 hours', '00:05:00' => '5 minutes', '00:01:00' => '1 minute', '00:00:01' => '1 second', '00:00:10' => '10 seconds');
 	return $list =~ s/ DEFAULT / = /gr =~ s/::[a-z ]+(?:\[\])?//gr =~ s/timestamp with time zone/timestamptz/gr
 	  =~ s/'(\d\d:\d\d:\d\d)'/'$unit{$1}'/gr;
 }

@@ -149,15 +149,17 @@ is(how(), "leased|leased||\nshort|uncommitted||1", 'a takeover is uncommitted un
 is(sql("SELECT lapsed FROM idem.in_flight WHERE key = 'short'"), 'f', 'a claim that is being taken over has not lapsed');
 $session->query_safe('COMMIT');
 sql('SELECT pg_sleep(0.01)');
-is(seen(), 'payments||leased|1|', 'after the last attempt the operation has failed and is not in flight');
+is(how(), "leased|leased||\nshort|exhausted||", 'after the last attempt the operation is exhausted');
 is( sql("SELECT key, state, attempt FROM idem.records ORDER BY key"),
 	"done|completed|1\nleased|in_progress|1\nshort|failed|2", 'idem.records shows the failure too');
 sql("SELECT idem.alter_scope('payments', max_attempts => -1)");
 is( sql("SELECT key, state FROM idem.records WHERE key = 'short'"), 'short|in_progress',
 	'one more attempt puts it in flight again');
 $session->query_safe("SELECT idem.release(:'token')");
-is(seen(), 'payments||short|2|', 'a released claim is shown without a process');
+is(seen(), "payments||leased|1|\npayments||short|2|", 'a released claim is shown without a process');
+is(how(), "leased|released||\nshort|leased||", 'as released');
 sql("SELECT idem.forget('payments', 'short')");
+sql("SELECT idem.complete(token) FROM idem.take('payments')");
 is(seen(), '', 'nothing is in flight again');
 
 # Which role sees what ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ use Test::More;
 # What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams wrong_use)],
-	'0.2.0' => [qw(administration erasure failures forbid leases redaction scopes streams survey)]);
+	'0.2.0' => [qw(administration erasure failures forbid leases redaction scopes streams survey take)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -154,10 +154,15 @@ SQL
 	is($sql->("${name}_bare", $inventory), $fresh, "$version: an update makes what CREATE EXTENSION makes");
 
 	# A user's object that depends on a function with new arguments stops the update.
-	$sql->($name, 'CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.create_scope($$new$$); END');
-	my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
-	like($refused, qr/ERROR:.*other objects depend on them\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/, "$version: such an object is named");
-	$sql->($name, 'DROP FUNCTION onboard');
+	for my $call ('create_scope($$new$$)', 'release($$token$$)')
+	{
+		my ($function) = $call =~ /^(\w+)/;
+		$sql->($name, "CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.$call; END");
+		my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+		like($refused, qr/ERROR:  cannot replace function idem\.$function\(.*other objects depend on it\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/,
+			"$version: an object that depends on $function() is named");
+		$sql->($name, 'DROP FUNCTION onboard');
+	}
 
 	# The update, beside an open claim, with planted functions that it must not call.
 	my $session = $node->background_psql($name, on_error_stop => 1);

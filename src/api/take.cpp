@@ -1,0 +1,225 @@
+// idem.take(): finishes what was begun. It takes over the unfinished operation of a scope that has
+// been due longest, whatever its key. idem.backoff() computes when an attempt that failed is due
+// again.
+//
+// Takers never wait for each other: a key that another transaction holds is left to it. So each
+// operation goes to one taker, and a taker that dies leaves a lease that lapses. A list of what is
+// due comes from a search without locks (pg/backlog); under the key lock, the row is read again and
+// judged as for a claim, and taken over as by one.
+#include "api/arguments.hpp"
+#include "api/claim.hpp"
+#include "api/locked_key.hpp"
+#include "core/duration.hpp"
+#include "pg/backlog.hpp"
+#include "pg/boundary.hpp"
+#include "pg/guc.hpp"
+#include "pg/report.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+using core::Verdict;
+
+struct TakeCall {
+    const pg::Scope* scope;
+    pg::DueFilter filter;
+    std::int64_t lease;  // microseconds
+    std::int64_t wait;   // microseconds
+};
+
+struct Taken {
+    pg::KeyName name;
+    ClaimResult result;
+};
+
+// ---- One operation ------------------------------------------------------------------------------
+
+// What a look at the key behind a digest has found.
+struct Candidate {
+    pg::KeyName name;
+    pg::Found found;
+    TimestampTz now;
+    bool is_due;
+};
+
+// Judges the row as a claim with the same request would. An operation that this transaction's
+// snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
+Candidate look(const TakeCall& call, const core::Digest& digest) {
+    const pg::Records records = pg::Records::to_write();
+    const auto key = pg::probe_digest(records, digest);
+    records.close();
+    const TimestampTz now = GetCurrentTimestamp();
+    if (!key) return {{}, {}, now, false};
+    pg::Found seen = key->found;
+    seen.in_snapshot = true;
+    const bool wanted = key->name.scope_id == call.filter.scope_id &&
+                        (!call.filter.tenant || key->name.tenant == *call.filter.tenant);
+    return {key->name, key->found, now,
+            wanted && judge(seen, true, *call.scope, now) == Verdict::take_over};
+}
+
+bool is_visible(const pg::Found& found) {
+    return found.in_snapshot || found.presence == core::Presence::own;
+}
+
+// The operation keeps the TTL of the claim that began it.
+ClaimCall takeover_call(const TakeCall& call, const Candidate& candidate) {
+    return {.scope = call.scope,
+            .name = candidate.name,
+            .request = nullptr,
+            .ttl = ttl_of(candidate.found.record),
+            .wait = 0,
+            .lease = call.lease,
+            .writes_at_once = true};
+}
+
+// Takes the operation over, unless another transaction holds its key, has finished it or is
+// changing its row. Sets unseen if only the transaction's snapshot is in the way.
+std::optional<Taken> take_one(const TakeCall& call, const core::Digest& digest, bool& unseen) {
+    if (is_open_here(digest)) return std::nullopt;
+    pg::KeyLock lock(digest);
+    if (!lock.try_acquire()) return std::nullopt;
+    const Candidate candidate = look(call, digest);
+    if (candidate.is_due && is_visible(candidate.found)) {
+        const ClaimResult result = take_over(takeover_call(call, candidate), candidate.found,
+                                             candidate.now, pg::WaitBound(0));
+        if (result.outcome == Outcome::claimed) return Taken{candidate.name, result};
+        Assert(result.outcome == Outcome::in_progress);
+    } else if (candidate.is_due) {
+        unseen = true;
+    }
+    lock.release();
+    return std::nullopt;
+}
+
+// ---- The operation that has been due longest ----------------------------------------------------
+
+// Goes through the list of an earlier call first, then through lists of its own until one holds all
+// that is left.
+std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
+    bool unseen = false;
+    bool searched = false;
+    std::optional<pg::Due> last;
+    for (;;) {
+        while (const auto due = backlog.next()) {
+            CHECK_FOR_INTERRUPTS();
+            if (const auto taken = take_one(call, due->digest, unseen)) return taken;
+            last = due;
+        }
+        if (searched && !backlog.has_more()) break;
+        if (!searched) last = std::nullopt;
+        backlog.search(last);
+        searched = true;
+    }
+    if (unseen)
+        report::serialization_failure(
+            "An operation that is due was changed after this transaction's snapshot was taken.");
+    return std::nullopt;
+}
+
+// What is due is not signalled. The wait holds no lock.
+bool wait_until_due(const pg::WaitBound& bound, const pg::Backlog& backlog) {
+    return bound.nap(backlog.next_due().value_or(DT_NOEND));
+}
+
+std::optional<Taken> take(const TakeCall& call) {
+    if (pg::claims_held() >= pg::guc::max_open_claims)
+        report::too_many_open_claims(pg::guc::max_open_claims);
+    const pg::WaitBound bound(call.wait);
+    pg::Backlog backlog(call.filter);
+    MemoryContext memory =
+        AllocSetContextCreate(CurrentMemoryContext, "idem take", ALLOCSET_SMALL_SIZES);
+    for (;;) {
+        const MemoryContext before = MemoryContextSwitchTo(memory);
+        const auto taken = take_from(call, backlog);
+        MemoryContextSwitchTo(before);
+        if (taken || !wait_until_due(bound, backlog)) return taken;
+        MemoryContextReset(memory);
+    }
+}
+
+// ---- The SQL functions --------------------------------------------------------------------------
+
+enum Argument { arg_scope, arg_lease, arg_tenant, arg_wait };
+
+enum Column {
+    column_token,
+    column_key,
+    column_tenant,
+    column_request,
+    column_attempt,
+    column_recovery_point,
+    column_recovery_state,
+    column_last_error,
+    column_created_at,
+    column_expires_at,
+    columns
+};
+
+// NULL means every tenant, unless the setting idem.tenant names one.
+std::optional<std::string_view> tenant_arg(FunctionCallInfo fcinfo) {
+    const auto given = pg::text_arg(fcinfo, arg_tenant);
+    const std::string_view tenant = checked_tenant(given);
+    return given || !tenant.empty() ? std::optional(tenant) : std::nullopt;
+}
+
+TakeCall read_call(FunctionCallInfo fcinfo) {
+    const auto tenant = tenant_arg(fcinfo);
+    const auto lease = pg::positive_duration_arg(fcinfo, arg_lease, "lease");
+    const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
+    return {&scope,
+            {scope.id, tenant, scope.max_attempts},
+            lease.value_or(scope.lease),
+            wait.value_or(0)};
+}
+
+pg::Row<columns> row_of(const std::optional<Taken>& taken) {
+    pg::Row<columns> row;
+    if (!taken) return row;
+    const pg::Claim& claim = *taken->result.claim;
+    const pg::Record& record = taken->result.record;
+    const core::TokenText token = pg::token_text(claim.token);
+    row.set_text(column_token, {token.data(), token.size()});
+    row.set_text(column_key, taken->name.key);
+    row.set_text(column_tenant, taken->name.tenant);
+    row.set_pointer(column_request, pg::request_of(record));
+    row.set_int(column_attempt, static_cast<std::int32_t>(claim.token.attempt));
+    row.set_pointer(column_recovery_point, record.recovery_point);
+    row.set_pointer(column_recovery_state, record.recovery_state);
+    row.set_pointer(column_last_error, record.error);
+    row.set_time(column_created_at, claim.created);
+    row.set_time(column_expires_at, taken->result.expires);
+    return row;
+}
+
+// As the SQL function declares them; NULL stands for these, too.
+constexpr std::int64_t default_base = core::usecs_per_second;
+constexpr std::int64_t default_cap = 5 * core::usecs_per_minute;
+
+}  // namespace
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_take) {
+    using namespace idem;
+    api::require_writable("idem.take()",
+                          " To see unfinished operations, use the view "
+                          "idem.in_flight.");
+    const api::TakeCall call = api::read_call(fcinfo);
+    auto row = api::row_of(api::take(call));
+    return row.as_result_of(fcinfo);
+}
+
+IDEM_FUNCTION(idem_backoff) {
+    using namespace idem;
+    const auto attempt = pg::int_arg(fcinfo, 0);
+    if (!attempt) pg::report::missing_argument("attempt");
+    if (*attempt < core::first_attempt)
+        pg::report::invalid_argument("attempt", "The number must be at least 1.");
+    const auto base = pg::positive_duration_arg(fcinfo, 1, "base");
+    const auto cap = pg::positive_duration_arg(fcinfo, 2, "cap");
+    PG_RETURN_INTERVAL_P(pg::interval_of(core::backoff(*attempt, base.value_or(api::default_base),
+                                                       cap.value_or(api::default_cap),
+                                                       pg_prng_double(&pg_global_prng_state))));
+}

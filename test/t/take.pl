@@ -1,0 +1,194 @@
+# Finishing what was begun: clients that die right after the commit of their lease, completers that
+# are killed at any moment, and a scope with a million records.
+use strict;
+use warnings;
+
+use IdemTest;
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('take', bare => 1, conf => <<'CONF');
+max_connections = 40
+fsync = off
+log_statement = none
+log_connections = off
+log_disconnections = off
+CONF
+
+sub sql { return $node->safe_psql('postgres', $_[0]); }
+
+# Each operation calls another service, which remembers idempotency keys, and then pays. A call is
+# logged even if the service has seen its key.
+sql(<<'SQL');
+CREATE EXTENSION idem;
+SELECT idem.create_scope('jobs', lease => '1 second', wait => '0', store_request => true);
+CREATE TABLE service (operation text, idempotency_key text, by text);
+CREATE TABLE payment (operation text, amount numeric);
+
+CREATE PROCEDURE client(k text, fate text) LANGUAGE plpgsql AS $$
+DECLARE t text;
+BEGIN
+  t := (idem.claim('jobs', k, jsonb_build_object('amount', length(k)), lease => '1 second')).token;
+  COMMIT;
+  IF fate = 'dies at once' THEN RETURN; END IF;
+  INSERT INTO service VALUES (k, idem.child_key(t, 'charge'), 'client');
+  COMMIT;
+  PERFORM idem.checkpoint(t, 'charged');
+  COMMIT;
+  IF fate = 'dies at its recovery point' THEN RETURN; END IF;
+  INSERT INTO payment VALUES (k, length(k));
+  PERFORM idem.complete(t, to_jsonb(k));
+END $$;
+SQL
+
+# ---------------------------------------------------------------------------------------------
+# The storm: half of the clients die for good
+# ---------------------------------------------------------------------------------------------
+
+my @fates = ('dies at once', 'finishes', 'dies at its recovery point', 'finishes');
+my ($clients, $operations) = (40, 400);
+
+# A client begins ten operations. One that dies leaves them all as they are.
+for my $n (0 .. $clients - 1)
+{
+	my $fate = $fates[ $n % 4 ];
+	my $death = $fate eq 'finishes' ? '' : 'SELECT pg_terminate_backend(pg_backend_pid());';
+	$node->psql('postgres', join("\n", map({ "CALL client('op $n$_', '$fate');" } 0 .. 9), $death));
+}
+my $unfinished = q{SELECT count(*) FROM idem.records WHERE state = 'in_progress'};
+is(sql($unfinished), $operations / 2, 'half of the operations are unfinished');
+is( sql(q{SELECT recovery_point, count(*) FROM idem.records WHERE state = 'in_progress' GROUP BY 1 ORDER BY 1}),
+	"charged|100\n|100", 'half of these have a recovery point');
+
+# A completer: an endless series of psql processes, each of which may be killed at any step. Its
+# lease is so short that it may also lapse while the completer lives.
+my $script = PostgreSQL::Test::Utils::tempdir() . '/completer.sql';
+append_to_file($script, <<'SQL' x 20);
+SELECT token AS t, key AS k, request->>'amount' AS amount, token IS NULL AS idle,
+       coalesce(recovery_point, '') <> 'charged' AS to_charge
+  FROM idem.take('jobs', lease => '300 ms', wait => '100 ms') \gset
+\if :idle
+\else
+SELECT pg_sleep(0.02);
+\if :to_charge
+INSERT INTO service VALUES (:'k', idem.child_key(:'t', 'charge'), 'completer');
+SELECT pg_sleep(0.02);
+SELECT idem.checkpoint(:'t', 'charged');
+\endif
+BEGIN;
+INSERT INTO payment VALUES (:'k', :'amount');
+SELECT pg_sleep(0.02);
+SELECT idem.complete(:'t', to_jsonb(:'k'::text));
+COMMIT;
+\endif
+SQL
+my @completer = ('psql', '-Xq', '-d', $node->connstr('postgres') . ' application_name=completer', '-f', $script);
+my (@running, $output);
+
+sub keep_running
+{
+	for my $i (0 .. 5)
+	{
+		if (my $run = $running[$i])
+		{
+			$run->pump_nb if $run->pumpable;
+			next if $run->pumpable;
+			$run->finish;
+		}
+		$running[$i] = IPC::Run::start(\@completer, '<', \undef, '>&', \$output);
+	}
+	return;
+}
+
+my $kill = q{SELECT count(pg_terminate_backend(pid)) FROM
+  (SELECT pid FROM pg_stat_activity WHERE application_name = 'completer' ORDER BY random() LIMIT 1) x};
+my ($killed, $crashed) = (0, 0);
+my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
+while (sql($unfinished) > 0 && $patience-- > 0)
+{
+	keep_running();
+	$killed += sql($kill) if $killed < 100;
+	restart_killed($node) if $killed == 10 && !$crashed++;
+}
+$_->kill_kill for @running;
+cmp_ok($killed, '>', 10, 'completers were killed');
+is($crashed, 1, 'and once the whole server');
+
+is(sql($unfinished), 0, 'no operation is left unfinished');
+is(sql('SELECT count(*) FROM idem.in_flight'), 0, 'none is in flight');
+is(sql("SELECT count(*) FROM idem.records WHERE state = 'completed'"), $operations, 'every operation is completed');
+is(sql('SELECT count(*), count(DISTINCT operation) FROM payment'), "$operations|$operations", 'each has paid once');
+is(sql('SELECT count(*) FROM payment WHERE amount <> length(operation)'), 0, 'with the amount of its request');
+is( sql('SELECT count(DISTINCT operation), count(DISTINCT idempotency_key) FROM service'),
+	"$operations|$operations", 'the service has seen one key for each');
+is( sql(q{SELECT count(*) FROM service s WHERE by = 'completer'
+          AND EXISTS (SELECT FROM service c WHERE c.operation = s.operation AND c.by = 'client')}),
+	0, 'what was charged before the recovery point is not charged again');
+is( sql(qq{SELECT outcome, count(*), count(DISTINCT response) FROM generate_series(0, $clients - 1) n,
+           generate_series(0, 9) m, LATERAL (SELECT 'op ' || n || m AS k) x, idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
+	"completed|$operations|$operations", q{every late retry gets its operation's answer});
+is(locks($node), 0, 'no key lock is left');
+
+# ---------------------------------------------------------------------------------------------
+# Many takers, one backlog: each operation goes to one
+# ---------------------------------------------------------------------------------------------
+
+sql(<<'SQL');
+TRUNCATE idem.record;
+CREATE TABLE taken (key text, attempt integer);
+SELECT count(idem.claim('jobs', 'due ' || n, lease => '1 minute')) FROM generate_series(1, 1000) n;
+UPDATE idem.record SET lease_end = now() - interval '1 s';
+SQL
+$node->pgbench(
+	'--client=16 --jobs=2 --transactions=100 --no-vacuum',
+	0, [qr{processed: 1600/1600}], [qr/^$/], '16 takers, 1,000 operations',
+	{ 'take' => "INSERT INTO taken SELECT key, attempt FROM idem.take('jobs', lease => '1 hour');" });
+is( sql('SELECT count(key), count(DISTINCT key), count(*), min(attempt), max(attempt) FROM taken'),
+	'1000|1000|1600|2|2', 'each operation goes to one taker, and the others get nothing');
+
+# ---------------------------------------------------------------------------------------------
+# A million records, ten of them due
+# ---------------------------------------------------------------------------------------------
+
+sql(<<'SQL');
+TRUNCATE idem.record;
+ALTER TABLE idem.record DROP CONSTRAINT record_pkey;
+INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key_uuid)
+  SELECT gen_random_uuid(), now(), now() + interval '1 day', s.id, 'c', '', gen_random_uuid()
+    FROM generate_series(1, 1000000) n, idem.scope s;
+ALTER TABLE idem.record ADD CONSTRAINT record_pkey PRIMARY KEY (digest);
+SELECT count(idem.claim('jobs', 'due ' || n, lease => '1 minute')) FROM generate_series(1, 10) n;
+UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
+VACUUM ANALYZE idem.record;
+SQL
+my $blocks_read = q{SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
+  FROM pg_statio_user_tables WHERE relid = 'idem.record'::regclass};
+my $takes = q{SELECT string_agg(key, ',') FROM (SELECT (idem.take('jobs')).key FROM generate_series(1, 11)) x};
+my $in_order = join ',', map { "due $_" } reverse 1 .. 10;
+
+sub blocks_read_by
+{
+	my ($statement, $expected, $name) = @_;
+	my $before = sql($blocks_read);
+	is(sql("$statement; SELECT pg_stat_force_next_flush()"), "$expected\n", $name);
+	return sql($blocks_read) - $before;
+}
+
+my $table_blocks = sql(q{SELECT pg_relation_size('idem.record') / current_setting('block_size')::integer});
+cmp_ok($table_blocks, '>', 10000, 'the table has many blocks');
+my $with_index = blocks_read_by($takes, $in_order, 'the ten are taken, in the order in which they became due');
+cmp_ok($with_index, '<', 1000, 'take() does not read the table');
+note "11 calls read $with_index blocks of $table_blocks";
+
+# The figure tells a search of the whole table from one of the index.
+sql(<<'SQL');
+DROP INDEX idem.record_unfinished;
+UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
+SQL
+cmp_ok(blocks_read_by($takes, $in_order, 'without the index, the same are taken'), '>', $table_blocks, 'by reading the table');
+
+log_is_clean($node, killed => 1);
+$node->stop;
+done_testing();
