@@ -114,6 +114,7 @@ void finish_leased(const LeasedClaim& leased, const Answer& answer) {
                                           GetCurrentTimestamp(), ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
     note_finished(*leased.note, answer.state);
+    pg::wake_at_commit(pg::key_event(leased.name.digest));
 }
 
 // The row stays, with its attempt and without a nonce: this fences the token off. The key can be
@@ -125,6 +126,8 @@ void release_leased(const LeasedClaim& leased) {
     record.nonce = std::nullopt;
     update_record(leased, record);
     note_released(*leased.note);
+    pg::wake_at_commit(pg::key_event(leased.name.digest));
+    pg::wake_at_commit(pg::scope_event(leased.name.scope_id));
 }
 
 }  // namespace
@@ -151,6 +154,7 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     records.close();
     check_written(name.key, writing);
     note_finished(claim, answer.state);
+    if (claim.token.attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(name.digest));
 }
 
 // The lock of a released atomic claim stays until the transaction ends, because the transaction may

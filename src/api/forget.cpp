@@ -34,10 +34,13 @@ bool is_live(const pg::Found& found) {
 pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
         const pg::Found found = find_at_rest(name, lock, bound);
-        if (!has_running_lease(found)) return found;
+        if (!has_running_lease(found)) {
+            pg::withdraw_wait();
+            return found;
+        }
         lock.release();
         const pg::Record& record = found.record;
-        if (!bound.nap(*record.lease_end))
+        if (!bound.nap(pg::key_event(name.digest), *record.lease_end))
             refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
     }
 }
@@ -66,6 +69,7 @@ bool forget(const pg::KeyName& name, const pg::WaitBound& bound) {
     pg::KeyLock lock(name.digest);
     const bool forgotten = delete_record(name, find_unleased(name, lock, bound), bound);
     lock.release();
+    if (forgotten) pg::wake_at_commit(pg::key_event(name.digest));
     return forgotten;
 }
 
