@@ -23,6 +23,7 @@ Datum idem_create_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_alter_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
 Datum idem_forget_0_2(PG_FUNCTION_ARGS);
+Datum idem_lookup_0_3(PG_FUNCTION_ARGS);
 }
 
 // Up to 0.2.0 these functions had no transient_sqlstates and accepted paths in any notation. The
@@ -33,6 +34,11 @@ IDEM_FUNCTION(idem_create_scope_0_2) {
 
 IDEM_FUNCTION(idem_alter_scope_0_2) {
     return idem_alter_scope_0_3(fcinfo);
+}
+
+// Up to 0.2.0 lookup() had no wait. The called function tells by the number of arguments.
+IDEM_FUNCTION(idem_lookup) {
+    return idem_lookup_0_3(fcinfo);
 }
 
 // Up to 0.2.0 the error could be any object.
