@@ -173,7 +173,7 @@ Result row_of(const Sight& sight) {
 // Whether the operation may end while this transaction waits. An absent key is of interest only on
 // a standby, where it may still arrive. A key that this transaction holds stays as it is.
 bool is_awaited(const pg::KeyName& name, const Sight& sight) {
-    if (sight.standing == Standing::ended) return false;
+    if (sight.standing == Standing::ended || sight.found.presence == Presence::own) return false;
     if (RecoveryInProgress()) return true;
     return sight.standing != Standing::absent && !pg::KeyLock(name.digest).is_held();
 }
@@ -197,11 +197,12 @@ Sight look_until_ended(const pg::KeyName& name, const pg::Scope& scope, std::int
     const MemoryContext memory =
         AllocSetContextCreate(CurrentMemoryContext, "idem lookup", ALLOCSET_SMALL_SIZES);
     for (;;) {
-        MemoryContextReset(memory);  // what the look before has read
+        MemoryContextReset(memory);  // a call may look many times
         const MemoryContext before = MemoryContextSwitchTo(memory);
         const Sight sight = look(name, scope);
+        const bool again = is_awaited(name, sight) && wait_for_change(name, sight, bound);
         MemoryContextSwitchTo(before);
-        if (is_awaited(name, sight) && wait_for_change(name, sight, bound)) continue;
+        if (again) continue;
         pg::withdraw_wait();
         return sight;
     }

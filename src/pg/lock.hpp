@@ -78,7 +78,8 @@ class KeyLock {
     void release();
     // Waits, without taking the lock, for the end of the transaction that holds it. Comes back
     // after a tenth of a second at the latest, because the holder may have released the lock
-    // without ending, and the caller looks again. Returns false when the bound came first.
+    // without ending, and the caller looks again. This is too short to detect a deadlock; the bound
+    // ends it. Returns false when the bound came first.
     bool wait_for_holder(const WaitBound& bound) const;
 
     // Whether this backend holds the lock.

@@ -52,18 +52,12 @@ static void at_wait_transaction_end(XactEvent event, void*) {
     if (notes > 0 && event == XACT_EVENT_COMMIT) wake_waiters();
     notes = 0;
 }
-
-static void at_wait_subtransaction_end(SubXactEvent event, SubTransactionId, SubTransactionId,
-                                       void*) {
-    if (event == SUBXACT_EVENT_ABORT_SUB) withdraw_wait();
-}
 }
 
-// Only a backend that has waited or ended a lease pays for these calls.
+// Only a backend that has waited or ended a lease pays for this call.
 void follow_transactions() {
     if (follows_transactions) return;
     RegisterXactCallback(at_wait_transaction_end, nullptr);
-    RegisterSubXactCallback(at_wait_subtransaction_end, nullptr);
     follows_transactions = true;
 }
 

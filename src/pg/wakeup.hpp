@@ -9,7 +9,7 @@
 // slot, look" and "commit, read the slots" make sure that one side sees the other.
 //
 // There are no locks. A wake-up too many does no harm, because a waiter always looks again: an
-// event is a hash, a slot is not cleared until the wait or its (sub)transaction ends, and a note
+// event is a hash, after an error a slot keeps its event until the transaction ends, and a note
 // outlives ROLLBACK TO. A wake-up too few costs a tenth of a second, the longest sleep: without
 // preloading, after COMMIT PREPARED, and after changes past idem's functions.
 //
@@ -33,8 +33,8 @@ Event scope_event(std::int32_t scope_id);
 // Makes the transactions that commit from now on wake this backend on the event. Returns false if
 // it is announced already; else the caller must look again before it sleeps.
 bool announce_wait(Event event);
-// Ends the announcement, if there is one. The end of the transaction and the rollback of a
-// subtransaction do so too, therefore errors need no care.
+// Ends the announcement, if there is one. The end of the transaction does so too, therefore errors
+// need no care.
 void withdraw_wait();
 
 // Wakes the backends that wait for the event when this transaction has committed.

@@ -156,8 +156,14 @@ SQL
 	# A user's object that depends on a function with new arguments stops the update.
 	$sql->($name, 'CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.create_scope($$new$$); END');
 	my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
-	like($refused, qr/ERROR:.*other objects depend on them\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/, "$version: such an object is named");
+	like($refused, qr/ERROR:  cannot replace idem\.create_scope\(\): other objects depend on it\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/, "$version: such an object is named");
 	$sql->($name, 'DROP FUNCTION onboard');
+	$sql->($name, q{CREATE VIEW answered AS SELECT l.state FROM idem.lookup('orders', 'done') l});
+	(undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+	like($refused, qr/ERROR:  cannot replace idem\.lookup\(\): other objects depend on it\nDETAIL:  view answered /, "$version: so is a view on lookup");
+	$sql->($name, 'DROP VIEW answered');
+	my ($revoked) = ($node->psql($name, 'BEGIN; REVOKE EXECUTE ON FUNCTION idem.lookup FROM PUBLIC; ALTER EXTENSION idem UPDATE; ROLLBACK'))[2];
+	like($revoked, qr/WARNING:  every role can call idem\.lookup again\nDETAIL:.*\nHINT:  REVOKE EXECUTE ON FUNCTION idem\.lookup FROM PUBLIC/, "$version: the update says that lookup is everyone's again");
 
 	# The update, beside an open claim, with planted functions that it must not call.
 	my $session = $node->background_psql($name, on_error_stop => 1);
