@@ -1,8 +1,9 @@
-/* As long as a file exists, sleeps of exactly a tenth of a second are endless, so that only a wake-up
- * ends them, and reading the time of day takes up to a millisecond, so that other processes act
- * between a look and the sleep that follows it (lookup.pl). */
+/* As long as a file exists, a sleep of a tenth of a second, or what a signal has left of it, is
+ * endless, so that only a wake-up ends it; and reading the time of day takes up to a millisecond, so
+ * that other processes act between a look and the sleep that follows it (lookup.pl). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/time.h>
@@ -31,8 +32,12 @@ int gettimeofday(struct timeval* restrict tv, void* restrict tz) {
 
 int epoll_wait(int fd, struct epoll_event* events, int count, int timeout) {
     static int (*next)(int, struct epoll_event*, int, int);
+    int found;
 
     if (!next) *(void**)&next = dlsym(RTLD_NEXT, "epoll_wait");
-    if (timeout == 100 && enabled()) timeout = -1;
-    return next(fd, events, count, timeout);
+    if (timeout <= 50 || timeout > 100 || !enabled()) return next(fd, events, count, timeout);
+    do {
+        found = next(fd, events, count, -1);
+    } while (found == -1 && errno == EINTR);
+    return found;
 }
