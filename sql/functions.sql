@@ -202,16 +202,21 @@ COMMENT ON FUNCTION idem.forbid IS
     'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
     'stale_key, 40001, 42501, 22021, 22023, 54000.';
 
-CREATE FUNCTION idem.lookup(scope text, key text, tenant text DEFAULT NULL)
+CREATE FUNCTION idem.lookup(
+    scope               text,
+    key                 text,
+    tenant              text        DEFAULT NULL,
+    wait                interval    DEFAULT NULL)
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_lookup'
+AS 'MODULE_PATHNAME', 'idem_lookup_0_3'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.lookup IS
     'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
     'the stored answer and, while it is in progress, since when and in which process. Never '
-    'claims and never waits; works on a standby. '
-    'Raises ID007, ID008, 42501, 22021.';
+    'claims. With wait, waits for at most that long while the key is in progress, and on a '
+    'standby also while it is absent. Works on a standby. '
+    'Raises ID007, ID008, 42501, 22021, 22023.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys

@@ -55,20 +55,27 @@ ALTER TABLE idem.scope
     ADD COLUMN answer_ttl interval,
     ADD COLUMN min_ttl interval;
 
--- With new arguments, these are different functions. The update does not carry over the grants on
--- the old ones: PostgreSQL would take them for the extension's own, and pg_dump would leave them
--- out.
+-- ---------------------------------------------------------------------------------------------
+-- Functions with new arguments
+-- ---------------------------------------------------------------------------------------------
+
+-- With new arguments, a function is a different one. The update does not carry over the grants on
+-- the old one: PostgreSQL would take them for the extension's own, and pg_dump would leave them
+-- out. The same holds for what PUBLIC has lost.
 DO $$
 DECLARE
-    old_functions pg_catalog.regprocedure[] := ARRAY[
+    -- PUBLIC may execute the functions of the second list, unless that was revoked.
+    for_administrators pg_catalog.regprocedure[] := ARRAY[
         'idem.create_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
         'integer, integer, text, boolean, text[], regrole)',
         'idem.alter_scope(text, interval, interval, interval, boolean, text[], boolean, boolean, '
         'integer, integer, text, boolean, text[], regrole)',
-        'idem.forget(text, text, text)',
+        'idem.forget(text, text, text)'];
+    for_public pg_catalog.regprocedure[] := ARRAY[
         'idem.lookup(text, text, text)',
         'idem.release(text)'];
     old_function pg_catalog.regprocedure;
+    name text;
     lost record;
     dependents text;
 BEGIN
@@ -81,7 +88,7 @@ BEGIN
             pg_catalog.string_agg('idem.' || p.proname, ', ' ORDER BY p.proname) AS functions,
             a.is_grantable
         FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a
-        WHERE p.oid = ANY (old_functions) AND a.grantee <> p.proowner
+        WHERE p.oid = ANY (for_administrators) AND a.grantee <> p.proowner
         GROUP BY a.grantee, a.is_grantable
         ORDER BY 1, 3
     LOOP
@@ -93,14 +100,30 @@ BEGIN
                                            CASE WHEN lost.is_grantable
                                                 THEN ' WITH GRANT OPTION' ELSE '' END);
     END LOOP;
-    FOREACH old_function IN ARRAY old_functions LOOP
+    FOR lost IN
+        SELECT pg_catalog.string_agg('idem.' || p.proname, ', ' ORDER BY p.proname) AS functions
+        FROM pg_catalog.pg_proc p
+        WHERE p.oid = ANY (for_public)
+            AND p.proacl IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM pg_catalog.aclexplode(p.proacl) a
+                WHERE a.grantee = 0::pg_catalog.oid AND a.privilege_type = 'EXECUTE'::text)
+        HAVING pg_catalog.count(*) > 0
+    LOOP
+        RAISE WARNING 'every role can call % again', lost.functions
+            USING DETAIL = 'These functions have new arguments. The update does not carry over '
+                           'the privileges on the old functions.',
+                  HINT = pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC, and grant '
+                                           'it to the roles that need it.', lost.functions);
+    END LOOP;
+    FOREACH old_function IN ARRAY for_administrators || for_public LOOP
+        name := (SELECT p.proname FROM pg_catalog.pg_proc p WHERE p.oid = old_function);
         EXECUTE pg_catalog.format('DROP FUNCTION %s', old_function);
     END LOOP;
 EXCEPTION WHEN dependent_objects_still_exist THEN
     GET STACKED DIAGNOSTICS dependents = PG_EXCEPTION_DETAIL;
     RAISE dependent_objects_still_exist USING
-        MESSAGE = pg_catalog.format('cannot replace function %s: other objects depend on it',
-                                    old_function),
+        MESSAGE = pg_catalog.format('cannot replace idem.%s(): other objects depend on it', name),
         DETAIL = dependents,
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;

@@ -83,7 +83,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             const pg::Record& record = seen.found.record;
             if (locked) lock.release();
             locked = false;
-            if (!bound.nap(*record.lease_end))
+            if (!bound.nap(pg::key_event(call.name.digest), *record.lease_end))
                 return give_up({std::nullopt, record.created, record.lease_end});
         }
     }
@@ -97,7 +97,10 @@ ClaimResult claim_key(const ClaimCall& call) {
                                    ? ClaimResult{.outcome = Outcome::open_here}
                                    : look_until_decided(call, waiting_since);
     Assert((result.outcome == Outcome::claimed) == (result.claim != nullptr));
-    if (waiting_since != 0) count_wait(call, waiting_since);
+    if (waiting_since != 0) {
+        pg::withdraw_wait();
+        count_wait(call, waiting_since);
+    }
     count_outcome(call, result.outcome);
     return result;
 }

@@ -23,6 +23,7 @@ Datum idem_create_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_alter_scope_0_3(PG_FUNCTION_ARGS);
 Datum idem_drop_scope_0_2(PG_FUNCTION_ARGS);
 Datum idem_forget_0_3(PG_FUNCTION_ARGS);
+Datum idem_lookup_0_3(PG_FUNCTION_ARGS);
 }
 
 // Up to 0.2.0 these functions had fewer arguments. The called functions tell the release by the
@@ -37,6 +38,10 @@ IDEM_FUNCTION(idem_alter_scope_0_2) {
 
 IDEM_FUNCTION(idem_forget_0_2) {
     return idem_forget_0_3(fcinfo);
+}
+
+IDEM_FUNCTION(idem_lookup) {
+    return idem_lookup_0_3(fcinfo);
 }
 
 // Up to 0.2.0 the error could be any object.

@@ -114,6 +114,7 @@ void finish_leased(const LeasedClaim& leased, const Answer& answer) {
                                           GetCurrentTimestamp(), ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
     note_finished(*leased.note, answer.state);
+    pg::wake_at_commit(pg::key_event(leased.name.digest));
 }
 
 // Whether another attempt may follow this one.
@@ -135,6 +136,8 @@ void release_leased(const LeasedClaim& leased, const Release& how) {
     if (how.error != nullptr) record.error = how.error;
     update_record(leased, record);
     note_released(*leased.note);
+    pg::wake_at_commit(pg::key_event(leased.name.digest));
+    pg::wake_at_commit(pg::scope_event(leased.name.scope_id));
 }
 
 // An atomic claim has no row that could hold the argument.
@@ -169,6 +172,7 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     records.close();
     check_written(name.key, writing);
     note_finished(claim, answer.state);
+    if (claim.token.attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(name.digest));
 }
 
 // The lock of a released atomic claim stays until the transaction ends, because the transaction may

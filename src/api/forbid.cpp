@@ -63,7 +63,7 @@ LookupRow forbid(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) 
         lock.release();
     else
         store_failure(name, scope, found, error);
-    return look_up(name, scope);
+    return look_up(name, scope, 0);
 }
 
 }  // namespace

@@ -60,10 +60,13 @@ bool has_running_lease(const pg::Found& found) {
 pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
         const pg::Found found = find_at_rest(name, lock, bound);
-        if (!has_running_lease(found)) return found;
+        if (!has_running_lease(found)) {
+            pg::withdraw_wait();
+            return found;
+        }
         lock.release();
         const pg::Record& record = found.record;
-        if (!bound.nap(*record.lease_end))
+        if (!bound.nap(pg::key_event(name.digest), *record.lease_end))
             refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
     }
 }

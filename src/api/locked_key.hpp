@@ -72,6 +72,8 @@ bool change_record(const pg::KeyName& name, const char* call, Lease lease,
         lease == Lease::waits ? find_unleased(name, lock, bound) : find_at_rest(name, lock, bound);
     const bool changed = found.presence != core::Presence::absent && change(found);
     lock.release();
+    // A claim or a lookup may be waiting for the lease that has ended now.
+    if (changed) pg::wake_at_commit(pg::key_event(name.digest));
     return changed;
 }
 

@@ -2,7 +2,7 @@
 //
 // It reads the newest committed row, not the transaction's snapshot, and asks for the key lock's
 // holder. It takes no key lock and writes nothing. It also works on a standby, which does not see
-// the claims in flight on the primary.
+// the claims in flight on the primary. With a wait, it looks again until the operation has ended.
 #include "api/lookup.hpp"
 
 #include "api/arguments.hpp"
@@ -15,7 +15,7 @@ namespace {
 namespace report = pg::report;
 using core::Presence;
 
-enum Argument { arg_scope, arg_key, arg_tenant };
+enum Argument { arg_scope, arg_key, arg_tenant, arg_wait };
 
 enum Column {
     column_state,
@@ -106,52 +106,132 @@ bool has_ended(const pg::Found& found, const pg::Scope& scope) {
                             record.lease_end.value_or(0), GetCurrentTimestamp()));
 }
 
-std::optional<report::Holder> holder_of(const pg::KeyName& name) {
-    if (RecoveryInProgress()) return std::nullopt;
-    return pg::KeyLock(name.digest).holder();
-}
+// ---- One look -----------------------------------------------------------------------------------
 
-pg::Found look(const pg::KeyName& name) {
+enum class Standing {
+    absent,   // no record binds the key, and no transaction holds it
+    claimed,  // the key is in progress, and no record says so
+    leased,   // a record says so
+    ended,    // completed, failed or exhausted
+};
+
+struct Sight {
+    Standing standing;
+    pg::Found found{};
+    std::optional<report::Holder> holder{};  // another transaction that holds the key
+    std::int32_t attempt = core::first_attempt;
+};
+
+pg::Found probe(const pg::KeyName& name) {
     const pg::Records records = pg::Records::to_read();
     const pg::Found found = pg::probe(records, name);
     records.close();
     return found;
 }
 
-}  // namespace
+std::optional<report::Holder> holder_of(const pg::KeyName& name) {
+    if (RecoveryInProgress()) return std::nullopt;
+    return pg::KeyLock(name.digest).holder();
+}
 
-LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope) {
-    const pg::Claim* mine = pg::find_claim(name.digest);
-    const bool open_here = mine != nullptr && mine->phase == pg::Phase::open;
-    if (open_here && mine->token.kind == core::TokenKind::atomic)
-        return held_row(static_cast<std::int32_t>(mine->token.attempt), MyProcPid, mine->created);
-
-    pg::Found found = look(name);
-    if (has_ended(found, scope)) return finished_row(found.record, scope);
+Sight look_past_own_claims(const pg::KeyName& name, const pg::Scope& scope) {
+    pg::Found found = probe(name);
+    if (has_ended(found, scope)) return {Standing::ended, found};
     const auto holder = holder_of(name);
     // A holder may have committed between the first look and the look for a holder.
-    if (!holder && !binds(found)) found = look(name);
-    if (has_ended(found, scope)) return finished_row(found.record, scope);
-    std::optional<int> pid;
-    if (open_here)
-        pid = MyProcPid;
-    else if (holder)
-        pid = holder->pid;
-    if (binds(found)) return leased_row(found.record, pid);
-    if (holder) return held_row(core::first_attempt, pid, holder->since);
-    if (found.presence == Presence::inserting && !RecoveryInProgress())
-        return held_row(core::first_attempt, std::nullopt, std::nullopt);
-    return absent_row();
+    if (!holder && !binds(found)) found = probe(name);
+    if (has_ended(found, scope)) return {Standing::ended, found};
+    if (binds(found)) return {Standing::leased, found, holder};
+    const bool inserting = found.presence == Presence::inserting && !RecoveryInProgress();
+    if (holder || inserting) return {Standing::claimed, found, holder};
+    return {Standing::absent, found};
+}
+
+Sight look(const pg::KeyName& name, const pg::Scope& scope) {
+    const pg::Claim* mine = pg::find_claim(name.digest);
+    if (mine == nullptr || mine->phase != pg::Phase::open) return look_past_own_claims(name, scope);
+    const report::Holder here{MyProcPid, mine->created, std::nullopt, std::nullopt};
+    if (mine->token.kind == core::TokenKind::atomic)
+        return {Standing::claimed, {}, here, static_cast<std::int32_t>(mine->token.attempt)};
+    Sight sight = look_past_own_claims(name, scope);
+    sight.holder = here;
+    return sight;
+}
+
+Result row_of(const Sight& sight, const pg::Scope& scope) {
+    const auto pid = sight.holder ? sight.holder->pid : std::nullopt;
+    switch (sight.standing) {
+        case Standing::absent:
+            return absent_row();
+        case Standing::claimed:
+            return held_row(sight.attempt, pid, sight.holder ? sight.holder->since : std::nullopt);
+        case Standing::leased:
+            return leased_row(sight.found.record, pid);
+        case Standing::ended:
+            return finished_row(sight.found.record, scope);
+    }
+    pg_unreachable();
+}
+
+// ---- Waiting ------------------------------------------------------------------------------------
+
+// Whether the operation may end while this transaction waits. An absent key is of interest only on
+// a standby, where it may still arrive. A key that this transaction holds stays as it is.
+bool is_awaited(const pg::KeyName& name, const Sight& sight) {
+    if (sight.standing == Standing::ended || sight.found.presence == Presence::own) return false;
+    if (RecoveryInProgress()) return true;
+    return sight.standing != Standing::absent && !pg::KeyLock(name.digest).is_held();
+}
+
+// Waits for what may end the operation: a transaction, if one is known, or else an event. It takes
+// no key lock, which would keep the key from a claim. Returns false when the bound came first.
+bool wait_for_change(const pg::KeyName& name, const Sight& sight, const pg::WaitBound& bound) {
+    const bool leased = sight.standing == Standing::leased;
+    const TimestampTz lease_end = leased ? sight.found.record.lease_end.value_or(0) : 0;
+    const bool running = lease_end > GetCurrentTimestamp();
+    if (!RecoveryInProgress()) {
+        if (sight.found.writer.valid()) return bound.wait_for(sight.found.writer);
+        // While a lease runs, a transaction that does not write the row releases the lock soon.
+        if (sight.holder && !running) return pg::KeyLock(name.digest).wait_for_holder(bound);
+    }
+    return bound.nap(pg::key_event(name.digest), running ? lease_end : DT_NOEND);
+}
+
+Sight look_until_ended(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait) {
+    const pg::WaitBound bound(wait);
+    const MemoryContext memory =
+        AllocSetContextCreate(CurrentMemoryContext, "idem lookup", ALLOCSET_SMALL_SIZES);
+    for (;;) {
+        MemoryContextReset(memory);  // a call may look many times
+        const MemoryContext before = MemoryContextSwitchTo(memory);
+        const Sight sight = look(name, scope);
+        const bool again = is_awaited(name, sight) && wait_for_change(name, sight, bound);
+        MemoryContextSwitchTo(before);
+        if (again) continue;
+        pg::withdraw_wait();
+        return sight;
+    }
+}
+
+}  // namespace
+
+LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait) {
+    return row_of(wait > 0 ? look_until_ended(name, scope, wait) : look(name, scope), scope);
 }
 
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_lookup) {
+IDEM_FUNCTION(idem_lookup_0_3) {
     using namespace idem;
     api::require_leader("idem.lookup()");
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
+    // Up to 0.2.0, there is no such argument.
+    const auto wait = PG_NARGS() > api::arg_wait
+                          ? pg::nonnegative_duration_arg(fcinfo, api::arg_wait, "wait")
+                          : std::nullopt;
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");
-    auto result = api::look_up(api::key_name(scope, tenant, key), scope);
-    return result.as_result_of(fcinfo);
+    const pg::KeyName name = api::key_name(scope, tenant, key);
+    api::LookupRow row = api::look_up(name, scope, wait.value_or(0));
+    return row.as_result_of(fcinfo);
 }

@@ -11,6 +11,7 @@ namespace idem::api {
 inline constexpr int lookup_columns = 13;
 using LookupRow = pg::Row<lookup_columns>;
 
-LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope);
+// Waits for the operation's end for that many microseconds at most.
+LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait);
 
 }  // namespace idem::api

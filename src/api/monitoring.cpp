@@ -12,6 +12,7 @@
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/survey.hpp"
+#include "pg/wakeup.hpp"
 
 namespace idem::api {
 namespace {
@@ -240,6 +241,11 @@ IDEM_FUNCTION(idem_stats_reset) {
 // Whether idem has its shared memory, which the counters need.
 IDEM_FUNCTION(idem_preloaded) {
     PG_RETURN_BOOL(idem::pg::stats_available());
+}
+
+// How many backends wait for a wake-up. No SQL script declares it; the tests do.
+IDEM_FUNCTION(idem_announced_waits) {
+    PG_RETURN_INT32(idem::pg::announced_waits());
 }
 
 IDEM_FUNCTION(idem_open_claims_0_3) {

@@ -168,6 +168,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
                 if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
                     break;
                 count_new(batch.scope, verdict, found.presence);
+                if (verdict == Verdict::take_over) pg::wake_at_commit(pg::key_event(name.digest));
                 return true;
             case Verdict::in_flight:
                 writer.wait();

@@ -33,6 +33,7 @@ bool revoke(const pg::KeyName& name, const pg::Scope& scope) {
     return change_record(name, revoke_call, Lease::is_cut, bound, [&](const pg::Found& found) {
         if (!is_live(found) || found.record.state != core::State::in_progress) return false;
         replace_record(name, found, revoked(found.record, scope), bound);
+        pg::wake_at_commit(pg::scope_event(name.scope_id));
         return true;
     });
 }

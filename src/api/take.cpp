@@ -118,9 +118,9 @@ std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
     return std::nullopt;
 }
 
-// What is due is not signalled. The wait holds no lock.
-bool wait_until_due(const pg::WaitBound& bound, const pg::Backlog& backlog) {
-    return bound.nap(backlog.next_due().value_or(DT_NOEND));
+// The wait holds no lock.
+bool wait_until_due(const TakeCall& call, const pg::WaitBound& bound, const pg::Backlog& backlog) {
+    return bound.nap(pg::scope_event(call.scope->id), backlog.next_due().value_or(DT_NOEND));
 }
 
 std::optional<Taken> take(const TakeCall& call) {
@@ -134,7 +134,10 @@ std::optional<Taken> take(const TakeCall& call) {
         const MemoryContext before = MemoryContextSwitchTo(memory);
         const auto taken = take_from(call, backlog);
         MemoryContextSwitchTo(before);
-        if (taken || !wait_until_due(bound, backlog)) return taken;
+        if (taken || !wait_until_due(call, bound, backlog)) {
+            pg::withdraw_wait();
+            return taken;
+        }
         MemoryContextReset(memory);
     }
 }

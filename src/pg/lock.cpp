@@ -25,8 +25,9 @@ class AsTransactionOwner {
     ResourceOwner before_;
 };
 
-// A nap ends at least this often, because the end of a lease is not signalled.
+// A nap ends at least this often, because not every end of a lease is signalled.
 constexpr std::int64_t longest_nap = 100'000;
+constexpr int longest_nap_in_milliseconds = longest_nap / 1000;
 constinit std::uint32_t lease_wait_event = 0;
 
 int milliseconds_until(std::int64_t deadline) {
@@ -136,23 +137,43 @@ bool WaitBound::is_over() const {
     return true;
 }
 
-// Waits for one lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
-// give up only by raising an error.
-bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
-    if (is_over()) return false;
-    const LOCKTAG* at = &tag;
-    const int left = milliseconds_until(deadline_);
-    ErrorData* error = in_subtransaction([at, mode, keep, left] {
-        set_lock_timeout(left);
-        (void)LockAcquire(at, mode, false, false);
-        if (!keep) LockRelease(at, mode, false);
+// Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
+// give up only by raising an error. Returns false after the timeout.
+template <class Wait>
+bool WaitBound::wait_in_subtransaction(int milliseconds, Wait wait) const {
+    ErrorData* error = in_subtransaction([milliseconds, wait] {
+        set_lock_timeout(milliseconds);
+        wait();
         // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
         CHECK_FOR_INTERRUPTS();
     });
     if (error == nullptr) return true;
-    if (is_lock_timeout_ || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
+    if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
     FreeErrorData(error);
     return false;
+}
+
+bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
+    if (is_over()) return false;
+    const LOCKTAG* at = &tag;
+    const auto wait = [at, mode, keep] {
+        (void)LockAcquire(at, mode, false, false);
+        if (!keep) LockRelease(at, mode, false);
+    };
+    if (wait_in_subtransaction(milliseconds_until(deadline_), wait)) return true;
+    if (is_lock_timeout_) report::lock_timeout();
+    return false;
+}
+
+bool KeyLock::wait_for_holder(const WaitBound& bound) const {
+    if (bound.is_over()) return false;
+    int count = 0;
+    const VirtualTransactionId* holders = GetLockConflicts(&tag_, ExclusiveLock, &count);
+    if (count == 0) return true;
+    const VirtualTransactionId holder = holders[0];
+    const int left = std::min(milliseconds_until(bound.deadline_), longest_nap_in_milliseconds);
+    (void)bound.wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
+    return true;
 }
 
 bool WaitBound::wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const {
@@ -180,7 +201,12 @@ bool WaitBound::wait_for(const RowWriter& writer) const {
     }
 }
 
-bool WaitBound::nap(TimestampTz until) const {
+bool WaitBound::nap(Event event, TimestampTz until) const {
+    if (is_over()) return false;
+    return announce_wait(event) || sleep(until);
+}
+
+bool WaitBound::sleep(TimestampTz until) const {
     if (is_over()) return false;
     if (lease_wait_event == 0) lease_wait_event = compat::wait_event("IdemLease");
     const std::int64_t left = std::min(until - GetCurrentTimestamp(), deadline_ - steady_now());

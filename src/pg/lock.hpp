@@ -21,6 +21,7 @@
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
 #include "pg/server.hpp"
+#include "pg/wakeup.hpp"
 
 namespace idem::pg {
 
@@ -45,13 +46,21 @@ class WaitBound {
     bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
     bool wait_for(const RowWriter& writer) const;
-    // Naps until then at most. For events that are not signalled.
-    bool nap(TimestampTz until) const;
-    bool nap_briefly() const { return nap(GetCurrentTimestamp() + 1000); }
+    // Waits for the event, until then at most. Comes back at once when the event was not announced
+    // before, and else after a tenth of a second at the latest; the caller looks again each time,
+    // and withdraws the announcement (pg/wakeup) when it stops waiting.
+    bool nap(Event event, TimestampTz until) const;
+    // For what has no event.
+    bool nap_briefly() const { return sleep(GetCurrentTimestamp() + 1000); }
 
   private:
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
+    bool sleep(TimestampTz until) const;
+    template <class Wait>
+    bool wait_in_subtransaction(int milliseconds, Wait wait) const;
+
+    friend class KeyLock;
 
     TimestampTz begun_;
     std::int64_t deadline_;         // by the steady clock
@@ -67,6 +76,11 @@ class KeyLock {
     // Returns false when the bound came first.
     bool acquire(const WaitBound& bound);
     void release();
+    // Waits, without taking the lock, for the end of the transaction that holds it. Comes back
+    // after a tenth of a second at the latest, because the holder may have released the lock
+    // without ending, and the caller looks again. This is too short to detect a deadlock; the bound
+    // ends it. Returns false when the bound came first.
+    bool wait_for_holder(const WaitBound& bound) const;
 
     // Whether this backend holds the lock.
     bool is_held() const;

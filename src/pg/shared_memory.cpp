@@ -4,6 +4,7 @@
 #include "pg/limiter.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
+#include "pg/wakeup.hpp"
 
 namespace idem::pg {
 namespace {
@@ -21,6 +22,7 @@ constexpr std::array pieces = {
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
     Piece{"idem_visit", 0, visit_size, attach_visit},
+    Piece{"idem_wakeup", 0, wakeup_size, attach_wakeup},
 };
 
 constinit shmem_request_hook_type next_request_hook = nullptr;

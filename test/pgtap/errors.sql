@@ -136,6 +136,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'negative ttl', $$SELECT idem.claim('errors', 'new', ttl => '-1 s')$$),
     ('22023', 'ttl beyond 365,000 days', $$SELECT idem.claim('errors', 'new', ttl => '1014 years')$$),
     ('22023', 'negative wait', $$SELECT idem.claim('errors', 'new', wait => '-1 s')$$),
+    ('22023', 'negative wait of lookup', $$SELECT idem.lookup('errors', 'new', wait => '-1 s')$$),
     ('22023', 'the arguments'' shape comes before the scope', $$SELECT idem.claim('unknown', 'new', ttl => '0')$$),
     ('22023', 'a lease of no time', $$SELECT idem.claim('errors', 'new', lease => '0')$$),
     ('22023', 'renewing an atomic claim', $$SELECT idem.renew(token) FROM idem.claim('errors', 'new')$$),

@@ -52,7 +52,7 @@ SELECT set_eq(
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('http_status', 'sqlstate text', 'integer'),
     ('key_weakness', 'key text', 'text'),
-    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text', 'idem.record_info'),
+    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
     ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),

@@ -55,6 +55,27 @@ is($standby->safe_psql('postgres', q{SELECT idem.redacted('payments', '{"payment
 my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
 is($stdout, 'absent', 'a key without a record is absent');
 like($stderr, qr/NOTICE.*standby/, 'a notice says that a standby may lag');
+# A standby gets no wake-ups. lookup polls, for an absent key too.
+$primary->safe_psql('postgres', q{CREATE TABLE waited AS SELECT token FROM idem.claim('payments', 'waited', lease => '1 hour')});
+$primary->wait_for_catchup($standby);
+my %waiting = (arriving => 'absent', waited => 'in_progress');
+for my $key (sort keys %waiting)
+{
+	my ($at_bound) = ($standby->psql('postgres', "SELECT state FROM idem.lookup('payments', '$key', wait => '10 ms')"))[1];
+	is($at_bound, $waiting{$key}, "at the bound, lookup returns what the standby knows: $waiting{$key}");
+	my $session = $standby->background_psql('postgres', on_error_stop => 0);
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	$session->query_until(qr/waiting/, "\\echo waiting\nSELECT state, attempt FROM idem.lookup('payments', '$key', wait => '10 minutes');\n");
+	waits_for($standby, $pid, 'Extension');
+	$waiting{$key} = $session;
+}
+$primary->safe_psql('postgres', q{SELECT pay('arriving', '{"amount": 1}')});
+$primary->safe_psql('postgres', q{SELECT idem.complete(token) FROM waited});
+for my $key (sort keys %waiting)
+{
+	is($waiting{$key}->query_safe(''), 'completed|1', "lookup on a standby waits for the outcome: $key");
+	$waiting{$key}->quit;
+}
 is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
 	'completed', 'lookup answers in REPEATABLE READ');
 

@@ -159,10 +159,16 @@ SQL
 		my ($function) = $call =~ /^(\w+)/;
 		$sql->($name, "CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.$call; END");
 		my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
-		like($refused, qr/ERROR:  cannot replace function idem\.$function\(.*other objects depend on it\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/,
+		like($refused, qr/ERROR:  cannot replace idem\.$function\(\): other objects depend on it\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/,
 			"$version: an object that depends on $function() is named");
 		$sql->($name, 'DROP FUNCTION onboard');
 	}
+	$sql->($name, q{CREATE VIEW answered AS SELECT l.state FROM idem.lookup('orders', 'done') l});
+	(undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+	like($refused, qr/ERROR:  cannot replace idem\.lookup\(\): other objects depend on it\nDETAIL:  view \S*answered /, "$version: so is a view on lookup");
+	$sql->($name, 'DROP VIEW answered');
+	my ($revoked) = ($node->psql($name, 'BEGIN; REVOKE EXECUTE ON FUNCTION idem.lookup FROM PUBLIC; ALTER EXTENSION idem UPDATE; ROLLBACK'))[2];
+	like($revoked, qr/WARNING:  every role can call idem\.lookup again\nDETAIL:.*\nHINT:  REVOKE EXECUTE ON FUNCTION idem\.lookup FROM PUBLIC/, "$version: the update says that lookup is everyone's again");
 
 	# The update, beside an open claim, with planted functions that it must not call.
 	my $session = $node->background_psql($name, on_error_stop => 1);
