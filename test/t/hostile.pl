@@ -177,7 +177,15 @@ SELECT idem.fail(:'token', '{"message": "no"}');
 BEGIN;
 SELECT idem.release(token) FROM idem.claim('shop', 'order-5');
 COMMIT;
+SELECT token FROM idem.claim('shop', 'order-6', lease => '1 hour') \gset
+SELECT idem.release(:'token', '1 microsecond', '{"message": "later"}');
+SELECT pg_catalog.pg_sleep(0.01);
+SELECT token, key, last_error FROM idem.take('shop') \gset
+SELECT idem.complete(:'token');
+SELECT state FROM idem.lookup('shop', 'order-6', wait => '1 s');
+SELECT pg_catalog.pg_typeof(idem.backoff(1));
 SELECT name FROM idem.scopes;
+SELECT idem.scope_ddl('shop');
 SELECT scope, tenant FROM idem.weak_keys;
 SELECT source, seq FROM idem.streams;
 SELECT idem.redacted('shop', '{"amount": 1}');
