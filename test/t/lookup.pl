@@ -9,6 +9,7 @@ use Test::More;
 
 my $schema = <<'SQL';
 SELECT idem.create_scope('jobs', wait => '10 minutes', lease => '1 hour');
+SELECT idem.create_scope('queue');
 CREATE TABLE job (n integer PRIMARY KEY, token text);
 SQL
 
@@ -98,7 +99,8 @@ for my $case (
 	[ 'lookup', 'complete in a savepoint', q{BEGIN; SAVEPOINT s; SELECT idem.complete('%2$s'); RELEASE s; COMMIT}, 'completed|1' ],
 	[ 'lookup', 'one of a hundred', q{BEGIN; SELECT count(idem.forget('jobs', 'x' || i)) FROM generate_series(1, 100) i; SELECT idem.complete('%2$s'); COMMIT}, 'completed|1' ],
 	[ 'claim', 'complete', q{SELECT idem.complete('%2$s')}, 'completed|1' ],
-	[ 'claim', 'release', q{SELECT idem.release('%2$s')}, 'claimed|2' ])
+	[ 'claim', 'release', q{SELECT idem.release('%2$s')}, 'claimed|2' ],
+	[ 'claim', 'revoke', q{SELECT idem.revoke('jobs', '%1$s')}, 'claimed|2' ])
 {
 	my ($call, $ending, $statement, $expected) = @$case;
 	my $key = "$call, $ending" =~ s/\W+/-/gr;
@@ -112,6 +114,20 @@ my $token = begin('forgotten');
 my $forgetter = waiter(q{SELECT idem.forget('jobs', 'forgotten')});
 $node->safe_psql('postgres', "SELECT idem.complete('$token')");
 is(answer($forgetter), 't', 'forget is woken by complete');
+
+# A taker waits for any operation of its scope.
+for my $case (
+	[ 'release', q{SELECT idem.release('%s')} ],
+	[ 'revoke', q{SELECT idem.revoke('queue', 'due')} ],
+	[ 'revoke of a released operation', q{SELECT idem.release('%s', '1 hour'); SELECT idem.revoke('queue', 'due')} ])
+{
+	my ($ending, $statement) = @$case;
+	$token = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('queue', 'due', lease => '1 hour')});
+	my $taker = waiter(q{SELECT key, attempt FROM idem.take('queue', wait => '10 minutes')});
+	$node->safe_psql('postgres', sprintf($statement, $token));
+	is(answer($taker), 'due|2', "take is woken by $ending");
+	$node->safe_psql('postgres', q{DELETE FROM idem.record WHERE key = 'due'});
+}
 
 # A waiter that runs in a function which catches its error waits again in the same transaction.
 $token = begin('again');
