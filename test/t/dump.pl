@@ -15,6 +15,11 @@ $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
 	weak_keys => 'warn', response_exclude => '{größe,b.c}')});
+# An operation that was begun, failed for a moment and is to be tried again.
+$from->safe_psql('postgres', q{SELECT idem.alter_scope('second', store_request => true, answer_ttl => '1 day')});
+my $begun = $from->safe_psql('postgres', q{SELECT token FROM idem.claim('second', 'begun', '{"amount": 7}', lease => '1 hour')});
+$from->safe_psql('postgres', qq{SELECT idem.checkpoint('$begun', 'charged', '{"charge": 7}')});
+$from->safe_psql('postgres', qq{SELECT idem.release('$begun', '1 ms', '{"message": "later"}')});
 # Records of two secrets, and of a scope that was dropped.
 is($from->safe_psql('postgres', q{SELECT idem.rotate_secret()}), '2', 'the secret is rotated');
 $from->safe_psql('postgres', q{SELECT pay('rotated', '{"amount": 5}')});
@@ -48,9 +53,11 @@ sub check
 	is($ask->($scopes), $rules, "$kind: the scopes' rules are there");
 	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '3|3', "$kind: the secrets are there, once");
 	my $left = $kind =~ /while purging/ ? 0 : 1;
-	is($ask->(q{SELECT count(*) FROM idem.record}), 4 + $left, "$kind: so are the records");
+	is($ask->(q{SELECT count(*) FROM idem.record}), 5 + $left, "$kind: so are the records");
 	is($ask->(q{SELECT idem.purge()}), $left, "$kind: the purger deletes that of a dropped scope, and no other");
-	is($ask->(q{SELECT count(*) FROM idem.record}), '4', "$kind: it has deleted one");
+	is($ask->(q{SELECT count(*) FROM idem.record}), '5', "$kind: it has deleted one");
+	is($ask->(q{SELECT key, request, attempt, recovery_point, recovery_state, last_error FROM idem.take('second')}),
+		'begun|{"amount": 7}|2|charged|{"charge": 7}|{"message": "later"}', "$kind: what was begun can be finished");
 	is($ask->("BEGIN; $child_key; ROLLBACK"), $child, "$kind: child keys are the same");
 	$ask->(q{SELECT idem.create_scope('third')});
 	is($ask->(q{SELECT id > (SELECT max(id) FROM idem.scope WHERE name <> 'third') FROM idem.scope WHERE name = 'third'}),

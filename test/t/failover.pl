@@ -143,9 +143,12 @@ sub claim_job
 	return ask("SET synchronous_commit = off; SELECT token FROM idem.claim('jobs', '$key', lease => '1 hour')");
 }
 sub job { my ($key) = @_; return ask("SELECT outcome, attempt, recovery_point FROM idem.try_claim('jobs', '$key', lease => '1 hour')"); }
-my %token = map { $_ => claim_job($_) } qw(held finished overtaken);
+my %token = map { $_ => claim_job($_) } qw(held finished overtaken left);
 ask("SELECT idem.checkpoint('$token{overtaken}', 'charged', '{\"charge\": 7}')");
+ask("SELECT idem.checkpoint('$token{left}', 'charged'); SELECT idem.release('$token{left}', '1 ms', '{\"message\": \"later\"}')");
 fail_over();
+is(ask(q{SELECT key, attempt, recovery_point, last_error->>'message' FROM idem.take('jobs')}), 'left|2|charged|later',
+	'lease: what was released is taken on the new primary');
 is(job('held'), 'in_progress||', 'lease: in flight on the new primary');
 ask("SELECT idem.renew('$token{finished}'); SELECT idem.complete('$token{finished}', '\"done\"')");
 is(job('finished'), 'completed|1|', 'lease: the token of the old primary completes on the new one');

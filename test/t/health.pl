@@ -157,7 +157,7 @@ is(health('leases', held => '0', column => 'scope, status'), 'payments|warn', 'l
 is(health('leases', held => '178000000 years'), 'ok', 'leases: not as long ago as an interval may be');
 is(health('leases', held => '-178000000 years'), 'warn', 'leases: longer ago than a negative interval');
 ($which) = hint('leases', held => '0') =~ /: (SELECT tenant.*)/;
-like(sql($which), qr/^\|lost\|leased\|/, 'leases: the hint finds it');
+like(sql($which), qr/^\|lost\|released\|/, 'leases: the hint finds it');
 my ($take) = hint('leases', held => '0') =~ /: (SELECT \* FROM idem\.take\('payments'\))/;
 sql("SELECT idem.release(token) FROM ($take) t");
 is(health('attempts'), 'warn', 'attempts: used up again');

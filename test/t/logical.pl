@@ -203,6 +203,15 @@ for (@databases)
 	is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}), 'completed|"done"',
 		"$database: what was completed meanwhile is there");
 
+	# An operation that is begun here is finished there.
+	my $is_current = $database ne 'released';
+	$publisher->safe_psql($database, q{SELECT idem.alter_scope('orders', store_request => true)}) if $is_current;
+	$publisher->safe_psql($database, <<"SQL" . ($is_current ? q{, '0', '{"message": "later"}'} : '') . q{) FROM job WHERE key = 'begun'});
+INSERT INTO job SELECT 'begun', token FROM idem.claim('orders', 'begun', '{"n": 1}', lease => '1 hour');
+SELECT idem.checkpoint(token, 'half way') FROM job WHERE key = 'begun';
+SELECT idem.release(token
+SQL
+
 	# The records of a dropped scope still exist when the publisher is shut down.
 	$publisher->append_conf('postgresql.conf', 'idem.purge_naptime = 0');
 	$publisher->reload;
@@ -236,6 +245,8 @@ for my $database (map { $_->[0] } @databases)
 	answers($database, $_) for ('copied', 'streamed', $database eq 'ahead' ? 'updated' : ());
 	$subscriber->safe_psql($database, 'ALTER EXTENSION idem UPDATE');
 	new_scope_is_new($database, 'after the update');
+	is($subscriber->safe_psql($database, q{SELECT request, attempt, recovery_point, last_error->>'message' FROM idem.take('orders') WHERE key = 'begun'}),
+		$database eq 'released' ? '|2|half way|' : '{"n": 1}|2|half way|later', "$database: what was begun there can be finished here");
 	is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), $database eq 'ahead' ? 5 : 4, "$database: the secrets of the old primary, and no others");
 	$subscriber->safe_psql($database, q{SELECT count(idem.complete(token)) FROM generate_series(1, 500) i,
 		idem.claim('orders', 'short ' || i, ttl => '1 us')});

@@ -121,6 +121,13 @@ SQL
 	my $token = $sql->($name, q{SELECT token FROM idem.claim('orders', 'leased', '{"n": 3}', lease => '1 hour')});
 	$sql->($name, qq{SELECT idem.checkpoint('$token', 'half way', '{"step": 2}')});
 
+	# Operations that were begun and abandoned: one is due, one was released, one lapses later.
+	$sql->($name, <<'SQL');
+SELECT idem.checkpoint(token, 'charged', '{"charge": 9}') FROM idem.claim('orders', 'abandoned', '{"n": 9}', lease => '100 ms');
+SELECT idem.release(token) FROM idem.claim('orders', 'released', '{"n": 10}', lease => '1 hour');
+SELECT claimed FROM idem.claim('orders', 'running', '{"n": 11}', lease => '1 hour');
+SQL
+
 	# Keys that are UUIDs: finished, leased and expired.
 	my @uuid = map { "0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c0$_" } (1 .. 3);
 	$sql->($name, qq{SELECT idem.complete(token, '{"order": 5}') FROM idem.claim('orders', '$uuid[0]', '{"n": 5}')});
@@ -158,13 +165,13 @@ SQL
 	{
 		my ($function) = $call =~ /^(\w+)/;
 		$sql->($name, "CREATE FUNCTION onboard() RETURNS void LANGUAGE sql BEGIN ATOMIC SELECT idem.$call; END");
-		my (undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+		my $refused = ($node->psql($name, 'ALTER EXTENSION idem UPDATE'))[2];
 		like($refused, qr/ERROR:  cannot replace idem\.$function\(\): other objects depend on it\nDETAIL:  function \S*onboard\(\).*\nHINT:  Drop these objects/,
 			"$version: an object that depends on $function() is named");
 		$sql->($name, 'DROP FUNCTION onboard');
 	}
 	$sql->($name, q{CREATE VIEW answered AS SELECT l.state FROM idem.lookup('orders', 'done') l});
-	(undef, undef, $refused) = $node->psql($name, 'ALTER EXTENSION idem UPDATE');
+	my $refused = ($node->psql($name, 'ALTER EXTENSION idem UPDATE'))[2];
 	like($refused, qr/ERROR:  cannot replace idem\.lookup\(\): other objects depend on it\nDETAIL:  view \S*answered /, "$version: so is a view on lookup");
 	$sql->($name, 'DROP VIEW answered');
 	my ($revoked) = ($node->psql($name, 'BEGIN; REVOKE EXECUTE ON FUNCTION idem.lookup FROM PUBLIC; ALTER EXTENSION idem UPDATE; ROLLBACK'))[2];
@@ -216,6 +223,9 @@ SQL
 	is($sql->($name, $form), join("\n", "$uuid[0]||1|f|37", map { "|$_|||18" } @uuid[1, 2]), "$version: what is written now is compact");
 	is($sql->($name, q{SELECT key, attempt, redacted FROM idem.records WHERE key ~ '^0190b8f3' ORDER BY key}),
 		join("\n", map { "$_|1|f" } @uuid), "$version: the view shows all in one form");
+	my $take = qq{SET ROLE $user; SELECT idem.complete(token), key, attempt, recovery_point, recovery_state FROM idem.take('orders')};
+	is(join("\n", sort map { $sql->($name, $take) } 1 .. 2), "|abandoned|2|charged|{\"charge\": 9}\n|released|2||", "$version: what was begun before is finished");
+	is($sql->($name, qq{SELECT idem.revoke('orders', 'running'); $take}), "t\n|running|2||", "$version: a lease of then can be revoked");
 	is($sql->($name, q{SELECT idem.advance('orders', 'stream', 7), idem.advance('orders', 'stream', 8)}), 'f|t',
 		"$version: the watermark is where it was");
 	is($sql->($name, 'SELECT key FROM effect'), "open\nopen", "$version: defaults and triggers work");

@@ -105,6 +105,15 @@ sql("SELECT outcome FROM idem.claim('payments', 'leased', ttl => '1 millisecond'
 fill('postgres', 1, '-1 second');
 left('postgres', 11, 'a running lease keeps its record');
 
+# An answer is erased before its record expires.
+sql("SELECT idem.alter_scope('payments', answer_ttl => '1 ms')");
+sql(q{SELECT idem.complete(token, '{"iban": "DE89"}', 201, '{"a": "b"}', 'DE89') FROM idem.claim('payments', 'private')});
+ok($node->poll_query_until('postgres',
+		q{SELECT redacted AND num_nulls(response, headers, body) = 3 AND status = 201 FROM idem.record WHERE key = 'private'}),
+	'the worker erases an answer that is older than answer_ttl');
+left('postgres', 12, 'and keeps the record');
+sql("SELECT idem.alter_scope('payments', answer_ttl => '0'); DELETE FROM idem.record WHERE key = 'private'");
+
 # An expired row that a claim is replacing belongs to that claim.
 set_conf('idem.purge_naptime' => '0');
 wait_for_launcher();
@@ -220,7 +229,7 @@ set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 100);
 catch_worker('dropped');
 ok( $node->poll_query_until('postgres', <<'SQL'), 'progress is visible');
 SELECT count(*) > 0 FROM pg_stat_activity
- WHERE backend_type = 'idem purger' AND query ~ '^idem: purging, block \d+ of \d+, [1-9]\d* records deleted$'
+ WHERE backend_type = 'idem purger' AND query ~ '^idem: purging, block \d+ of \d+, [1-9]\d* records purged$'
 SQL
 catch_worker('dropped');
 is(sql('DROP DATABASE dropped'), '', 'DROP DATABASE waits for the worker to leave');
