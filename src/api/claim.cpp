@@ -66,7 +66,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             return answer(seen);
         }
-        if (call.wait > 0) waiting_since = bound.begun();
+        if (call.wait > 0 && waiting_since == 0) waiting_since = GetCurrentTimestamp();
         if (next == Next::wait_for_lock) {
             locked = lock.acquire(bound);
             if (!locked) return give_up(lock.holder().value_or(report::Holder{}));
