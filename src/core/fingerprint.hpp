@@ -9,6 +9,8 @@
 // Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
+#include <algorithm>
+
 #include "core/crypto.hpp"
 
 namespace idem::core {
@@ -108,10 +110,16 @@ bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 class FingerprintSink {
   public:
     [[nodiscard]] bool begin(const Secret& secret, std::uint32_t secret_id) noexcept;
-    void write(Bytes bytes) noexcept;
+    // Here, so that the many pieces of one and four bytes become single stores.
+    void write(Bytes bytes) noexcept {
+        if (bytes.size() > buffer_.size() - used_) return write_beyond(bytes);
+        std::copy(bytes.begin(), bytes.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
+        used_ += bytes.size();
+    }
     [[nodiscard]] bool finish(Fingerprint& out) noexcept;
 
   private:
+    void write_beyond(Bytes bytes) noexcept;
     void flush() noexcept;
 
     std::array<std::byte, 512> buffer_;
