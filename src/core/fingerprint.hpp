@@ -97,6 +97,9 @@ struct StoredFingerprint {
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
 };
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
+constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
+    return !stored.empty() && stored[0] == static_cast<std::byte>(version);
+}
 // False when the bytes are not a fingerprint of one of these versions.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 
