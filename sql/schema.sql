@@ -214,6 +214,39 @@ COMMENT ON TYPE idem.claim_result IS
     'The result of idem.claim() and idem.try_claim(): the token of a new claim, or the stored '
     'answer.';
 
+COMMENT ON COLUMN idem.claim_result.claimed IS
+    'Whether the caller owns the operation.';
+COMMENT ON COLUMN idem.claim_result.outcome IS
+    'claimed, completed, failed, in_progress, conflict, stale_key or limited.';
+COMMENT ON COLUMN idem.claim_result.token IS
+    'The handle of the claim; NULL unless claimed.';
+COMMENT ON COLUMN idem.claim_result.attempt IS
+    'The attempt that this claim is, or that stored the answer. The first is 1.';
+COMMENT ON COLUMN idem.claim_result.response IS
+    'The stored response.';
+COMMENT ON COLUMN idem.claim_result.status IS
+    'The stored status.';
+COMMENT ON COLUMN idem.claim_result.headers IS
+    'The stored headers.';
+COMMENT ON COLUMN idem.claim_result.body IS
+    'The stored body.';
+COMMENT ON COLUMN idem.claim_result.error IS
+    'The stored failure. If the attempts are exhausted, the last error that idem.release() '
+    'was given; NULL if it was given none.';
+COMMENT ON COLUMN idem.claim_result.retry_after IS
+    'When to come back, for in_progress and limited. NULL where waiting does not help, '
+    'because this transaction itself holds the key or too many keys.';
+COMMENT ON COLUMN idem.claim_result.recovery_point IS
+    'When claimed, the recovery point of the attempt that was taken over.';
+COMMENT ON COLUMN idem.claim_result.recovery_state IS
+    'The state of the recovery point.';
+COMMENT ON COLUMN idem.claim_result.created_at IS
+    'When the operation was first claimed.';
+COMMENT ON COLUMN idem.claim_result.expires_at IS
+    'When the answer expires; NULL until completed.';
+COMMENT ON COLUMN idem.claim_result.redacted IS
+    'Of a stored answer, whether the scope kept a part of it out.';
+
 CREATE TYPE idem.taken AS (
     token               text,
     key                 text,
@@ -230,6 +263,27 @@ CREATE TYPE idem.taken AS (
 COMMENT ON TYPE idem.taken IS
     'The result of idem.take(): an unfinished operation with what is needed to finish it. All '
     'columns are NULL if none was due.';
+
+COMMENT ON COLUMN idem.taken.token IS
+    'The handle of the new attempt.';
+COMMENT ON COLUMN idem.taken.key IS
+    'The key of the operation.';
+COMMENT ON COLUMN idem.taken.tenant IS
+    'The tenant; empty if there is none.';
+COMMENT ON COLUMN idem.taken.request IS
+    'The request, if the scope had store_request when the operation was begun.';
+COMMENT ON COLUMN idem.taken.attempt IS
+    'The new attempt.';
+COMMENT ON COLUMN idem.taken.recovery_point IS
+    'The last recovery point of the operation.';
+COMMENT ON COLUMN idem.taken.recovery_state IS
+    'The state of the recovery point.';
+COMMENT ON COLUMN idem.taken.last_error IS
+    'The last error that idem.release() was given.';
+COMMENT ON COLUMN idem.taken.created_at IS
+    'When the operation was first claimed.';
+COMMENT ON COLUMN idem.taken.expires_at IS
+    'When the record expires, unless the lease is renewed.';
 
 CREATE TYPE idem.record_info AS (
     state               text,
@@ -250,6 +304,34 @@ CREATE TYPE idem.record_info AS (
 COMMENT ON TYPE idem.record_info IS
     'The result of idem.lookup(). state is absent, in_progress, completed or failed.';
 
+COMMENT ON COLUMN idem.record_info.state IS
+    'absent, in_progress, completed or failed.';
+COMMENT ON COLUMN idem.record_info.attempt IS
+    'The current attempt.';
+COMMENT ON COLUMN idem.record_info.response IS
+    'The stored response.';
+COMMENT ON COLUMN idem.record_info.status IS
+    'The stored status.';
+COMMENT ON COLUMN idem.record_info.headers IS
+    'The stored headers.';
+COMMENT ON COLUMN idem.record_info.body IS
+    'The stored body.';
+COMMENT ON COLUMN idem.record_info.error IS
+    'The stored failure, or the last error if the attempts are exhausted.';
+COMMENT ON COLUMN idem.record_info.created_at IS
+    'When the operation was first claimed.';
+COMMENT ON COLUMN idem.record_info.expires_at IS
+    'When the record expires.';
+COMMENT ON COLUMN idem.record_info.lease_end IS
+    'Of a leased claim in progress, when its lease ends, or when it is due after its release.';
+COMMENT ON COLUMN idem.record_info.holder_pid IS
+    'The process whose transaction works on the operation. NULL for a prepared transaction, '
+    'and between the transactions of a leased claim.';
+COMMENT ON COLUMN idem.record_info.since IS
+    'When the record was created, or the holder''s transaction began.';
+COMMENT ON COLUMN idem.record_info.redacted IS
+    'Whether the scope kept a part of the answer out.';
+
 CREATE TYPE idem.execution AS (
     outcome             text,
     replayed            boolean,
@@ -262,3 +344,14 @@ COMMENT ON TYPE idem.execution IS
     'The result of idem.execute(): outcome is completed, with the response, or failed, with the '
     'error. replayed is true if it comes from the record; redacted is true if the scope kept a '
     'part of it out of the record.';
+
+COMMENT ON COLUMN idem.execution.outcome IS
+    'completed or failed.';
+COMMENT ON COLUMN idem.execution.replayed IS
+    'Whether this is the stored answer and the operation did not run.';
+COMMENT ON COLUMN idem.execution.response IS
+    'The response.';
+COMMENT ON COLUMN idem.execution.error IS
+    'The failure: sqlstate, message, detail and hint.';
+COMMENT ON COLUMN idem.execution.redacted IS
+    'Whether the scope kept a part of the stored answer out.';

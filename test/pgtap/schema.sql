@@ -20,6 +20,11 @@ SELECT set_eq(
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_proc'::regclass)$$,
     ARRAY['idem'], 'everything is in schema idem');
 
+SELECT is_empty(
+    $$SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+       WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'c' AND col_description(c.oid, a.attnum) IS NULL$$,
+    'every column of a result has a comment');
+
 -- Functions -------------------------------------------------------------------------------------
 
 SELECT set_eq(

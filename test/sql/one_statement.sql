@@ -1,4 +1,6 @@
 -- The one-statement form: a claim, its effect and its answer in one command, as a client sends it.
+DROP EXTENSION idem;
+CREATE EXTENSION idem;
 SELECT idem.create_scope('shop');
 CREATE TABLE payment (id integer GENERATED ALWAYS AS IDENTITY, amount numeric);
 CREATE TABLE ledger (payment integer, amount numeric);

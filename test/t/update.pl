@@ -52,6 +52,9 @@ WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND ref
           FROM member JOIN pg_attribute a ON attrelid = objid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
          WHERE classid = 'pg_class'::regclass AND NOT attisdropped
         UNION ALL
+        SELECT c.relname || '.' || attname, col_description(c.oid, attnum) FROM pg_class c JOIN pg_attribute a ON attrelid = c.oid
+         WHERE relnamespace = 'idem'::regnamespace AND relkind = 'c'
+        UNION ALL
         SELECT conrelid::regclass::text, pg_get_constraintdef(c.oid) FROM member JOIN pg_constraint c ON conrelid = objid
          WHERE classid = 'pg_class'::regclass
         UNION ALL
