@@ -219,13 +219,13 @@ sub run_page
 	return;
 }
 
-# A page whose SQL another test runs, all of it.
+# A page whose SQL and Python another test runs, all of it.
 sub check_kinds
 {
 	my ($page) = @_;
 	for my $block (blocks_of($page))
 	{
-		ok($block->{kind} =~ /^(?:sql|text)$/ && !$block->{'not run'} && !$block->{indent},
+		ok($block->{kind} =~ /^(?:sql|python|text)$/ && !$block->{'not run'} && !$block->{indent},
 			"$page, line $block->{line}: run by $tested_elsewhere{$page}, or text");
 	}
 	return;

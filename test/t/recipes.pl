@@ -1,22 +1,30 @@
 # The recipes of docs/recipes.md, as a reader would paste them: each is retried, crashed or raced,
 # and has one effect and one answer. Then again without idem's call, to show that the call made the
-# difference.
+# difference. Recipes of several steps are killed at every step.
+#
+# IDEM_RECIPES: a pattern of the names of recipes to test; all if it is not set.
 use strict;
 use warnings;
 
+use HTTP::Tiny;
 use IdemTest;
+use IO::Socket::INET;
+use IPC::Run;
+use JSON::PP;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use POSIX ();
 use Test::More;
+use Time::HiRes qw(usleep);
 
 my $node = idem_node('recipes', bare => 1, conf => "fsync = off\n");
 $node->safe_psql('postgres', 'CREATE DATABASE kitchen');
 $node->safe_psql('kitchen', 'CREATE EXTENSION idem');
 install_lapse($node, 'kitchen');
 
-# The SQL under each heading, in order.
+# The SQL under each heading, in order, and its Python.
 my @titles;
-my %recipe;
+my (%recipe, %python);
 for my $section (split /^## /m, slurp_file('docs/recipes.md'))
 {
 	my ($title, $text) = split /\n/, $section, 2;
@@ -24,6 +32,7 @@ for my $section (split /^## /m, slurp_file('docs/recipes.md'))
 	next if $sql eq '';
 	push @titles, $title;
 	$recipe{$title} = $sql;
+	$python{$title} = [ $text =~ /^```python\n(.*?)^```$/msg ];
 }
 
 # The result of a statement, or the SQLSTATE that it fails with.
@@ -37,6 +46,56 @@ sub ask
 	return $stdout;
 }
 sub facts { return join ', ', @_; }
+
+# ---------------------------------------------------------------------------------------------
+# Death at every step
+# ---------------------------------------------------------------------------------------------
+
+# The procedures of a recipe, which may die after each of their statements.
+sub mortal
+{
+	my ($sql) = @_;
+	my $mortal = '';
+	for my $procedure ($sql =~ /^(CREATE PROCEDURE .*?^END \$\$;\n)/msg)
+	{
+		my ($head, $body) = $procedure =~ /^(.*?^BEGIN\n)(.*)/ms;
+		$body =~ s/;(\s*(?:--.*)?\n)(?!\z)/; PERFORM may_die();$1/g;
+		$mortal .= ($head =~ s/^CREATE/CREATE OR REPLACE/r) . ($body =~ s/^END; PERFORM may_die\(\);$/END;/mr);
+	}
+	return <<"SQL";
+CREATE SEQUENCE step;
+CREATE FUNCTION may_die() RETURNS void LANGUAGE plpgsql AS \$\$
+BEGIN
+  IF nextval('step') = current_setting('test.dies_at', true)::bigint THEN
+    PERFORM pg_terminate_backend(pg_backend_pid());
+  END IF;
+END \$\$;
+$mortal
+SQL
+}
+
+# Runs a statement that dies after its nth step. Returns false if it ran to its end.
+sub dies_at
+{
+	my ($n, $sql) = @_;
+	my ($status, undef, $stderr) =
+	  $node->psql($database, "ALTER SEQUENCE step RESTART; SET test.dies_at = $n;\n$sql", on_error_stop => 1);
+	return 1 if $stderr =~ /terminating connection/;
+	die "$sql: $stderr" if $status;
+	return 0;
+}
+
+# SQL that ends all leases a second ago, or in an hour.
+sub end_leases
+{
+	my ($when) = @_;
+	return "UPDATE idem.record SET lease_end = clock_timestamp() + interval '$when' WHERE state = 'p';\n";
+}
+
+# A file to which a service outside of the database writes what it does, of this database's recipe.
+my $folder = PostgreSQL::Test::Utils::tempdir;
+sub service_log { return "$folder/" . ($database =~ s/\W/_/gr) . '.log'; }
+sub logged { return -e service_log() ? split /\n/, slurp_file(service_log()) : (); }
 
 # ---------------------------------------------------------------------------------------------
 # An external call
@@ -56,7 +115,7 @@ sub external_call
 	$charge = $call->($key2);
 	my $answer = ask("SELECT payment_end('$token2', 10, '$charge')");
 	my $zombie = ask("SELECT payment_end('$token1', 10, '$charge')");
-	my ($token3, $key3, $maybe3, $replay) = split /\|/, ask($begin);
+	my ($token3, $key3, $maybe3, $charge3, $replay) = split /\|/, ask($begin);
 	if ($token3 =~ /^ID/) { $replay = $token3; }
 	elsif ($token3)
 	{
@@ -65,6 +124,360 @@ sub external_call
 	}
 	return facts("maybe $maybe1 $maybe2", "zombie $zombie", 'replay ' . ($replay eq $answer ? 'same' : 'other'),
 		'charges ' . keys(%charges), 'payments ' . ask('SELECT count(*) FROM payment'));
+}
+
+# ---------------------------------------------------------------------------------------------
+# Finishing abandoned operations
+# ---------------------------------------------------------------------------------------------
+
+# Each client begins a payment and dies. A worker takes it and dies at its nth step, which differs for
+# each payment. Then a healthy worker comes, and then the clients' late retries. The processor's log
+# has a line per call: the key and the amount, which identifies the operation. The processor is called
+# again after each death between the call and the commit of the checkpoint.
+sub abandoned
+{
+	my ($doomed, $healthy) = @_;
+	my $last = 0;
+	my $state = 'absent';
+	ask(q{SELECT idem.alter_scope('payments', lease => '1 hour')});
+	while ($state ne 'completed' && $last < 100)
+	{
+		$last++;
+		ask(end_leases('1 hour') . qq{SELECT payment_begin('key $last', '{"amount": $last}'); CALL lapse('key $last')});
+		last unless $doomed->($last);
+		$state = ask("SELECT state FROM idem.lookup('payments', 'key $last')");
+	}
+	ask(q{SELECT payment_begin('the processor is down', '{"amount": 0.5}'); } . end_leases('-1 s'));
+	my $stopped = $healthy->();
+	my $down = ask(q{SELECT last_error->>'message' FROM idem.in_flight WHERE key = 'the processor is down'});
+	my $unfinished = ask(q{SELECT count(*) FROM idem.in_flight WHERE key LIKE 'key %'});
+	my ($charged_again, $called_again) = (0, 0);
+	for my $n (1 .. $last)
+	{
+		my @calls = grep { / $n$/ } logged();
+		my %keys = map { $_ => 1 } @calls;
+		$charged_again += keys(%keys) - 1 if @calls;
+		$called_again += @calls - 1 if @calls;
+	}
+	my $answered = ask(<<"SQL");
+SELECT count(DISTINCT p.id) FROM generate_series(1, $last) n, payment_begin('key ' || n, jsonb_build_object('amount', n)) b
+  JOIN payment p ON b.response = jsonb_build_object('payment', p.id, 'charge', p.charge) WHERE p.amount = n
+SQL
+	note "deaths at $last steps";
+	return facts("unfinished $unfinished", "charged again $charged_again", "called again $called_again",
+		'paid again ' . (ask('SELECT count(*) FROM payment') - $last), 'unanswered ' . ($last - $answered), "down: $down", "stopped $stopped");
+}
+
+# The recipe's procedure. The processor is a program that the server calls, so that no rollback undoes
+# a charge.
+sub abandoned_sql
+{
+	my ($recipe) = @_;
+	my $log = service_log();
+	ask(<<"SQL");
+CREATE FUNCTION charge(charge_key text, amount numeric) RETURNS text LANGUAGE plpgsql AS \$\$
+BEGIN
+  IF amount = 0.5 THEN
+    RAISE EXCEPTION 'processor is down';
+  END IF;
+  EXECUTE format('COPY (SELECT %L) TO PROGRAM %L', charge_key || ' ' || amount, 'cat >> $log');
+  RETURN 'ch_' || charge_key;
+END \$\$;
+SQL
+	ask(mortal($recipe->{sql}));
+	return abandoned(sub { dies_at($_[0], 'CALL finish_payments()') }, sub { ask('CALL finish_payments()'); return 'at its end'; });
+}
+
+# Programs in the background, which are stopped whatever happens to the test.
+my ($test_process, @programs) = $$;
+END { my $status = $?; if ($$ == ($test_process // 0)) { $_->kill_kill for @programs; } $? = $status; }
+
+my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
+
+sub program
+{
+	my ($output, @command) = @_;
+	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => $database, PROCESSOR => $ENV{PROCESSOR});
+	my $run = IPC::Run::start([ $python, @command ], '<', \undef, '>', $output, '2>&1');
+	push @programs, $run;
+	return $run;
+}
+
+sub wait_until
+{
+	my ($what, $condition) = @_;
+	for (1 .. 20 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		return if $condition->();
+		usleep(50_000);
+	}
+	die "timed out: $what";
+}
+
+# A payment processor over HTTP: charges once per key. It does not answer a call for 77 before it is
+# told to.
+sub start_processor
+{
+	my $file = "$folder/processor.py";
+	unlink $file;
+	append_to_file($file, <<'PYTHON');
+import http.server, json, os, sys, time
+
+class Processor(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        key = self.headers["Idempotency-Key"]
+        amount = float(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["amount"])
+        if amount == 0.5:
+            return self.send_error(500)
+        with open(sys.argv[1], "a") as log:
+            log.write(f"{key} {amount:g}\n")
+        while amount == 77 and not os.path.exists(sys.argv[1] + ".go"):
+            time.sleep(0.05)
+        answer = json.dumps({"id": "ch_" + key}).encode()
+        self.send_response(201)
+        self.send_header("Content-Length", len(answer))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Processor)
+print(server.server_port, flush=True)
+server.serve_forever()
+PYTHON
+	my $port = '';
+	my $run = program(\$port, $file, service_log());
+	wait_until('the processor starts', sub { $run->pump_nb; return $port =~ /\n/; });
+	$ENV{PROCESSOR} = "http://127.0.0.1:" . ($port + 0);
+	return $run;
+}
+
+# The recipe's program. Killed at its nth step, it dies before the nth line that its functions execute.
+sub abandoned_python
+{
+	my ($recipe) = @_;
+	my $folder = service_log() =~ s/log$/d/r;
+	mkdir $folder;
+	append_to_file("$folder/payments.py", $recipe->{python}[0]);
+	append_to_file("$folder/killed.py", <<'PYTHON');
+import os, signal, sys
+
+steps, worker = int(sys.argv[1]), sys.argv[2]
+
+def at_line(frame, event, _):
+    global steps
+    if event == "line":
+        steps -= 1
+        if steps == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return at_line
+
+sys.settrace(lambda frame, *_: at_line if frame.f_code.co_filename == worker
+             and frame.f_code.co_name != "<module>" else None)
+exec(compile(open(worker).read(), worker, "exec"), {"__name__": "__main__"})
+PYTHON
+	my $processor = start_processor();
+	my $worker = "$folder/payments.py";
+	my $start = sub { my ($output) = @_; my $run = program($output, $worker); return $run; };
+	my $stop = sub {
+		my ($run) = @_;
+		$run->signal('TERM');
+		$run->finish;
+		return $?;
+	};
+	my $result = abandoned(
+		sub {
+			my $output;
+			my $run = program(\$output, "$folder/killed.py", $_[0], $worker);
+			$run->finish;
+			die "killed by no signal: $output" unless $? == 9;
+			return 1;
+		},
+		sub {
+			my $output = '';
+			my $run = $start->(\$output);
+			wait_until('the worker finishes', sub {
+					$run->pump_nb;
+					return ask(q{SELECT count(*) FILTER (WHERE key LIKE 'key %') = 0 AND count(last_error) = 1 FROM idem.in_flight}) eq 't'; });
+			return $stop->($run) . $output;
+		});
+
+	$result =~ s/called again \d+, //;    # depends on the version of Python
+
+	# The service charges the card, is killed before it knows, and a worker finishes.
+	return $result unless $recipe->{intact};
+	my $service = slurp_file('examples/service.py');
+	my $replaced = $service =~ s/^def pay_once.*?(?=^def )/$recipe->{python}[1]\n\n/ms;
+	ok($replaced, 'service.py has the function that the recipe replaces');
+	append_to_file("$folder/service.py", $service);
+	my ($port, $output) = (PostgreSQL::Test::Cluster::get_free_port(), '');
+	my $serve = sub {
+		my $run = program(\$output, "$folder/service.py", $port);
+		wait_until('the service starts', sub { IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $port) });
+		return $run;
+	};
+	my $post = sub {
+		my ($key, $amount) = @_;
+		return HTTP::Tiny->new(timeout => $PostgreSQL::Test::Utils::timeout_default)->post("http://127.0.0.1:$port/payments",
+			{ headers => { 'Idempotency-Key' => "\"$key\"" }, content => "{\"amount\": $amount}" });
+	};
+	my $run = $serve->();
+	my ($first, $again) = map { $post->('order-76', 76) } 1 .. 2;
+	is("$first->{status} $again->{status} $again->{headers}{'idempotency-replayed'}", '201 201 true', 'the service answers, and replays');
+	is($again->{content}, $first->{content}, 'the service: the same answer');
+	my $client = fork // die "fork: $!";
+	if (!$client) { $post->('order-77', 77); POSIX::_exit(0); }
+	wait_until('the processor is called', sub { grep { / 77$/ } logged() });
+	$run->kill_kill;
+	waitpid $client, 0;
+	append_to_file(service_log() . '.go', '');
+	my $finisher = $start->(\$output);
+	my $taker = q{FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'idem.take' AND pid <> pg_backend_pid()};
+	wait_until('the worker waits', sub { ask("SELECT count(*) $taker") });
+	ask("SELECT pg_terminate_backend(pid) $taker");    # it connects again
+	ask(q{CALL lapse('order-77')});
+	wait_until('the worker finishes', sub { ask(q{SELECT state FROM idem.lookup('payments', 'order-77')}) eq 'completed' });
+	is($stop->($finisher), 0, 'the worker stops at SIGTERM');
+	$run = $serve->();
+	my $late = $post->('order-77', 77);
+	is("$late->{status} $late->{headers}{'idempotency-replayed'}", '201 true', 'the service was killed: the late retry is answered');
+	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77'), 'with the one payment');
+	is(scalar(keys %{ { map { $_ => 1 } grep { / 77$/ } logged() } }), 1, 'and one charge');
+	$run->kill_kill;
+	return $result;
+}
+
+# ---------------------------------------------------------------------------------------------
+# A saga
+# ---------------------------------------------------------------------------------------------
+
+# The services note what they did, by key; a key that was cancelled stays cancelled. The car is refused
+# at the first call for a trip, and never again.
+sub saga
+{
+	my ($recipe) = @_;
+	my $log = service_log();
+	append_to_file($log, '');
+	ask(<<"SQL");
+CREATE FUNCTION note(what text) RETURNS void LANGUAGE plpgsql AS \$\$
+BEGIN
+  EXECUTE format('COPY (SELECT %L) TO PROGRAM %L', what, 'cat >> $log');
+END \$\$;
+CREATE FUNCTION trip_book(step text, key text, request jsonb) RETURNS void LANGUAGE plpgsql AS \$\$
+BEGIN
+  IF request->>'refuse' = step AND strpos(pg_read_file('$log'), format('refuse %s %s', request->>'trip', step)) = 0 THEN
+    PERFORM note(format('refuse %s %s', request->>'trip', step));
+    RAISE EXCEPTION 'no % left', step;
+  END IF;
+  PERFORM note(format('book %s %s %s', request->>'trip', step, key));
+END \$\$;
+CREATE FUNCTION trip_cancel(step text, key text) RETURNS void LANGUAGE sql AS \$\$
+  SELECT note(format('cancel %s %s', step, key));
+\$\$;
+SELECT idem.alter_scope('trips', lease => '1 hour');
+SQL
+	ask(mortal($recipe->{sql}));
+	my %trips;
+	for my $refuse ('none', 'car', 'flight')
+	{
+		my $died = 1;
+		for (my $n = 1; $died; $n++)
+		{
+			my $trip = "$refuse-$n";
+			$trips{$trip} = "CALL book_trip('$trip', '{\"trip\": \"$trip\", \"refuse\": \"$refuse\"}')";
+			$died = dies_at($n, $trips{$trip});
+			die 'the trip does not come to its end' if $n > 100;
+		}
+	}
+	# A worker dies, too.
+	ask(end_leases('-1 s'));
+	dies_at(10 * $_, 'CALL finish_trips()') for 1 .. 3;
+	ask(end_leases('-1 s') . 'CALL finish_trips()');
+
+	my $unfinished = ask('SELECT count(*) FROM idem.in_flight');
+	my @trips = sort keys %trips;
+	my ($late, $later) = map { ask(join ";\n", @trips{@trips}) } 1 .. 2;    # retries
+	my %answer;
+	@answer{@trips} = split /\n/, $late;
+
+	# What is left of each trip.
+	my (%trip_of, %cancelled, %bookings, %cancels);
+	for (logged())
+	{
+		$trip_of{$3} = $1 if /^book (\S+) (\w+) (\S+)$/;
+		next unless /^cancel (\w+) (\S+)$/;
+		$cancelled{$2} = 1;
+		$cancels{ $trip_of{$2} } .= "$1 " if $trip_of{$2};
+	}
+	$bookings{ $trip_of{$_} }++ for grep { !$cancelled{$_} } keys %trip_of;
+	my ($all, $none, $half, $wrong) = (0, 0, 0, 0);
+	for my $trip (@trips)
+	{
+		my $left = $bookings{$trip} // 0;
+		$left == 3 ? $all++ : $left == 0 ? $none++ : $half++;
+		$wrong++ unless ($answer{$trip} // '') =~ ($left == 3 ? qr/"booked": true/ : qr/"booked": false/);
+	}
+	note "$all trips with all bookings, $none with none; cancelled: ", join '; ', sort values %{ { map { $_ => $_ } values %cancels } };
+	my $backwards = !grep { !/^(?:hotel )*(?:flight )+$/ } values %cancels;
+	return facts("half $half", "wrong answers $wrong", 'later ' . ($later eq $late ? 'the same' : 'others'), 'some with all ' . ($all > 0 ? 'yes' : 'no'), 'some with none ' . ($none > 0 ? 'yes' : 'no'),
+		'cancelled ' . ($backwards ? 'backwards' : 'in another order'), "unfinished $unfinished");
+}
+
+# ---------------------------------------------------------------------------------------------
+# The same text again
+# ---------------------------------------------------------------------------------------------
+
+sub same_text
+{
+	my $begin = q{SELECT token, message_id, encode(convert_to(message, 'UTF8'), 'hex') FROM reminder_begin('may-ann', 'ann@example.com')};
+	my (%ids, %texts, $sent);
+	my $send = sub { my ($id, $text) = @_; $sent++; $ids{$id} = $texts{$text} = 1; return; };
+
+	ask(q{INSERT INTO debtor VALUES ('ann@example.com', 30)});
+	ask("BEGIN; $begin; ROLLBACK");
+	my ($token1, @mail1) = split /\|/, ask($begin);
+	$send->(@mail1);
+	ask(q{CALL lapse('may-ann')});    # the worker is dead
+	ask('UPDATE debtor SET balance = 50');
+	my ($token2, @mail2) = split /\|/, ask($begin);
+	$send->(@mail2);
+	ask(qq{SELECT idem.complete('$token2')});
+	my $zombie = ask(qq{SELECT idem.complete('$token1')});
+	my $then = ask("SELECT coalesce(token, 'nothing') FROM ($begin) AS b") =~ s/^(?!nothing|ID).*/again/sr;
+	return facts("sent $sent", 'ids ' . keys(%ids), 'texts ' . keys(%texts), "zombie $zombie", "then $then",
+		'balance ' . join(' ', map { pack('H*', $_) =~ /balance was (\d+)/ } sort keys %texts));
+}
+
+# ---------------------------------------------------------------------------------------------
+# Giving up a request
+# ---------------------------------------------------------------------------------------------
+
+sub give_up
+{
+	my $order = sub { my ($key, $item) = @_; return "SELECT place_order('$key', '{\"item\": \"$item\"}')"; };
+	my $give_up = sub { return "SELECT coalesce(give_up_order('$_[0]')::text, 'never')"; };
+	my @said = (ask($give_up->('before')), ask($order->('before', 'pen')), ask($order->('before', 'ink')), ask($give_up->('before')));
+	push @said, ask($order->('after', 'pen')), ask($give_up->('after')), ask($order->('after', 'pen')), ask($order->('after', 'ink'));
+
+	# The order is being placed: giving up waits for its transaction, as it ends.
+	for my $end ('COMMIT', 'ROLLBACK')
+	{
+		my ($original, $canceller) = map { $node->background_psql($database, on_error_stop => 0) } 1 .. 2;
+		$original->query_safe('BEGIN; ' . $order->("during $end", 'pen'));
+		my $pid = $canceller->query_safe('SELECT pg_backend_pid()');
+		$canceller->query_until(qr/asked/, "\\echo asked\n" . $give_up->("during $end") . ";\n");
+		$node->poll_query_until('postgres', <<"SQL") or die 'giving up neither waits nor returns';
+SELECT wait_event_type = 'Lock' OR state = 'idle' AND query LIKE '%give_up%' FROM pg_stat_activity WHERE pid = $pid
+SQL
+		$original->query_safe($end);
+		push @said, $canceller->query('SELECT 1') =~ s/\n?1$//r;
+		$_->quit for $original, $canceller;
+		push @said, ask($order->("during $end", 'ink'));
+	}
+	ask(qq{SELECT idem.claim('orders', 'leased', '{"item": "pen"}', lease => '1 minute')});
+	push @said, ask($give_up->('leased'));
+	return facts(@said, 'orders ' . ask('SELECT count(*) FROM orders'));
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -228,6 +641,54 @@ my %test = (
 			complete => [ qr/RETURN idem\.complete\(token, (.*)\);/, '"RETURN $1;"', qr/zombie \{.*payments 2/ ],
 		},
 	},
+	'Finishing abandoned operations' => {
+		after => 'An external call',
+		run => \&abandoned_sql,
+		shows => 'unfinished 0, charged again 0, called again 4, paid again 0, unanswered 0, '
+		  . 'down: processor is down, stopped at its end',
+		without => {
+			take => [ qr/idem\.take\('payments'\)/, 'NULL::idem.taken', qr/^unfinished [1-9]/ ],
+			child_key => [ qr/'charge', charge\(idem\.child_key\(t\.token, 'charge'\)/, q{'charge', charge(idem.new_key()}, qr/charged again [1-9]/ ],
+			checkpoint => [ qr/PERFORM idem\.checkpoint\(t\.token, t\.recovery_point, t\.recovery_state\);/, '', qr/called again (?:[5-9]|1\d)/ ],
+			release => [ qr/PERFORM idem\.release\(.*?\)\);/s, '', qr/down: ,/ ],
+		},
+	},
+	'Finishing abandoned operations, in Python' => {
+		recipe => 'Finishing abandoned operations',
+		after => 'An external call',
+		run => \&abandoned_python,
+		shows => 'unfinished 0, charged again 0, paid again 0, unanswered 0, '
+		  . q{down: <HTTPError 500: 'Internal Server Error'>, stopped 0},
+		python => 1,
+		without => {
+			child_key => [ qr/"SELECT idem\.child_key\(%s, 'charge'\)", \(token,\)/, '"SELECT idem.new_key()"', qr/charged again [1-9]/ ],
+		},
+	},
+	'A saga' => {
+		run => \&saga,
+		shows => 'half 0, wrong answers 0, later the same, some with all yes, some with none yes, cancelled backwards, unfinished 0',
+		without => {
+			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/half [1-9]/ ],
+			child_key => [ qr/idem\.child_key\(token, steps\[n\]\)/, 'idem.new_key()', qr/half [1-9]/ ],
+			take => [ qr/idem\.take\('trips'\)/, 'NULL::idem.taken', qr/unfinished [1-9]/ ],
+		},
+	},
+	'The same text again' => {
+		run => \&same_text,
+		shows => 'sent 2, ids 1, texts 1, zombie ID004, then nothing, balance 30',
+		without => {
+			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/sent 2, ids 1, texts 2, .* balance 30 50/ ],
+			child_key => [ qr/idem\.child_key\(c\.token, 'mail'\)/, 'idem.new_key()', qr/ids 2/ ],
+			claim => [ qr/idem\.claim\('reminders', key/, q{idem.claim('reminders', idem.new_key()}, qr/texts 2, .* then again/ ],
+		},
+	},
+	'Giving up a request' => {
+		run => \&give_up,
+		shows => 'never, ID003, ID003, never, {"order": 1}, {"order": 1}, {"order": 1}, ID002, {"order": 2}, ID002, never, ID003, 55006, orders 2',
+		without => {
+			forbid => [ qr/idem\.forbid\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^never, \{"order": 1\}, ID002/ ],
+		},
+	},
 	'A transactional outbox' => {
 		run => \&outbox,
 		shows => 'meanwhile left alone, sent 2, messages 1, zombie ID004, attempts 20, dead lead, left 1',
@@ -289,33 +750,51 @@ my %test = (
 		},
 	},
 );
-is_deeply(\@titles, [ 'An external call', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token',
-		'Provenance', 'A guarded table', 'An HTTP handler' ], 'every recipe is tested');
+is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
+		'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance', 'A guarded table',
+		'An HTTP handler' ], 'every recipe is tested');
 
-# Runs a recipe's scenario on its SQL, or on what is left of it, in a database of its own.
+# Runs a recipe's scenario on it, or on what is left of it, in a database of its own.
 sub run_recipe
 {
-	my ($test, $sql) = @_;
+	my ($test, $recipe) = @_;
 	$database = 'kitchen_' . ++$test->{runs} . '_' . $test->{name};
 	$node->safe_psql('postgres', "CREATE DATABASE \"$database\" TEMPLATE kitchen");
-	$node->safe_psql($database, $sql);
-	return $test->{run}->();
+	$node->safe_psql($database, $recipe{ $test->{after} }) if $test->{after};
+	$node->safe_psql($database, $recipe->{sql});
+	return $test->{run}->($recipe);
 }
 
-for my $title (@titles)
+sub test_recipe
 {
-	my $test = $test{$title};
-	$test->{name} = $title;
-	is(run_recipe($test, $recipe{$title}), $test->{shows}, $title);
+	my ($name) = @_;
+	my $test = $test{$name};
+	my $title = $test->{recipe} // $name;
+	my %intact = (sql => $recipe{$title}, python => $python{$title});
+	$test->{name} = $name;
+	is(run_recipe($test, { %intact, intact => 1 }), $test->{shows}, $name);
 	for my $call (sort keys %{ $test->{without} })
 	{
 		my ($what, $instead, $shows) = @{ $test->{without}{$call} };
-		my $sql = $recipe{$title};
-		my $taken_out = $instead =~ /^"/ ? $sql =~ s/$what/$instead/gee : $sql =~ s/$what/$instead/g;
-		ok($taken_out, "$title: $call is there to be taken out");
-		my $seen = run_recipe($test, $sql);
-		isnt($seen, $test->{shows}, "$title, without $call: it shows");
-		like($seen, $shows, "$title, without $call: as it must") if $shows;
+		my ($text, @more) = $test->{python} ? @{ $intact{python} } : $intact{sql};
+		my $taken_out = $instead =~ /^"\w+ \$/ ? $text =~ s/$what/$instead/gee : $text =~ s/$what/$instead/g;
+		ok($taken_out, "$name: $call is there to be taken out");
+		my $seen = run_recipe($test, { %intact, $test->{python} ? (python => [ $text, @more ]) : (sql => $text) });
+		isnt($seen, $test->{shows}, "$name, without $call: it shows");
+		like($seen, $shows, "$name, without $call: as it must") if $shows;
+	}
+	return;
+}
+
+# In the order of the page.
+my @names = map { my $title = $_; grep { ($test{$_}{recipe} // $_) eq $title } sort keys %test } @titles;
+my $wanted = $ENV{IDEM_RECIPES} // '';
+for my $name (grep { /$wanted/ } @names)
+{
+  SKIP:
+	{
+		skip "$name: no Python with psycopg here; tools/setup examples installs them", 1 if $test{$name}{python} && !$python;
+		test_recipe($name);
 	}
 }
 
