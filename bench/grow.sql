@@ -23,12 +23,15 @@ CREATE FUNCTION bench.some_key(keys text, i bigint) RETURNS text LANGUAGE sql AS
                            PLACING '8' FROM 20 FOR 1)
     ELSE gen_random_uuid()::text END $$;
 
--- Replaces the rows of both tables, in one transaction: with wal_level = minimal, that writes no
--- WAL. The records are copies of one that idem wrote, but for the digest.
+-- Replaces the rows of both tables. The disk need not hold the old ones beside the new ones, so they
+-- go first. Tables that are truncated and filled in one transaction write no WAL if wal_level is
+-- minimal. The records are copies of one that idem wrote, but for the digest.
 CREATE PROCEDURE bench.fill(rows bigint, keys text) LANGUAGE plpgsql AS $$
 DECLARE columns text;
 BEGIN
   TRUNCATE idem.record, bench.finished, bench.payment RESTART IDENTITY;
+  COMMIT;
+  TRUNCATE bench.finished;
   PERFORM idem.complete((idem.claim('payments', gen_random_uuid()::text, '{"amount": 1}')).token,
                         '{"payment": 1}');
   CREATE TEMP TABLE template AS SELECT * FROM idem.record;
