@@ -240,7 +240,8 @@ relation AS (
 ),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
-        ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forget')
+        ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forbid'),
+        ('revoke'), ('forget'), ('forget_tenant'), ('erase'), ('erase_tenant'), ('reset_stream')
 ),
 finding (check_name, status, scope, detail, hint) AS (
     SELECT f.check_name, f.status, f.scope, f.detail, f.hint

@@ -202,6 +202,15 @@ CREATE FUNCTION "my app".quoted(key text) RETURNS text IMMUTABLE LANGUAGE plpgsq
 CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BEGIN ATOMIC SELECT idem.once('payments', key); END;
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
+my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded'});
+for my $writer (@writers)
+{
+	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");
+	like(health('functions', column => q{string_agg(detail, ' ')}), qr/Function \S*writing\(\)/, "functions: one that calls idem.$writer()");
+	sql('DROP FUNCTION writing');
+}
+is(scalar(@writers), 19, 'functions: each that writes');
 follow_hint('functions');
 is(health('functions'), 'ok', 'functions: cured');
 
