@@ -235,7 +235,7 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
     // A lease has an end; what is finished has neither a recovery point nor a request.
-    const bool in_progress = record.state == core::State::in_progress;
+    [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
     Assert(record.lease_end || !(in_progress || record.nonce || record.attempt > 1));
     Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
     Assert(record.extra_attempts >= 0);
