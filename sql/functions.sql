@@ -524,8 +524,8 @@ COMMENT ON FUNCTION idem.forget_tenant IS
     'them or, after an error, none. Returns how many records had not expired. A claim in flight '
     'that has no record yet is not found. Reads all records. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID008 unknown_scope, 55000 with a recovery point, 40001, 42501, '
-    '22004, 22021.';
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 with a recovery '
+    'point, 40001, 42501, 22004, 22021.';
 
 CREATE FUNCTION idem.erase(
     scope text,
@@ -562,8 +562,8 @@ COMMENT ON FUNCTION idem.erase_tenant IS
     'Returns how many records had not expired. A claim in flight that has no record yet is not '
     'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller needs '
     'the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID008 unknown_scope, 55000 for an unfinished operation, 40001, '
-    '42501, 22004, 22021.';
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 for an unfinished '
+    'operation, 40001, 42501, 22004, 22021.';
 
 CREATE FUNCTION idem.reset_stream(
     scope text,
