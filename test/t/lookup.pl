@@ -86,6 +86,7 @@ sub nobody_waits
 append_to_file($endless, '');
 
 my $try = q{SELECT outcome, attempt FROM idem.try_claim('jobs', '%s', lease => '1 hour', wait => '10 minutes')};
+my $take = q{SELECT key, attempt FROM idem.take('jobs', wait => '10 minutes')};
 my $take_over = q{SELECT idem.complete(token) FROM idem.claim('jobs', '%1$s')};
 for my $case (
 	[ 'lookup', 'complete', q{SELECT idem.complete('%2$s')}, 'completed|1' ],
@@ -98,12 +99,16 @@ for my $case (
 	[ 'lookup', 'complete in a savepoint', q{BEGIN; SAVEPOINT s; SELECT idem.complete('%2$s'); RELEASE s; COMMIT}, 'completed|1' ],
 	[ 'lookup', 'one of a hundred', q{BEGIN; SELECT count(idem.forget('jobs', 'x' || i)) FROM generate_series(1, 100) i; SELECT idem.complete('%2$s'); COMMIT}, 'completed|1' ],
 	[ 'claim', 'complete', q{SELECT idem.complete('%2$s')}, 'completed|1' ],
-	[ 'claim', 'release', q{SELECT idem.release('%2$s')}, 'claimed|2' ])
+	[ 'claim', 'release', q{SELECT idem.release('%2$s')}, 'claimed|2' ],
+	[ 'claim', 'revoke', q{SELECT idem.revoke('jobs', '%1$s')}, 'claimed|2' ],
+	[ 'take', 'release', q{SELECT idem.release('%2$s')}, 'take-release|2' ],
+	[ 'take', 'revoke', q{SELECT idem.revoke('jobs', '%1$s')}, 'take-revoke|2' ])
 {
 	my ($call, $ending, $statement, $expected) = @$case;
 	my $key = "$call, $ending" =~ s/\W+/-/gr;
 	my $token = begin($key);
-	my $session = waiter($call eq 'claim' ? sprintf($try, $key) : lookup($key));
+	my %statement = (lookup => lookup($key), claim => sprintf($try, $key), take => $take);
+	my $session = waiter($statement{$call});
 	$node->safe_psql('postgres', sprintf($statement, $key, $token));
 	is(answer($session), $expected, "$call is woken by $ending");
 }
