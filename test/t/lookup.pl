@@ -46,13 +46,17 @@ sub begin
 	return ($server // $node)->safe_psql('postgres', "SELECT token FROM idem.claim('jobs', '$key', lease => '1 hour')");
 }
 
+# What a session has counted is written ten seconds after it went idle, by a timer that would end a
+# nap. After this there is nothing to write.
+my $flush = 'pg_stat_force_next_flush()';
+
 # A session that waits in the call, and naps when this returns.
 sub waiter
 {
 	my ($call, $server) = @_;
 	$server //= $node;
 	my $session = $server->background_psql('postgres', on_error_stop => 0);
-	$session->{pid} = $session->query_safe('SELECT pg_backend_pid()');
+	$session->{pid} = $session->query_safe("SELECT pg_backend_pid() FROM $flush");
 	$session->query_until(qr/waiting/, "\\echo waiting\n$call;\n");
 	waits_for($server, $session->{pid}, 'Extension');
 	return $session;
@@ -148,21 +152,23 @@ $node->safe_psql('postgres', "SELECT idem.complete('$other_token')");
 is(answer($other), 'completed|1', 'the waiter for another key is woken by its own');
 nobody_waits('waits that were answered');
 
-# A wake-up between a waiter's look and its nap is not lost.
+# A wake-up between a waiter's look and its nap is not lost: the nap of a waiter that loses one ends
+# with its statement, by the timeout.
 $node->safe_psql('postgres', <<'SQL');
 INSERT INTO job SELECT n, (idem.claim('jobs', 'race' || n, lease => '1 hour')).token FROM generate_series(1, 200) n;
 SQL
 my $ender = load($node, <<'SQL', '-D', 'n=0');
 \set n :n + 1
-\set delay random(0, 8000)
+\set delay random(0, 20000)
 \sleep :delay us
 SELECT idem.complete(token) FROM job WHERE n = :n;
 SQL
 $node->pgbench(
 	'--client=5 --jobs=1 --transactions=200 --no-vacuum --define=n=0', 0, [qr/processed: 1000\/1000/], [qr/^$/],
 	'five sessions wait for 200 leases while they end',
-	{ 'waits' => <<'SQL' });
-\set n :n + 1
+	{ 'waits' => <<"SQL" });
+\\set n :n + 1
+SELECT $flush, set_config('statement_timeout', '${PostgreSQL::Test::Utils::timeout_default}s', false);
 SELECT 1 / (state = 'completed')::int FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
 SQL
 $ender->kill_kill;
