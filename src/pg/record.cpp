@@ -550,7 +550,7 @@ bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, Timestam
     if (has_value(slot, column_headers) || has_value(slot, column_response) ||
         has_value(slot, column_body))
         return true;
-    Jsonb* error = varlena_column<Jsonb>(slot, column_error);
+    auto* error = varlena_column<Jsonb>(slot, column_error);
     return error != nullptr && sqlstate_only(error) != error;
 }
 
