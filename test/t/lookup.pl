@@ -152,22 +152,35 @@ $node->safe_psql('postgres', "SELECT idem.complete('$other_token')");
 is(answer($other), 'completed|1', 'the waiter for another key is woken by its own');
 nobody_waits('waits that were answered');
 
-# A wake-up between a waiter's look and its nap is not lost.
+# A wake-up between a waiter's look and its nap is not lost. A lease ends when the first waiter has
+# announced its wait, and others are about to. Long after the last lease has ended, a session that
+# still waits is terminated, which fails the test.
+my $patience = $PostgreSQL::Test::Utils::timeout_default;
 $node->safe_psql('postgres', <<'SQL');
+CREATE PROCEDURE await_waiter() LANGUAGE plpgsql AS $$
+BEGIN
+  WHILE announced() = 0 LOOP PERFORM pg_sleep(0.001); END LOOP;
+END $$;
 INSERT INTO job SELECT n, (idem.claim('jobs', 'race' || n, lease => '1 hour')).token FROM generate_series(1, 200) n;
 SQL
-my $ender = load($node, <<'SQL', '-D', 'n=0');
-\set n :n + 1
-\set delay random(0, 8000)
-\sleep :delay us
+my $ender = load($node, <<"SQL", '-D', 'n=0');
+\\set n :n + 1
+\\if :n > 200
+\\sleep $patience s
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Extension';
+\\else
+CALL await_waiter();
+\\set delay random(0, 2000)
+\\sleep :delay us
 SELECT idem.complete(token) FROM job WHERE n = :n;
+\\endif
 SQL
 $node->pgbench(
 	'--client=5 --jobs=1 --transactions=200 --no-vacuum --define=n=0', 0, [qr/processed: 1000\/1000/], [qr/^$/],
 	'five sessions wait for 200 leases while they end',
-	{ 'waits' => <<'SQL' });
-\set n :n + 1
-SELECT 1 / (state = 'completed')::int FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
+	{ 'waits' => <<"SQL" });
+\\set n :n + 1
+SELECT 1 / (state = 'completed')::int, $flush FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
 SQL
 $ender->kill_kill;
 nobody_waits('a race');
