@@ -4,7 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION idem;
 CREATE SCHEMA bench;
-SELECT idem.create_scope('payments') \g /dev/null
+SELECT idem.create_scope(name) FROM unnest('{payments,jobs}'::text[]) name \g /dev/null
 
 -- The effect: the same for all.
 CREATE TABLE bench.payment (
@@ -46,7 +46,8 @@ CREATE FUNCTION bench.keys(wanted text, first int, n int) RETURNS text[] LANGUAG
   SELECT array_agg(key ORDER BY i) FROM bench.key
    WHERE kind = wanted AND i BETWEEN first AND first + n - 1 $$;
 
--- The leases that renew and checkpoint work on. All leases are long: valgrind is slow.
+-- The leases that renew, checkpoint and release work on. All leases are long, because valgrind is
+-- slow, except those that have ended when they are taken.
 CREATE TABLE bench.lease (id int PRIMARY KEY, token text);
 
 -- The operations: each is the body of a loop that commits after it. k is the key, request the
@@ -85,6 +86,15 @@ INSERT INTO bench.operation (name, body) VALUES
     PERFORM idem.renew(c.token, '1 day');
     COMMIT;
     answer := idem.complete(c.token, bench.pay(request));$$),
+('due', $$
+    c := idem.claim('jobs', k, request, lease => '1 microsecond');
+    answer := bench.pay(request);$$),
+('take', $$
+    c := idem.claim('jobs', k, request, lease => '1 microsecond');
+    COMMIT;
+    t := (idem.take('jobs', lease => '1 day')).token;
+    COMMIT;
+    answer := idem.complete(t, bench.pay(request));$$),
 ('once', $$
     IF idem.once('payments', k, request) THEN answer := bench.pay(request); END IF;$$),
 ('execute', $$
@@ -104,6 +114,8 @@ INSERT INTO bench.operation (name, body) VALUES
     IF c.outcome = 'conflict' THEN answer := NULL; END IF;$$),
 ('lookup', $$
     answer := (idem.lookup('payments', k)).response;$$),
+('lookup_wait', $$
+    answer := (idem.lookup('payments', k, wait => '1 minute')).response;$$),
 ('token', $$
     SELECT token INTO t FROM bench.lease WHERE id = first + i;$$),
 ('renew', $$
@@ -111,7 +123,10 @@ INSERT INTO bench.operation (name, body) VALUES
     PERFORM idem.renew(t, '1 day');$$),
 ('checkpoint', $$
     SELECT token INTO t FROM bench.lease WHERE id = first + i;
-    PERFORM idem.checkpoint(t, 'charged', request);$$);
+    PERFORM idem.checkpoint(t, 'charged', request);$$),
+('release', $$
+    SELECT token INTO t FROM bench.lease WHERE id = first + i;
+    PERFORM idem.release(t, '1 day', '{"message": "no connection"}');$$);
 INSERT INTO bench.operation (name, body, many) VALUES
 ('bare_each', $$
     INSERT INTO bench.payment (amount)

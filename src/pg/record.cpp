@@ -78,9 +78,12 @@ std::int32_t read_attempt(TupleTableSlot* slot) {
     return int_column(slot, column_attempt).value_or(core::first_attempt);
 }
 
+// Most rows have none. Only for others does it matter whether it is the column of this release.
 std::int32_t read_extra_attempts(TupleTableSlot* slot) {
-    if (!takes_compact_rows(slot->tts_tupleDescriptor)) return 0;
-    return int_column(slot, column_extra_attempts).value_or(0);
+    if (column_extra_attempts >= slot->tts_tupleDescriptor->natts) return 0;
+    bool null;
+    const Datum value = column(slot, column_extra_attempts, null);
+    return null || !takes_compact_rows(slot->tts_tupleDescriptor) ? 0 : DatumGetInt32(value);
 }
 
 // What decides about a claim, without the answer.
@@ -95,7 +98,7 @@ Record read_claim(TupleTableSlot* slot) {
     record.state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
     record.redacted = DatumGetBool(column(slot, column_redacted, null)) && !null;
     record.fingerprint = varlena_column<bytea>(slot, column_fingerprint);
-    record.extra_attempts = read_extra_attempts(slot);
+    if (record.state == core::State::in_progress) record.extra_attempts = read_extra_attempts(slot);
     return record;
 }
 
@@ -235,7 +238,7 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
     // A lease has an end; what is finished has neither a recovery point nor a request.
-    const bool in_progress = record.state == core::State::in_progress;
+    [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
     Assert(record.lease_end || !(in_progress || record.nonce || record.attempt > 1));
     Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
     Assert(record.extra_attempts >= 0);
@@ -552,7 +555,7 @@ bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, Timestam
     if (has_value(slot, column_headers) || has_value(slot, column_response) ||
         has_value(slot, column_body))
         return true;
-    Jsonb* error = varlena_column<Jsonb>(slot, column_error);
+    auto* error = varlena_column<Jsonb>(slot, column_error);
     return error != nullptr && sqlstate_only(error) != error;
 }
 
@@ -617,12 +620,13 @@ bool BulkWriter::write(const KeyName& name, const Record& record, const Found& f
 bool BulkWriter::insert() {
     const Relation table = records_.table();
     const TransactionId xid = GetCurrentTransactionId();
+    const UnneededIndexes unneeded = unneeded_indexes(table, row_);
     const std::uint32_t token = SpeculativeInsertionLockAcquire(xid);
     table_tuple_insert_speculative(table, row_, GetCurrentCommandId(true), 0, nullptr, token);
     const bool alone = indexes_.claim_digest(row_);
     table_tuple_complete_speculative(table, row_, token, alone);
     SpeculativeInsertionLockRelease(xid);
-    if (alone) indexes_.add_other_entries(row_, IndexEntries::all);
+    if (alone) indexes_.add_other_entries(row_, IndexEntries::all, unneeded);
     return alone;
 }
 

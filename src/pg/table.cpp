@@ -29,7 +29,8 @@ struct PartialIndex {
     Oid index;
     CharCondition condition;
 };
-constinit std::array<PartialIndex, 4> partial_indexes{};  // unused: no OIDs
+constinit std::array<PartialIndex, std::tuple_size_v<UnneededIndexes>>
+    partial_indexes{};  // unused: no OIDs
 constinit std::size_t next_partial_index = 0;
 
 void forget_partial_indexes(Oid table) {
@@ -142,10 +143,11 @@ bool satisfies(TupleTableSlot* slot, const CharCondition& condition) {
     return !null && DatumGetChar(value) == condition.value;
 }
 
-// Adds the row's entry to a partial index; its condition holds for the row.
+// Adds the row's entry to a partial index; its condition holds for the row. Such an index has no
+// expressions, so the short form of the information is whole; the other one copies the condition.
 void add_partial_entry(Relation table, Relation index, TupleTableSlot* slot) {
     if (!index->rd_index->indisready) return;  // its builder completes it
-    IndexInfo* info = BuildIndexInfo(index);
+    IndexInfo* info = BuildDummyIndexInfo(index);
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
     FormIndexDatum(info, slot, nullptr, values, nulls);
@@ -233,13 +235,21 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
     return found;
 }
 
+// The same, remembered: partial_condition() copies the predicate to read it.
+std::optional<CharCondition> remembered_condition(Relation table, Relation index) {
+    const Oid oid = RelationGetRelid(index);
+    if (const auto known = known_condition(oid)) return known;
+    const auto condition = partial_condition(index);
+    if (condition) note_partial_index({RelationGetRelid(table), oid, *condition});
+    return condition;
+}
+
 // Adds what the index needs of the row, unless only the executor can.
 void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntries& made) {
     Relation index = open_to_write(index_open, oid);
     if (is_digest_index(index)) {
         if (!add_digest_entry(table, index, slot)) made.alone = false;
-    } else if (const auto condition = partial_condition(index)) {
-        if (!known_condition(oid)) note_partial_index({RelationGetRelid(table), oid, *condition});
+    } else if (const auto condition = remembered_condition(table, index)) {
         if (satisfies(slot, *condition)) add_partial_entry(table, index, slot);
     } else {
         made.more_indexes = true;
@@ -247,13 +257,27 @@ void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntri
     index_close(index, NoLock);
 }
 
-DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot) {
+UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot) {
+    UnneededIndexes unneeded{};
+    for (std::size_t i = 0; i < partial_indexes.size(); ++i) {
+        const PartialIndex& known = partial_indexes[i];
+        if (known.table == RelationGetRelid(table) && !satisfies(slot, known.condition))
+            unneeded[i] = known.index;
+    }
+    return unneeded;
+}
+
+bool is_among(const UnneededIndexes& indexes, Oid index) {
+    return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
+}
+
+DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
+                                 const UnneededIndexes& unneeded) {
     DirectEntries made;
     List* indexes = RelationGetIndexList(table);
     for (int i = 0; i < list_length(indexes); ++i) {
         const Oid index = list_nth_oid(indexes, i);
-        const auto condition = known_condition(index);
-        if (!condition || satisfies(slot, *condition)) add_direct_entry(table, index, slot, made);
+        if (!is_among(unneeded, index)) add_direct_entry(table, index, slot, made);
     }
     list_free(indexes);
     return made;
@@ -261,7 +285,7 @@ DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot) {
 
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which) {
     OpenIndexes indexes(table, OpenIndexes::Before::direct);
-    indexes.add_other_entries(slot, which);
+    indexes.add_other_entries(slot, which, {});
     indexes.close();
 }
 
@@ -272,15 +296,19 @@ OpenIndexes::OpenIndexes(Relation table, Before before)
     for (int i = 0; i < target_->ri_NumIndices; ++i) {
         Relation index = target_->ri_IndexRelationDescs[i];
         const bool on_digest = is_digest_index(index);
+        const bool is_partial = !on_digest && remembered_condition(table, index);
         if (on_digest) digest_indexes_ = lappend_int(digest_indexes_, i);
-        if (on_digest || (before == Before::direct && partial_condition(index)))
-            target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // hidden: filled already
+        if (is_partial && before == Before::digest)
+            partial_indexes_ = lappend_int(partial_indexes_, i);
+        if (on_digest || is_partial)
+            target_->ri_IndexRelationInfo[i]->ii_ReadyForInserts = false;  // hidden: filled by us
     }
 }
 
 void OpenIndexes::close() {
     ExecCloseIndices(target_);
     list_free(digest_indexes_);
+    list_free(partial_indexes_);
     FreeExecutorState(estate_);
 }
 
@@ -294,8 +322,20 @@ bool OpenIndexes::claim_digest(TupleTableSlot* slot) {
     return true;
 }
 
-void OpenIndexes::add_other_entries(TupleTableSlot* slot, IndexEntries which) {
+void OpenIndexes::add_partial_entries(TupleTableSlot* slot, const UnneededIndexes& unneeded) {
+    for (int i = 0; i < list_length(partial_indexes_); ++i) {
+        Relation index = target_->ri_IndexRelationDescs[list_nth_int(partial_indexes_, i)];
+        if (is_among(unneeded, RelationGetRelid(index))) continue;
+        const auto condition = remembered_condition(target_->ri_RelationDesc, index);
+        if (condition && satisfies(slot, *condition))
+            add_partial_entry(target_->ri_RelationDesc, index, slot);
+    }
+}
+
+void OpenIndexes::add_other_entries(TupleTableSlot* slot, IndexEntries which,
+                                    const UnneededIndexes& unneeded) {
     Assert(which != IndexEntries::none && ItemPointerIsValid(&slot->tts_tid));
+    if (which == IndexEntries::all) add_partial_entries(slot, unneeded);
     List* unchecked =
         compat::insert_index_entries(target_, slot, estate_, which == IndexEntries::summarizing);
     for (int i = 0; unchecked != NIL && i < target_->ri_NumIndices; ++i)

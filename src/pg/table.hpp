@@ -99,6 +99,11 @@ struct CharCondition {
 // unique and has such a condition. Nothing for any other index, which the executor fills.
 std::optional<CharCondition> partial_condition(Relation index);
 
+// Known partial indexes that need no entry of a row. Found while the values of the row still lie in
+// its slot: once the row is stored, reading one of them means taking the row apart.
+using UnneededIndexes = std::array<Oid, 4>;
+UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot);
+
 // A valid index of this kind whose first column and condition are these; InvalidOid if there is
 // none. The table must be locked.
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
@@ -146,14 +151,18 @@ class OpenIndexes {
     // callers succeeds.
     bool claim_digest(TupleTableSlot* slot);
     // Adds all other entries of the row. Waits and raises errors as an INSERT does.
-    void add_other_entries(TupleTableSlot* slot, IndexEntries which);
+    void add_other_entries(TupleTableSlot* slot, IndexEntries which,
+                           const UnneededIndexes& unneeded);
 
   private:
+    void add_partial_entries(TupleTableSlot* slot, const UnneededIndexes& unneeded);
     void check_now(Relation index, IndexInfo* info, TupleTableSlot* slot);
 
     EState* estate_;
     ResultRelInfo* target_;
-    List* digest_indexes_ = NIL;  // their positions among the target's indexes
+    // Their positions among the target's indexes. The executor does not see them.
+    List* digest_indexes_ = NIL;
+    List* partial_indexes_ = NIL;
 };
 static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
@@ -233,15 +242,16 @@ struct DirectEntries {
     bool alone = true;          // no other row has, or may come to have, the same digest
     bool more_indexes = false;  // there are other indexes to fill
 };
-DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot);
+DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
+                                 const UnneededIndexes& unneeded);
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
 
 template <class OnDuplicate>
 bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
-                       OnDuplicate on_duplicate) {
+                       const UnneededIndexes& unneeded, OnDuplicate on_duplicate) {
     bool more_indexes = which == IndexEntries::summarizing;
     if (which == IndexEntries::all) {
-        const DirectEntries made = add_direct_entries(table, slot);
+        const DirectEntries made = add_direct_entries(table, slot, unneeded);
         if (!made.alone && !on_duplicate()) return false;
         more_indexes = made.more_indexes;
     }
@@ -251,18 +261,20 @@ bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
 
 template <class OnDuplicate>
 bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
+    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
-    return add_index_entries(table, slot, IndexEntries::all, on_duplicate);
+    return add_index_entries(table, slot, IndexEntries::all, unneeded, on_duplicate);
 }
 
 template <class OnDuplicate>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      compat::Waiting waiting, OnDuplicate on_duplicate) {
     Assert(ItemPointerIsValid(&tid));
+    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     IndexEntries which;
     const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
     if (result != TM_Ok) return result;
-    const bool complete = add_index_entries(table, slot, which, on_duplicate);
+    const bool complete = add_index_entries(table, slot, which, unneeded, on_duplicate);
     Assert(complete);
     (void)complete;
     return result;

@@ -1,8 +1,8 @@
 // The purge worker: one visit to one database.
 //
-// It deletes expired records, and removes answers that are kept no longer, in batches, each in a transaction of its own, so that a claim of such
-// a key waits for at most one batch. It waits for no lock. It reports what it found to the
-// launcher, and stores in the database where it stopped.
+// It deletes expired records, and removes answers that are kept no longer, in batches, each in a
+// transaction of its own, so that a claim of such a key waits for at most one batch. It waits for
+// no lock. It reports what it found to the launcher, and stores in the database where it stopped.
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
@@ -131,7 +131,8 @@ void work(pg::Visit& visit) {
         show_progress(swept, visit.counts);
         const std::int64_t now = pg::read_clocks().steady;
         if (!visit.counts.more || now - start >= longest_visit) return;
-        const std::int64_t rest = core::rest_after(swept.deleted + swept.erased, rate, now - before.steady);
+        const std::int64_t rest =
+            core::rest_after(swept.deleted + swept.erased, rate, now - before.steady);
         if (rest > 0) sleep(rest, wait_event);
         CHECK_FOR_INTERRUPTS();
     }

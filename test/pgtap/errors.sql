@@ -291,12 +291,14 @@ INSERT INTO wrong (state, what, call) VALUES
     ('55000', 'forgetting a recovery point', $$SELECT idem.checkpoint(token, 'p'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
                                                SELECT idem.forget('errors', 'new')$$),
     ('22004', 'forgetting no tenant', $$SELECT idem.forget_tenant('errors', NULL)$$),
+    ('ID007', 'forgetting a tenant of 256 bytes', $$SELECT idem.forget_tenant('errors', repeat('t', 256))$$),
     ('ID008', 'forgetting a tenant in an unknown scope', $$SELECT idem.forget_tenant('unknown', 'new')$$),
     ('ID008', 'erasing in an unknown scope', $$SELECT idem.erase('unknown', 'new')$$),
     ('ID007', 'erasing no key', $$SELECT idem.erase('errors', NULL)$$),
     ('55000', 'erasing what an attempt needs', $$SELECT idem.checkpoint(token, 'p', '1'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
                                                  SELECT idem.erase('errors', 'new')$$),
     ('22004', 'erasing no tenant', $$SELECT idem.erase_tenant('errors', NULL)$$),
+    ('ID007', 'erasing a tenant of 256 bytes', $$SELECT idem.erase_tenant('errors', repeat('t', 256))$$),
     ('ID008', 'revoking in an unknown scope', $$SELECT idem.revoke('unknown', 'new')$$),
     ('ID007', 'revoking no key', $$SELECT idem.revoke('errors', '')$$),
     ('ID007', 'resetting no source', $$SELECT idem.reset_stream('errors', NULL)$$),

@@ -53,6 +53,10 @@ SELECT key, tenant FROM idem.take('jobs');
 SELECT key, tenant FROM idem.take('jobs', tenant => 'acme');
 ROLLBACK;
 RESET idem.tenant;
+-- a rollback returns what was taken, and its turn
+BEGIN;
+SELECT key FROM idem.take('jobs');
+ROLLBACK;
 -- in one transaction: each once; a savepoint returns what was taken after it
 BEGIN;
 SELECT key FROM idem.take('jobs');
@@ -77,6 +81,16 @@ SELECT attempt FROM idem.claim('tenants', 't', '{"job": "t"}', 'acme');
 SELECT key FROM idem.take('tenants');
 ROLLBACK;
 SELECT key, tenant, request, attempt FROM idem.take('tenants');
+
+-- what another call finishes after a search is not taken; the taker keeps the TTL of the claim
+SELECT idem.create_scope('turns', ttl => '1 day', lease => '1 hour');
+SELECT token AS t1 FROM idem.claim('turns', 't1', ttl => '5 days', lease => '1 minute') \gset
+SELECT token AS t2 FROM idem.claim('turns', 't2', lease => '1 minute') \gset
+UPDATE idem.record SET lease_end = created - interval '1 minute', expires = expires - interval '2 minutes' WHERE key IN ('t1', 't2');
+SELECT key, expires_at - now() BETWEEN interval '5 days' AND interval '5 days 2 hours' AS five_days FROM idem.take('turns');
+SELECT idem.complete(:'t2', '"late"');
+SELECT key FROM idem.take('turns');
+SELECT state, attempt, response FROM idem.lookup('turns', 't2');
 
 -- exhausted and expired operations are not due
 SELECT began('c') IS NOT NULL AS begun;

@@ -54,10 +54,10 @@ $node->safe_psql($_, <<'SQL') for @databases;
 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = %L', current_database(), '2s'); END $$;
 CREATE EXTENSION amcheck;
 CREATE EXTENSION idem;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO owner;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase, idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
-SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour');
-SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3);
+SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', store_request => true);
+SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
 SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 1000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
 SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days');
@@ -284,6 +284,12 @@ my %values = (
 	'tenant text' => \@tenants,
 	'token text' => \@tokens,
 	'wait interval' => [ 'NULL', q('0'), q('1 ms'), q('20 ms'), q('-1 s'), @infinite ],
+	'retry_after interval' => [ 'NULL', q('0'), q('1 ms'), q('10 ms'), q('1 hour'), q('-1 s'), q('1001 years'), @infinite ],
+	'answer_ttl interval' => [ 'NULL', q('1 ms'), q('20 ms'), q('10 ms'), q('0'), q('1 hour'), q('-1 s'), @infinite ],
+	'min_ttl interval' => [ 'NULL', q('1 ms'), q('0'), q('10 ms'), q('1 hour'), q('-1 s'), @infinite ],
+	'base interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
+	'cap interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
+	'attempt integer' => [ 1, 2, 3, 100, 'NULL', 0, -1, 2147483647 ],
 	'lease interval' => [ q('1 min'), q('1 min'), q('1 ms'), q('10 ms'), 'NULL', 'NULL', q('0') ],
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
@@ -301,7 +307,7 @@ my %values = (
 	'integer' => [ 'NULL', 1, 200, 10, 0, -1, -2147483648, 2147483647 ],
 	'bigint' => [ 1, 2, 3, 'NULL', 0, -1, '9223372036854775807', q('-9223372036854775808') ],
 	'double precision' => [ 1, 0, 1.5, 0.2, 'NULL', -1, q('NaN'), q('Infinity'), '1e308' ],
-	'boolean' => [qw(true false NULL)],
+	'boolean' => [qw(true false true false NULL)],
 	'bytea' => [ 'NULL', q(''), q('\x00ff'), q(convert_to(repeat('x', 300000), 'UTF8')) ],);
 
 my @functions;
@@ -321,11 +327,11 @@ SQL
 }
 my %function = map { $_->{name} => $_ } @functions;
 my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
-my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each);
+my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke forbid);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
-my $destructive = qr/^(create_scope|alter_scope|drop_scope|forget)$/;
+my $destructive = qr/^(create_scope|alter_scope|drop_scope|forget|forget_tenant|erase|erase_tenant)$/;
 
 my $made = 0;  # statements, for unique names
 my ($called, $single) = (0, 0);  # calls, and those outside of batches
@@ -392,7 +398,7 @@ sub items
 		elsif (rand() < 0.1)
 		{
 			local $own_token = 1;
-			push @items, item($bare, pick(map { $function{$_} } qw(claim try_claim)));
+			push @items, item($bare, pick(map { $function{$_} } qw(claim try_claim take)));
 			push @items, map { item('', $_) } (pick(@by_token)) x rand(2), pick(map { $function{$_} } qw(complete complete fail release));
 		}
 		else
@@ -413,7 +419,7 @@ my @statement = (
 	[ 30, sub { batch(4) } ],
 	[ 10, sub { 'SELECT ' . honest() . ';' } ],
 	[ 20, sub { 'SELECT * FROM ' . call() . ';' } ],
-	[ 25, sub { "SELECT token AS t@{[ 1 + int rand 5 ]} FROM " . call($function{ pick(qw(claim try_claim)) }) . " WHERE token IS NOT NULL \\gset" } ],
+	[ 25, sub { "SELECT token AS t@{[ 1 + int rand 5 ]} FROM " . call($function{ pick(qw(claim claim try_claim try_claim take)) }) . " WHERE token IS NOT NULL \\gset" } ],
 	[ 8, sub { 'SELECT ' . call() . ', ' . call() . ';' } ],
 	[ 4, sub { 'SELECT ' . call() . ' FROM generate_series(1, 5);' } ],
 	[ 4, sub { "DO \$\$ BEGIN PERFORM * FROM @{[ call() ]}; PERFORM * FROM @{[ call() ]}; EXCEPTION WHEN OTHERS THEN PERFORM * FROM @{[ call() ]}; END \$\$;" =~ s/:'(t\d)'/quoted('x')/ger } ],
@@ -476,7 +482,7 @@ my @care = (
 	(q{SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x}) x 5,
 	'REINDEX INDEX CONCURRENTLY idem.record_pkey', 'VACUUM idem.record', 'SELECT idem.purge()', 'ANALYZE', 'SELECT idem.rotate_secret()', 'SELECT idem.stats_reset()',
 	'SET lock_timeout = 100; VACUUM FULL idem.record',
-	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
+	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => true) WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
 	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
 
 sub care
@@ -625,7 +631,7 @@ for my $name (sort keys %outcomes)
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
 # A run that reaches nothing shows nothing. In a short one, some functions have few calls.
-my @succeed = qw(claim try_claim complete fail release execute once once_each lookup honest view);
+my @succeed = qw(claim try_claim take revoke forbid erase complete fail release execute once once_each lookup honest view);
 @succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
 cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
 my %raised = %statements;

@@ -1,0 +1,146 @@
+// Takes any row that a claim or a token may find, and any limits. Checks the decisions against what
+// each of them promises, and the arithmetic of attempts against 64-bit numbers.
+#include "core/decision.hpp"
+
+#include <algorithm>
+
+#include "core/duration.hpp"
+#include "input.hpp"
+
+using namespace idem::core;
+
+namespace {
+
+// What a row can hold: attempts are counted from 1, limits are at least 1, and times are those of
+// timestamps, so that none is near the end of the 64 bits.
+struct Row {
+    std::int32_t attempt;
+    std::optional<std::int32_t> max_attempts;
+    std::int32_t extra_attempts;
+    std::int64_t lease_end;
+    std::int64_t now;
+};
+
+// Small numbers are often equal, or next to each other.
+Row read_row(Input& in) {
+    const bool small = in.byte() % 2 != 0;
+    const std::int64_t most = small ? 7 : INT32_MAX - 1;
+    const std::int64_t latest = small ? 7 : max_duration;
+    const auto attempt = static_cast<std::int32_t>(1 + in.number_to(most));
+    const auto limit = static_cast<std::int32_t>(1 + in.number_to(most));
+    return {attempt, in.byte() % 4 == 0 ? std::nullopt : std::optional(limit),
+            static_cast<std::int32_t>(in.number_to(most)), in.number_to(latest),
+            in.number_to(latest)};
+}
+
+bool is_used_up(const Row& row, std::int32_t extra_attempts) {
+    const std::int64_t allowed = std::int64_t{row.max_attempts.value_or(0)} + extra_attempts;
+    return row.max_attempts && row.attempt >= allowed;
+}
+
+// An administrator's grant: the next attempt may begin, no attempt is lost, and a second grant for
+// the same attempt adds nothing.
+void check_attempts(const Row& row) {
+    const bool ended = row.lease_end <= row.now;
+    require(exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, row.now) ==
+            (is_used_up(row, row.extra_attempts) && ended));
+    const std::int32_t granted =
+        granted_attempts(row.attempt, row.max_attempts, row.extra_attempts);
+    require(granted >= row.extra_attempts && !is_used_up(row, granted));
+    require(granted == row.extra_attempts || is_used_up(row, granted - 1));
+    require(granted_attempts(row.attempt, row.max_attempts, granted) == granted);
+}
+
+// A claim that is granted finds no live row, or one that may have another attempt; a stored answer
+// is that of a live row.
+void check_claim(const Row& row, Input& in) {
+    constexpr State states[] = {State::in_progress, State::completed, State::failed};
+    Sighting seen{};
+    seen.presence = static_cast<Presence>(in.byte() % 5);
+    seen.state = states[in.byte() % 3];
+    const unsigned flags = in.byte();
+    seen.in_snapshot = flags & 1;
+    seen.same_request = flags & 2;
+    seen.replaced = flags & 4;
+    seen.expires = in.number_to(max_duration);
+    seen.attempt = row.attempt;
+    seen.max_attempts = row.max_attempts;
+    seen.extra_attempts = row.extra_attempts;
+    seen.lease_end = row.lease_end;
+    const Verdict verdict = decide(seen, row.now);
+
+    const bool own = seen.presence == Presence::own;
+    const bool committed = seen.presence == Presence::committed;
+    const bool live = own || (seen.presence > Presence::inserting && seen.expires > row.now);
+    const bool unfinished = seen.state == State::in_progress;
+    const bool readable = live && seen.same_request && (own || seen.in_snapshot);
+    switch (verdict) {
+        case Verdict::claim:
+            return require(!live && seen.presence != Presence::inserting);
+        case Verdict::in_flight:
+            return require(!own && !committed);
+        case Verdict::serialization_failure:
+            return require(live && !own && !seen.in_snapshot);
+        case Verdict::conflict:
+            return require(live && !seen.same_request);
+        case Verdict::replay:
+            return require(readable && seen.state == State::completed);
+        case Verdict::failed:
+            return require(readable && seen.state == State::failed);
+        case Verdict::leased:
+            return require(readable && unfinished && seen.lease_end > row.now);
+        case Verdict::exhausted:
+            return require(readable && unfinished && is_used_up(row, row.extra_attempts) &&
+                           seen.lease_end <= row.now);
+        case Verdict::take_over:
+            return require(readable && unfinished && (own || committed) &&
+                           !is_used_up(row, row.extra_attempts) && seen.lease_end <= row.now);
+    }
+    require(false);
+}
+
+// A token that holds is that of the row's attempt, and never of one that counts as failed.
+void check_token(const Row& row, Input& in) {
+    const unsigned flags = in.byte();
+    TokenSighting seen{};
+    seen.binds = flags & 1;
+    seen.same_attempt = flags & 2;
+    seen.state = flags & 4 ? State::in_progress : State::completed;
+    seen.attempt = row.attempt;
+    seen.lease_end = row.lease_end;
+    seen.max_attempts = row.max_attempts;
+    seen.extra_attempts = row.extra_attempts;
+    const TokenStanding standing = judge_token(seen, row.now);
+    const bool bound = seen.binds && seen.same_attempt;
+    const bool failed = is_used_up(row, row.extra_attempts) && row.lease_end <= row.now;
+    const bool unfinished = seen.state == State::in_progress;
+    require((standing == TokenStanding::finished) == (bound && !unfinished));
+    require((standing == TokenStanding::holds) == (bound && unfinished && !failed));
+}
+
+// An answer is outlived at one moment, which a longer answer_ttl does not bring nearer.
+void check_answer(const Row& row, Input& in) {
+    const std::int64_t created = in.number_to(max_duration);
+    const bool leased = in.byte() % 2 != 0;
+    const std::int64_t answered =
+        answered_at(created, leased ? std::optional(row.lease_end) : std::nullopt);
+    require(answered == (leased ? row.lease_end : created));
+    const std::int64_t ttl = 1 + in.number_to(max_duration - 1);
+    require(!is_answer_outlived(answered, std::nullopt, row.now));
+    require(is_answer_outlived(answered, ttl, answered + ttl));
+    require(!is_answer_outlived(answered, ttl, answered + ttl - 1));
+    require(!is_answer_outlived(answered, ttl, row.now) ||
+            is_answer_outlived(answered, std::max<std::int64_t>(1, ttl / 2), row.now));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
+    Input in({data, size});
+    const Row row = read_row(in);
+    check_attempts(row);
+    check_claim(row, in);
+    check_token(row, in);
+    check_answer(row, in);
+    return 0;
+}
