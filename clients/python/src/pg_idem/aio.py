@@ -7,10 +7,13 @@ import functools
 import json
 import time
 from contextlib import asynccontextmanager
-from typing import Any, AsyncContextManager, AsyncIterator, Awaitable, Callable, Optional
+from typing import (Any, AsyncContextManager, AsyncIterator, Awaitable, Callable, Optional,
+                    TypeVar)
 
 from . import core
 from .core import Answer, Claim, Failure, Retry
+
+T = TypeVar("T")
 
 
 class AsyncIdempotency:
@@ -69,8 +72,8 @@ class AsyncIdempotency:
             raise outcome
         return outcome
 
-    async def transaction(self, function: Callable[[Any], Awaitable[Any]], *,
-                          retry: Optional[Retry] = None) -> Any:
+    async def transaction(self, function: Callable[[Any], Awaitable[T]], *,
+                          retry: Optional[Retry] = None) -> T:
         """Calls function(connection) in a transaction, and again after errors that a retry can
         cure. The outcome of a lost COMMIT is unknown, so the function must claim a key."""
         retry = retry or self.retry

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager
+from contextlib import contextmanager
+from typing import Any, ContextManager, Iterator
 
 from sqlalchemy.orm import Session
 
@@ -16,8 +17,10 @@ class Idempotency(sync.Idempotency):
     """As pg_idem.Idempotency. `connect` returns a context manager that begins a transaction,
     yields a Session or Connection, and commits."""
 
-    def begin(self) -> ContextManager[Any]:
-        return self.connect()
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        with self.connect() as connection:
+            yield connection
 
     # Its end flushes the session, so the ORM writes before the claim is completed.
     def savepoint(self, connection: Any) -> ContextManager[Any]:

@@ -6,10 +6,12 @@ import functools
 import json
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Iterator, Optional
+from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar
 
 from . import core
 from .core import Answer, Claim, Failure, Retry
+
+T = TypeVar("T")
 
 
 class Idempotency:
@@ -72,7 +74,7 @@ class Idempotency:
             raise outcome
         return outcome
 
-    def transaction(self, function: Callable[[Any], Any], *, retry: Optional[Retry] = None) -> Any:
+    def transaction(self, function: Callable[[Any], T], *, retry: Optional[Retry] = None) -> T:
         """Calls function(connection) in a transaction, and again after errors that a retry can
         cure. The outcome of a lost COMMIT is unknown, so the function must claim a key."""
         retry = retry or self.retry

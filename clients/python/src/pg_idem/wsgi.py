@@ -72,11 +72,11 @@ class IdempotencyMiddleware:
             return http.problem(error)
 
     def _call(self, environ: dict[str, Any], body: bytes, connection: Any) -> Response:
-        started: list[Any] = []
+        response = Response(500, [], b"")
         written: list[bytes] = []
 
         def start_response(status: str, headers: Any, exc_info: Any = None) -> Any:
-            started[:] = [int(status.split(" ", 1)[0]), list(headers)]
+            response.status, response.headers = int(status.split(" ", 1)[0]), list(headers)
             return written.append
 
         chunks = self.app({**environ, "wsgi.input": io.BytesIO(body),
@@ -86,7 +86,8 @@ class IdempotencyMiddleware:
             written.extend(chunks)
         finally:
             getattr(chunks, "close", lambda: None)()
-        return Response(*started, b"".join(written))
+        response.body = b"".join(written)
+        return response
 
 
 def _path(environ: dict[str, Any]) -> str:
