@@ -1,11 +1,12 @@
 """Every outcome of an operation, with psycopg, psycopg asynchronous, and SQLAlchemy."""
 
 import asyncio
+import json
 import threading
 import unittest
+import uuid
 from decimal import Decimal
 from functools import partial
-import json
 
 import psycopg
 import pg_idem
@@ -50,6 +51,16 @@ class Outcomes:
         first = self.pay(key, {"amount": 1}, end=end)
         self.assertEqual(first.response, {"a": 100, "b": [1, 2], "3": None})
         self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, first.response)
+
+    def test_a_uuid_is_the_same_key_as_its_text(self):
+        key = uuid.uuid4()
+        self.assertFalse(self.pay(key, {"amount": 1}).replayed)
+        self.assertTrue(self.pay(str(key), {"amount": 1}).replayed)
+
+    def test_no_key_is_refused(self):
+        with self.assertRaises(Refused) as raised:
+            self.pay(None, {"amount": 1})
+        self.assertEqual(raised.exception.sqlstate, "ID007")
 
     def test_no_response_is_a_response(self):
         key = new_key()
@@ -135,6 +146,7 @@ class Outcomes:
         holding = threading.Event()
         holder = threading.Thread(target=hold)
         holder.start()
+        self.addCleanup(release.set)
         holding.wait()
         refused = []
 
@@ -154,15 +166,21 @@ class Outcomes:
             holder.execute("SELECT idem.claim('payments', %s::text, '{\"amount\": 1}')", (key,))
             pid = holder.info.backend_pid
 
+            paid = threading.Event()
+
             def end_it():
-                while not query("SELECT count(*) FROM pg_locks WHERE NOT granted AND %s ="
-                                " ANY (pg_blocking_pids(pid))", pid):
+                while not paid.is_set() and not query(
+                        "SELECT count(*) FROM pg_locks"
+                        " WHERE NOT granted AND %s = ANY (pg_blocking_pids(pid))", pid):
                     pass
                 holder.execute("ROLLBACK")
             helper = threading.Thread(target=end_it)
             helper.start()
-            self.assertFalse(self.pay(key, {"amount": 1}, wait=60.0, retry=IMPATIENT).replayed)
-            helper.join()
+            try:
+                self.assertFalse(self.pay(key, {"amount": 1}, wait=60.0, retry=IMPATIENT).replayed)
+            finally:
+                paid.set()
+                helper.join()
 
     def test_refusals_of_a_claim(self):
         for key, scope, code in (("", "payments", "ID007"), ("k" * 256, "payments", "ID007"),

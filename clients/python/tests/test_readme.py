@@ -33,7 +33,9 @@ class Readme(unittest.TestCase):
         with connect() as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
             connection.execute(f"CREATE DATABASE {DATABASE}")
-        cls.enterClassContext(mock.patch.dict(os.environ, PGDATABASE=DATABASE))
+        patched = mock.patch.dict(os.environ, PGDATABASE=DATABASE)
+        patched.start()
+        cls.addClassCleanup(patched.stop)
         with psycopg.connect(autocommit=True) as connection:
             for statements in blocks("sql"):
                 connection.execute(statements)

@@ -11,7 +11,7 @@ from typing import (Any, AsyncContextManager, AsyncIterator, Awaitable, Callable
                     TypeVar)
 
 from . import core
-from .core import Answer, Claim, Failure, Retry
+from .core import Answer, Claim, Failure, Key, Retry
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class AsyncIdempotency:
         def decorate(
                 function: Callable[[Any, Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             @functools.wraps(function)
-            async def once(key: str, request: Any = None, *, tenant: Optional[str] = None) -> Any:
+            async def once(key: Key, request: Any = None, *, tenant: Optional[str] = None) -> Any:
                 async def work(connection: Any) -> Any:
                     return await function(connection, request)
                 answer = await self.run(scope, key, request, work, tenant=tenant)
@@ -43,7 +43,7 @@ class AsyncIdempotency:
 
         return decorate
 
-    async def run(self, scope: str, key: str, request: Any,
+    async def run(self, scope: str, key: Key, request: Any,
                   function: Callable[[Any], Awaitable[Any]], *,
                   tenant: Optional[str] = None, retry: Optional[Retry] = None) -> Answer:
         """Claims the key, calls function(connection) and completes the claim with its result, in
@@ -51,7 +51,7 @@ class AsyncIdempotency:
 
         async def attempt(connection: Any) -> Answer | Failure:
             claim = await self.claim(connection, scope, key, request, tenant)
-            stored = claim.stored(key, self.loads)
+            stored = claim.stored(str(key), self.loads)
             if stored is not None:
                 return stored
             try:
@@ -89,12 +89,12 @@ class AsyncIdempotency:
             await asyncio.sleep(pause)
             attempt += 1
 
-    async def claim(self, connection: Any, scope: str, key: str, request: Any,
+    async def claim(self, connection: Any, scope: str, key: Key, request: Any,
                     tenant: Optional[str]) -> Claim:
         text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
         try:
             return Claim(*await self.execute(connection, core.CLAIM, {
-                "scope": scope, "key": key, "request": text,
+                "scope": scope, "key": None if key is None else str(key), "request": text,
                 "tenant": tenant if tenant is not None else self.tenant, "wait": self.wait}))
         except Exception as error:
             refused = core.as_refused(error)

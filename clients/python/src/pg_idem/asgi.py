@@ -86,8 +86,8 @@ class IdempotencyMiddleware:
             elif message["type"] == "http.response.body":
                 response.body += message.get("body", b"")
 
-        state = {**scope.get("state", {}), "idem_connection": connection}
-        await self.app({**scope, "state": state}, replay, keep)
+        scope.setdefault("state", {})["idem_connection"] = connection
+        await self.app(dict(scope), replay, keep)
         return response
 
 

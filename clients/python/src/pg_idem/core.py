@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
 Headers = Mapping[str, str]
+Key = Union[str, uuid.UUID]
 
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
 CLAIM = """

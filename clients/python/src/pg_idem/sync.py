@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar
 
 from . import core
-from .core import Answer, Claim, Failure, Retry
+from .core import Answer, Claim, Failure, Key, Retry
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Idempotency:
 
         def decorate(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
             @functools.wraps(function)
-            def once(key: str, request: Any = None, *, tenant: Optional[str] = None) -> Any:
+            def once(key: Key, request: Any = None, *, tenant: Optional[str] = None) -> Any:
                 def work(connection: Any) -> Any:
                     return function(connection, request)
                 return self.run(scope, key, request, work, tenant=tenant).response
@@ -46,14 +46,14 @@ class Idempotency:
 
         return decorate
 
-    def run(self, scope: str, key: str, request: Any, function: Callable[[Any], Any], *,
+    def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
             tenant: Optional[str] = None, retry: Optional[Retry] = None) -> Answer:
         """Claims the key, calls function(connection) and completes the claim with its result, in
         one transaction; or returns the stored answer. Raises Failure and Refused."""
 
         def attempt(connection: Any) -> Answer | Failure:
             claim = self.claim(connection, scope, key, request, tenant)
-            stored = claim.stored(key, self.loads)
+            stored = claim.stored(str(key), self.loads)
             if stored is not None:
                 return stored
             try:
@@ -90,12 +90,12 @@ class Idempotency:
             time.sleep(pause)
             attempt += 1
 
-    def claim(self, connection: Any, scope: str, key: str, request: Any,
+    def claim(self, connection: Any, scope: str, key: Key, request: Any,
               tenant: Optional[str]) -> Claim:
         text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
         try:
             return Claim(*self.execute(connection, core.CLAIM, {
-                "scope": scope, "key": key, "request": text,
+                "scope": scope, "key": None if key is None else str(key), "request": text,
                 "tenant": tenant if tenant is not None else self.tenant, "wait": self.wait}))
         except Exception as error:
             refused = core.as_refused(error)
