@@ -169,7 +169,10 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def phrase(status: int) -> str:
-    return HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
 
 
 def problem(error: BaseException, status: Optional[int] = None) -> Response:
