@@ -15,7 +15,7 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.claim IS
+COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
     'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the '
     'operation that completed under it. With lease, the claim outlives the transaction for that '
     'long. Waits for a claim in flight, up to wait (NULL: the scope''s wait). Takes over a leased '
@@ -37,7 +37,7 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.try_claim IS
+COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
     'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
     'conflict, stale_key, limited) as data, and does not wait unless wait is given. '
     'Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
@@ -175,7 +175,7 @@ RETURNS idem.execution
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.execute IS
+COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
     'with its result. If the operation fails for good, rolls back its effect and stores the '
     'failure. A retry gets the stored result or failure. Transient errors (temporary ones, those '
@@ -194,7 +194,7 @@ RETURNS idem.record_info
 AS 'MODULE_PATHNAME', 'idem_forbid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid IS
+COMMENT ON FUNCTION idem.forbid(text, text, text, jsonb) IS
     'Forbids an operation that has not run: stores a final failure under a key that has no record, '
     'so that a late claim receives it, whatever its request. error is as for idem.fail(); NULL '
     'raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that has a '
@@ -203,15 +203,16 @@ COMMENT ON FUNCTION idem.forbid IS
     'stale_key, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.lookup(
-    scope               text,
-    key                 text,
-    tenant              text        DEFAULT NULL,
-    wait                interval    DEFAULT NULL)
+    scope text,
+    key text,
+    tenant text DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
 RETURNS idem.record_info
 AS 'MODULE_PATHNAME', 'idem_lookup_0_3'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.lookup IS
+COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
     'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
     'the stored answer and, while it is in progress, since when and in which process. Never '
     'claims. With wait, waits for at most that long while the key is in progress, and on a '
@@ -327,7 +328,7 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_once'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.once IS
+COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
     'Claims and completes a key in one call: true the first time, false for every retry. The '
     'record commits or rolls back together with the effect that the caller has in the same '
     'transaction. Waits for a claim in flight, up to the scope''s wait. '
@@ -610,6 +611,114 @@ COMMENT ON FUNCTION idem.rotate_secret IS
     'Creates a new secret for the fingerprints of later requests, and returns its id. Old secrets '
     'are kept: a stored fingerprint is compared under the secret with which it was made. For '
     'superusers and roles that are granted EXECUTE.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Keys of type uuid
+-- ---------------------------------------------------------------------------------------------
+
+-- The functions that applications call, for keys that they have as uuid. Literals and parameters
+-- without a type still mean the functions above, because text is the preferred type. No array type
+-- is preferred, so idem.once_each() has no uuid[]. Functions that administrators grant have no
+-- second signature either: GRANT could no longer name them without their arguments.
+
+CREATE FUNCTION idem.claim(
+    scope text,
+    key uuid,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_claim_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.claim(text, uuid, jsonb, text, interval, interval, interval) IS
+    'The same as idem.claim() with the text of the key, in lower case with hyphens. '
+    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
+    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    '40001, 42501, 22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.try_claim(
+    scope text,
+    key uuid,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+AS 'MODULE_PATHNAME', 'idem_try_claim_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.try_claim(text, uuid, jsonb, text, interval, interval, interval) IS
+    'The same as idem.try_claim() with the text of the key, in lower case with hyphens. '
+    'Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.execute(
+    scope text,
+    key uuid,
+    operation regprocedure,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.execution
+AS 'MODULE_PATHNAME', 'idem_execute_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval, interval) IS
+    'The same as idem.execute() with the text of the key, in lower case with hyphens. '
+    'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
+    '22021, 22023, 22004, 54000.';
+
+CREATE FUNCTION idem.forbid(
+    scope text,
+    key uuid,
+    tenant text DEFAULT NULL,
+    error jsonb DEFAULT NULL
+)
+RETURNS idem.record_info
+AS 'MODULE_PATHNAME', 'idem_forbid_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.forbid(text, uuid, text, jsonb) IS
+    'The same as idem.forbid() with the text of the key, in lower case with hyphens. '
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
+    'stale_key, 40001, 42501, 22021, 22023, 54000.';
+
+CREATE FUNCTION idem.lookup(
+    scope text,
+    key uuid,
+    tenant text DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.record_info
+AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.lookup(text, uuid, text, interval) IS
+    'The same as idem.lookup() with the text of the key, in lower case with hyphens. '
+    'Raises ID007, ID008, 42501, 22021, 22023.';
+
+CREATE FUNCTION idem.once(
+    scope text,
+    key uuid,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_once_uuid'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.once(text, uuid, jsonb, text) IS
+    'The same as idem.once() with the text of the key, in lower case with hyphens. '
+    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
+    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    '40001, 42501, 22021, 22023, 22004, 54000.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Sizing

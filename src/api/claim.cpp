@@ -27,11 +27,13 @@ namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 
-// One look at the key: what the probe found, what the core decided about it, and when.
+// One look at the key: what the probe found, what the core decided about it, and when; and how the
+// table takes the fingerprint of a new claim.
 struct Look {
     Verdict verdict;
     pg::Found found;
     TimestampTz now;
+    core::FingerprintVersion fingerprint_version = core::FingerprintVersion::leading_mac;
 };
 
 // What a look leads to.
@@ -67,7 +69,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             return answer(call, seen);
         }
-        if (call.wait > 0) waiting_since = bound.begun();
+        if (call.wait > 0 && waiting_since == 0) waiting_since = GetCurrentTimestamp();
         if (next == Next::wait_for_lock) {
             locked = lock.acquire(bound);
             if (!locked) return give_up(lock.holder().value_or(report::Holder{}));
@@ -160,9 +162,10 @@ bool is_same_request(const ClaimCall& call, const pg::Found& found) {
 Look look(const ClaimCall& call, bool locked) {
     const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
     const pg::Found found = pg::probe(records, call.name);
+    const core::FingerprintVersion version = records.fingerprint_version();
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
-    return {judge(found, is_same_request(call, found), *call.scope, now), found, now};
+    return {judge(found, is_same_request(call, found), *call.scope, now), found, now, version};
 }
 
 // As look(), but frees what the previous repeated look has read: a claim may look many times.
@@ -234,7 +237,8 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
     claim.fingerprint = taken_over ? old.fingerprint
-                                   : pg::new_fingerprint(call.request, call.scope->request_exclude);
+                                   : pg::new_fingerprint(call.request, call.scope->request_exclude,
+                                                         seen.fingerprint_version);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     return claim;

@@ -165,7 +165,7 @@ void finish_atomic(pg::Claim& claim, const Answer& answer) {
     const pg::Records records = pg::Records::to_write();
     const pg::WriteResult writing =
         pg::write_record(records, name,
-                         finished_record(stored, claim.created, bound.begun(), claim.ttl,
+                         finished_record(stored, claim.created, GetCurrentTimestamp(), claim.ttl,
                                          static_cast<std::int32_t>(claim.token.attempt),
                                          claim.fingerprint, std::nullopt),
                          claim.predecessor, bound);

@@ -60,14 +60,13 @@ bool FingerprintSink::begin(const Secret& secret, std::uint32_t secret_id) noexc
     return hmac.start(secret);
 }
 
-void FingerprintSink::write(Bytes bytes) noexcept {
-    if (bytes.size() > buffer_.size() - used_) flush();
-    if (bytes.size() > buffer_.size()) {
+// The buffer has no room for the piece.
+void FingerprintSink::write_beyond(Bytes bytes) noexcept {
+    flush();
+    if (bytes.size() > buffer_.size())
         hmac.write(bytes);
-        return;
-    }
-    std::copy(bytes.begin(), bytes.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
-    used_ += bytes.size();
+    else
+        write(bytes);
 }
 
 void FingerprintSink::flush() noexcept {

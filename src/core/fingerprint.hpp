@@ -9,6 +9,8 @@
 // Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
+#include <algorithm>
+
 #include "core/crypto.hpp"
 
 namespace idem::core {
@@ -102,6 +104,9 @@ struct StoredFingerprint {
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
 };
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
+constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
+    return !stored.empty() && stored[0] == static_cast<std::byte>(version);
+}
 // False when the bytes are not a fingerprint of one of these versions.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 
@@ -115,10 +120,16 @@ bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 class FingerprintSink {
   public:
     [[nodiscard]] bool begin(const Secret& secret, std::uint32_t secret_id) noexcept;
-    void write(Bytes bytes) noexcept;
+    // Here, so that the many pieces of one and four bytes become single stores.
+    void write(Bytes bytes) noexcept {
+        if (bytes.size() > buffer_.size() - used_) return write_beyond(bytes);
+        std::copy(bytes.begin(), bytes.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
+        used_ += bytes.size();
+    }
     [[nodiscard]] bool finish(Fingerprint& out) noexcept;
 
   private:
+    void write_beyond(Bytes bytes) noexcept;
     void flush() noexcept;
 
     std::array<std::byte, 512> buffer_;

@@ -36,23 +36,34 @@ constexpr int crockford_value(char c) noexcept {
     return at == std::string_view::npos ? -1 : static_cast<int>(at);
 }
 
-constexpr bool hyphen_belongs_at(std::size_t i) noexcept {
-    return i == 8 || i == 13 || i == 18 || i == 23;
-}
-
-// The same for the bytes of the UUID: the first group has four, the next three have two each.
+// By the bytes of the UUID: the first group has four, the next three have two each.
 constexpr bool hyphen_precedes(std::size_t byte) noexcept {
     return byte == 4 || byte == 6 || byte == 8 || byte == 10;
 }
 
-// Looks at the version first, because most other keys of this length are UUIDs, too.
-bool is_uuid_v7(std::string_view key) noexcept {
-    if (key.size() != uuid_length || key[14] != '7') return false;
-    for (std::size_t i = 0; i < key.size(); ++i) {
-        const bool fits = hyphen_belongs_at(i) ? key[i] == '-' : value_in(any_hex, key[i]) >= 0;
-        if (!fits) return false;
+// The UUID that is written with these digits. Looks at all characters, whichever does not fit: that
+// costs less than to stop at the first.
+std::optional<Uuid> uuid_of(std::string_view key, const HexValues& digits) noexcept {
+    if (key.size() != uuid_length) return std::nullopt;
+    Uuid uuid;
+    bool fits = true;
+    auto at = key.begin();
+    for (std::size_t i = 0; i < uuid.size(); ++i) {
+        if (hyphen_precedes(i)) fits &= *at++ == '-';
+        const int high = value_in(digits, *at++);
+        const int low = value_in(digits, *at++);
+        fits &= (high | low) >= 0;
+        uuid[i] = static_cast<std::byte>(high << 4 | low);
     }
-    return (value_in(any_hex, key[19]) & 0xc) == 0x8;  // the variant of RFC 9562
+    return fits ? std::optional(uuid) : std::nullopt;
+}
+
+// Looks at the version first, because most other keys of this length are UUIDs, too.
+std::optional<std::uint64_t> uuid_v7_time(std::string_view key) noexcept {
+    if (key.size() != uuid_length || key[14] != '7') return std::nullopt;
+    const auto uuid = uuid_of(key, any_hex);
+    const bool is_v7 = uuid && ((*uuid)[8] & std::byte{0xc0}) == std::byte{0x80};  // RFC 9562
+    return is_v7 ? std::optional(from_big_endian(Bytes(*uuid).first(6))) : std::nullopt;
 }
 
 bool is_ulid(std::string_view key) noexcept {
@@ -60,13 +71,6 @@ bool is_ulid(std::string_view key) noexcept {
     for (char c : key)
         if (crockford_value(c) < 0) return false;
     return crockford_value(key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
-}
-
-std::uint64_t uuid_time(std::string_view key) noexcept {
-    std::uint64_t time = 0;
-    for (std::size_t i = 0; i < 13; ++i)
-        if (key[i] != '-') time = time << 4 | static_cast<std::uint64_t>(value_in(any_hex, key[i]));
-    return time;
 }
 
 std::uint64_t ulid_time(std::string_view key) noexcept {
@@ -79,18 +83,7 @@ std::uint64_t ulid_time(std::string_view key) noexcept {
 }  // namespace
 
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept {
-    if (key.size() != uuid_length) return std::nullopt;
-    Uuid uuid;
-    bool fits = true;
-    auto at = key.begin();
-    for (std::size_t i = 0; i < uuid.size(); ++i) {
-        if (hyphen_precedes(i)) fits &= *at++ == '-';
-        const int high = value_in(lower_hex, *at++);
-        const int low = value_in(lower_hex, *at++);
-        fits &= (high | low) >= 0;
-        uuid[i] = static_cast<std::byte>(high << 4 | low);
-    }
-    return fits ? std::optional(uuid) : std::nullopt;
+    return uuid_of(key, lower_hex);
 }
 
 UuidText uuid_text(const Uuid& uuid) noexcept {
@@ -104,7 +97,7 @@ UuidText uuid_text(const Uuid& uuid) noexcept {
 }
 
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
-    if (is_uuid_v7(key)) return uuid_time(key);
+    if (const auto time = uuid_v7_time(key)) return time;
     if (is_ulid(key)) return ulid_time(key);
     return std::nullopt;
 }

@@ -190,18 +190,21 @@ PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
 
-bytea* new_fingerprint(Jsonb* request, PathList exclude) {
+bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
-    return bytea_of(
-        core::pack(fingerprint(request, exclude, current.fingerprint, current.fingerprint_id)));
+    core::Fingerprint made =
+        fingerprint(request, exclude, current.fingerprint, current.fingerprint_id);
+    made.version = version;
+    return bytea_of(core::pack(made));
 }
 
 bytea* compact_fingerprint(bytea* whole) {
     if (whole == nullptr) return nullptr;
+    const core::Bytes bytes = core::as_bytes(view_of(whole));
     core::Fingerprint compact;
-    if (!core::unpack(core::as_bytes(view_of(whole)), compact) ||
-        compact.version != core::FingerprintVersion::whole_mac)
+    if (!core::has_version(bytes, core::FingerprintVersion::whole_mac) ||
+        !core::unpack(bytes, compact))
         return whole;
     compact.version = core::FingerprintVersion::leading_mac;
     return bytea_of(core::pack(compact));

@@ -102,9 +102,9 @@ bool walk_without(Jsonb* root, PathList paths, Visit visit) {
 
 // --- What is left: fingerprint and stored response ----------------------------------------------
 
-// The fingerprint of the request without the paths, palloc'd and ready to be stored. NULL for a
-// NULL request, which binds nothing.
-bytea* new_fingerprint(Jsonb* request, PathList exclude);
+// The fingerprint of the request without the paths, palloc'd and ready to be stored in this
+// version. NULL for a NULL request, which binds nothing.
+bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version);
 
 // The fingerprint with as much of its MAC as a record keeps, palloc'd; the same pointer if it has
 // no more, if its version is unknown, or if it is NULL.

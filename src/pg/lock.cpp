@@ -118,11 +118,11 @@ std::optional<report::Holder> KeyLock::holder() const {
 }
 
 // The deadline is one of the steady clock: a time of day that is set back would prolong a wait.
-WaitBound::WaitBound(std::int64_t wait) : begun_(GetCurrentTimestamp()) {
-    Assert(wait >= 0);
+void WaitBound::begin() const {
+    if (deadline_ != 0) return;
     const std::int64_t session = std::int64_t{LockTimeout} * 1000;
-    is_lock_timeout_ = session > 0 && session <= wait;
-    deadline_ = steady_now() + (is_lock_timeout_ ? session : wait);
+    is_lock_timeout_ = session > 0 && session <= wait_;
+    deadline_ = steady_now() + (is_lock_timeout_ ? session : wait_);
 }
 
 WaitBound WaitBound::none() {
@@ -130,8 +130,9 @@ WaitBound WaitBound::none() {
     return WaitBound(a_century);
 }
 
-// Raises 55P03 when it is the session's bound that has passed.
+// Every wait asks this first. Raises 55P03 when it is the session's bound that has passed.
 bool WaitBound::is_over() const {
+    begin();
     if (steady_now() < deadline_) return false;
     if (is_lock_timeout_) report::lock_timeout();
     return true;

@@ -7,10 +7,10 @@
 // be a replay or has to wait for something else.
 //
 // One bound serves all waits of a call together: the caller's own, or the session's lock_timeout if
-// that is shorter, counted from the same moment. A wait returns false at the caller's bound, and
-// raises 55P03 at the session's, as every wait for a lock does. Waits for locks take part in
-// deadlock detection. Cancelling the query or terminating the backend ends any wait and leaves
-// nothing behind.
+// that is shorter, counted from the moment at which the first wait begins: most calls never wait,
+// and then no clock is read. A wait returns false at the caller's bound, and raises 55P03 at the
+// session's, as every wait for a lock does. Waits for locks take part in deadlock detection.
+// Cancelling the query or terminating the backend ends any wait and leaves nothing behind.
 //
 // No call waits for a transaction or a lease while it holds a key lock, so that the other side can
 // still claim the key. The exception is a call that has to write a row which another transaction is
@@ -35,13 +35,10 @@ struct RowWriter {
 
 class WaitBound {
   public:
-    // wait microseconds from now on; 0 does not wait.
-    explicit WaitBound(std::int64_t wait);
+    // wait microseconds from the first wait on; 0 does not wait.
+    explicit WaitBound(std::int64_t wait) : wait_(wait) { Assert(wait >= 0); }
     // Bounded by the session's lock_timeout alone, as an INSERT is.
     static WaitBound none();
-
-    // The moment that it counts from.
-    TimestampTz begun() const { return begun_; }
 
     bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
@@ -54,6 +51,7 @@ class WaitBound {
     bool nap_briefly() const { return sleep(GetCurrentTimestamp() + 1000); }
 
   private:
+    void begin() const;
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
     bool sleep(TimestampTz until) const;
@@ -62,9 +60,10 @@ class WaitBound {
 
     friend class KeyLock;
 
-    TimestampTz begun_;
-    std::int64_t deadline_;         // by the steady clock
-    bool is_lock_timeout_ = false;  // the session's bound comes first
+    std::int64_t wait_;
+    // Of the waits that have begun:
+    mutable std::int64_t deadline_ = 0;     // by the steady clock; 0 before the first wait
+    mutable bool is_lock_timeout_ = false;  // the session's bound comes first
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);
 

@@ -312,6 +312,11 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 
 }  // namespace
 
+core::FingerprintVersion Records::fingerprint_version() const {
+    return takes_compact_rows(RelationGetDescr(table())) ? core::FingerprintVersion::leading_mac
+                                                         : core::FingerprintVersion::whole_mac;
+}
+
 bool has_record_layout() {
     const Oid table = table_oid(Table::record);
     return get_attnum(table, "expires") == column_expires + 1 &&

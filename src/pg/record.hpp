@@ -21,6 +21,7 @@
 
 #include "core/decision.hpp"
 #include "core/digest.hpp"
+#include "core/fingerprint.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/lock.hpp"
@@ -86,6 +87,9 @@ class Records : public KeyedTable {
   public:
     static Records to_read() { return KeyedTable::to_read(Table::record); }
     static Records to_write() { return KeyedTable::to_write(Table::record); }
+
+    // In which version the table takes fingerprints.
+    core::FingerprintVersion fingerprint_version() const;
 
   private:
     Records(const KeyedTable& table) : KeyedTable(table) {}

@@ -193,6 +193,41 @@ consteval int errcode_named(std::string_view name) {
     return errcode_of(core::own_error(name).sqlstate);
 }
 
+// What a client may want to know of an error, in the fields that the protocol has for it, so that
+// no program has to parse English (docs/reference.md, "Errors"). Each is an auxiliary function of
+// ereport(), as errcode() is.
+
+int errname(const char* name) {
+    return err_generic_string(PG_DIAG_CONSTRAINT_NAME, name);
+}
+
+// One of idem's own errors, by its name.
+struct OwnError {
+    const char* name;
+    int code;
+    consteval OwnError(const char* own_name) : name(own_name), code(errcode_named(own_name)) {}
+};
+
+int own_error(OwnError error) {
+    (void)err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
+    (void)errname(error.name);
+    return errcode(error.code);
+}
+
+// Microseconds; rounded up, so that a caller that waits so long does not come too early.
+int errretry(std::int64_t retry_after) {
+    const std::int64_t milliseconds = (retry_after + 999) / 1000;
+    return err_generic_string(PG_DIAG_DATATYPE_NAME, psprintf(INT64_FORMAT, milliseconds));
+}
+
+int errsince(std::optional<TimestampTz> since) {
+    if (!since) return 0;
+    constexpr int utc = 0;
+    return err_generic_string(
+        PG_DIAG_COLUMN_NAME,
+        JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
+}
+
 // Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
 bool names_a_failure(std::string_view state) {
     const core::FailureFault fault = core::failure_fault(state);
@@ -230,12 +265,12 @@ char* holder_detail(const Holder& holder) {
 
 }  // namespace
 
-// Clients look for "after N.N seconds" in the hint.
+// Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                  WaitSetBy wait) {
     const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
     ereport(ERROR,
-            (errcode(errcode_named("in_progress")),
+            (own_error("in_progress"), errretry(retry_after), errsince(holder.since),
              errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail_internal("%s", holder_detail(holder)),
              wait == WaitSetBy::argument
@@ -255,8 +290,7 @@ void lock_timeout() {
 
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
     ereport(ERROR,
-            (errcode(errcode_named("in_progress")),
-             errmsg("operation \"%s\" is in progress", c_string(key)),
+            (own_error("in_progress"), errmsg("operation \"%s\" is in progress", c_string(key)),
              errdetail("The key was claimed by this transaction, and the claim is still open."),
              hint != nullptr
                  ? errhint("%s", hint)
@@ -275,7 +309,7 @@ constexpr const char* conflict_hint =
 }  // namespace
 
 void key_conflict(std::string_view key) {
-    ereport(ERROR, (errcode(errcode_named("key_conflict")),
+    ereport(ERROR, (own_error("key_conflict"),
                     errmsg("key \"%s\" was used for a different request", c_string(key)),
                     errdetail("The request differs from the one that the key was first used with."),
                     errhint("%s", conflict_hint)));
@@ -285,7 +319,7 @@ void key_conflict(std::string_view key) {
 // Statement and context are left out: they may have the request in them.
 void log_conflict(int level, std::string_view scope, std::string_view tenant,
                   std::string_view key) {
-    ereport(level, (errcode(errcode_named("key_conflict")),
+    ereport(level, (own_error("key_conflict"),
                     errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
                     tenant.empty()
                         ? errdetail("Key \"%s\" was used for a different request.", c_string(key))
@@ -306,14 +340,15 @@ void stored_failure(std::string_view key, Jsonb* error) {
         detail = "The failure is stored, and every retry receives it.";
     if (without_code && hint == nullptr)
         hint = "To run the operation again, use a new key. idem.lookup() shows the stored failure.";
-    ereport(ERROR, (errcode(code), errmsg_internal("%s", message),
-                    detail != nullptr ? errdetail_internal("%s", detail) : 0,
-                    hint != nullptr ? errhint("%s", hint) : 0));
+    ereport(ERROR,
+            (without_code ? own_error("key_failed") : errcode(code), errmsg_internal("%s", message),
+             detail != nullptr ? errdetail_internal("%s", detail) : 0,
+             hint != nullptr ? errhint("%s", hint) : 0));
     pg_unreachable();
 }
 
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {
-    ereport(ERROR, (errcode(errcode_named("key_failed")),
+    ereport(ERROR, (own_error("key_failed"),
                     errmsg("operation \"%s\" has failed permanently", c_string(key)),
                     errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
                               "and it has ended without an answer.",
@@ -366,7 +401,7 @@ void key_unknown_on_standby() {
 void lease_lost(const char* detail) {
     ereport(
         ERROR,
-        (errcode(errcode_named("lease_lost")), errmsg("lease of this attempt is lost"),
+        (own_error("lease_lost"), errmsg("lease of this attempt is lost"),
          detail != nullptr
              ? errdetail_internal("%s", detail)
              : errdetail("The token names no attempt that you may continue: its claim was rolled "
@@ -388,7 +423,7 @@ void not_leased(const char* function) {
 namespace {
 
 [[noreturn]] void not_claimed(const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_named("not_claimed")), errmsg("token names no open claim"),
+    ereport(ERROR, (own_error("not_claimed"), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
@@ -427,7 +462,7 @@ void foreign_claim() {
 void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where) {
     ereport(
         ERROR,
-        (errcode(errcode_named("claim_incomplete")),
+        (own_error("claim_incomplete"),
          where == Unfinished::at_prepare ? errmsg("cannot prepare a transaction with an open claim")
                                          : errmsg("cannot commit a transaction with an open claim"),
          errdetail("Key \"%s\" in scope \"%s\" was claimed, but not completed, failed or released.",
@@ -444,7 +479,7 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
 // ---- New keys -----------------------------------------------------------------------------------
 
 void invalid_key(const char* message, const char* detail, const char* hint) {
-    ereport(ERROR, (errcode(errcode_named("invalid_key")), errmsg_internal("%s", message),
+    ereport(ERROR, (own_error("invalid_key"), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
@@ -452,18 +487,18 @@ void invalid_key(const char* message, const char* detail, const char* hint) {
 void stale_key(std::string_view key, TimestampTz made, bool from_future) {
     if (from_future)
         ereport(ERROR,
-                (errcode(errcode_named("stale_key")),
+                (own_error("stale_key"),
                  errmsg("idempotency key \"%s\" has a timestamp in the future", c_string(key)),
                  errdetail("The timestamp, %s, is more than 10 minutes in the future.",
                            timestamptz_to_str(made)),
                  errhint("Check the client's clock, and send a new key.")));
-    ereport(ERROR, (errcode(errcode_named("stale_key")),
-                    errmsg("idempotency key \"%s\" is stale", c_string(key)),
-                    errdetail("The key's timestamp, %s, is older than the TTL. The operation "
-                              "may have completed, and its record may have expired.",
-                              timestamptz_to_str(made)),
-                    errhint("Find out whether the operation was carried out. If it was not, send a "
-                            "new key.")));
+    ereport(ERROR,
+            (own_error("stale_key"), errmsg("idempotency key \"%s\" is stale", c_string(key)),
+             errdetail("The key's timestamp, %s, is older than the TTL. The operation "
+                       "may have completed, and its record may have expired.",
+                       timestamptz_to_str(made)),
+             errhint("Find out whether the operation was carried out. If it was not, send a "
+                     "new key.")));
     pg_unreachable();
 }
 
@@ -483,10 +518,10 @@ constexpr const char* weakness_hint =
 }  // namespace
 
 void weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(ERROR, (errcode(errcode_named("invalid_key")),
-                    errmsg("idempotency key \"%s\" is too weak", c_string(key)),
-                    errdetail_internal("%s", weakness_detail(scope, weakness, "reject")),
-                    errhint("%s", weakness_hint)));
+    ereport(ERROR,
+            (own_error("invalid_key"), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
+             errdetail_internal("%s", weakness_detail(scope, weakness, "reject")),
+             errhint("%s", weakness_hint)));
     pg_unreachable();
 }
 
@@ -516,7 +551,7 @@ void digest_collision() {
 // ---- Scopes -------------------------------------------------------------------------------------
 
 void no_scope() {
-    ereport(ERROR, (errcode(errcode_named("unknown_scope")), errmsg("scope must not be null"),
+    ereport(ERROR, (own_error("unknown_scope"), errmsg("scope must not be null"),
                     errdetail("The name of the scope is null."),
                     errhint("Pass the name of a scope. idem.scopes lists the scopes that you may "
                             "use.")));
@@ -525,8 +560,7 @@ void no_scope() {
 
 void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
     ereport(ERROR,
-            (errcode(errcode_named("unknown_scope")),
-             errmsg("scope \"%s\" does not exist", c_string(name)),
+            (own_error("unknown_scope"), errmsg("scope \"%s\" does not exist", c_string(name)),
              detail != nullptr ? errdetail_internal("%s", detail)
                                : errdetail("No scope in this database has that name."),
              nearest != nullptr ? errhint("Perhaps you meant the scope \"%s\".", nearest)
@@ -624,20 +658,18 @@ void may_not_administer_scopes(const char* function) {
 // ---- Limits -------------------------------------------------------------------------------------
 
 void too_many_open_claims(int limit) {
-    ereport(ERROR,
-            (errcode(errcode_named("limit_exceeded")), errmsg("too many claims in one transaction"),
-             errdetail("This transaction holds %d key locks, the most that "
-                       "\"idem.max_open_claims\" allows.",
-                       limit),
-             errhint("Commit in smaller batches. The limit protects the lock table, which "
-                     "the whole server shares.")));
+    ereport(ERROR, (own_error("limit_exceeded"), errmsg("too many claims in one transaction"),
+                    errdetail("This transaction holds %d key locks, the most that "
+                              "\"idem.max_open_claims\" allows.",
+                              limit),
+                    errhint("Commit in smaller batches. The limit protects the lock table, which "
+                            "the whole server shares.")));
     pg_unreachable();
 }
 
-// Rounded up to a tenth of a second, so that a caller that waits so long does not come too early.
-// Clients look for "after N.N seconds" in the hint.
+// The hint is rounded up to a tenth of a second, as the field is to a millisecond.
 void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
-    ereport(ERROR, (errcode(errcode_named("limit_exceeded")),
+    ereport(ERROR, (own_error("limit_exceeded"), errretry(retry_after),
                     errmsg("too many new claims in scope \"%s\"", scope),
                     errdetail("The scope allows %d new claims per minute per tenant.", limit),
                     errhint("Retry with the same key after %.1f seconds. Retries of finished "
@@ -680,7 +712,7 @@ void too_large(const char* what, Size size) {
 
 void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
     ereport(ERROR,
-            (errcode(errcode_named("sequence_gap")),
+            (own_error("sequence_gap"),
              errmsg("gap in the sequence of source \"%s\"", c_string(source)),
              errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
              errhint("Handle the missing messages first, or skip them with \"contiguous => "
@@ -706,7 +738,7 @@ char* quoted_list(std::span<char* const> names) {
 void claim_required(Relation relation, std::span<char* const> scopes) {
     ereport(
         ERROR,
-        (errcode(errcode_named("claim_required")),
+        (errcode(errcode_named("claim_required")), errname("claim_required"),
          errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
          errdetail_plural("This transaction has no claim in scope %s.",
                           "This transaction has no claim in any of the scopes %s.", scopes.size(),

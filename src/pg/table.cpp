@@ -63,20 +63,76 @@ Oid find_table(const char* name) {
     return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
 }
 
+// The last relations that the transaction has locked RowExclusive until it ends: to lock one again
+// costs nearly as much as the first time. A subtransaction that commits hands its locks to its
+// parent; one that rolls back makes us forget all, whichever it had locked.
+class HeldLocks {
+  public:
+    bool has(Oid relation) const {
+        return std::find(relations_.begin(), relations_.end(), relation) != relations_.end();
+    }
+    void add(Oid relation) { relations_[added_++ % relations_.size()] = relation; }
+    void forget() { relations_.fill(InvalidOid); }
+
+  private:
+    std::array<Oid, 5> relations_{};  // records, watermarks, and their own indexes
+    std::size_t added_ = 0;
+};
+constinit HeldLocks held_locks;
+
+extern "C" {
+static void forget_locks_at_end(XactEvent, void*) {
+    held_locks.forget();
+}
+
+static void forget_locks_at_rollback(SubXactEvent event, SubTransactionId, SubTransactionId,
+                                     void*) {
+    if (event == SUBXACT_EVENT_ABORT_SUB) held_locks.forget();
+}
+}
+
+// Opens a table or an index, locked RowExclusive until the transaction ends. Only a new lock
+// accepts invalidations. What another session may change beside a lock that is held, such as the
+// state of an index that it builds, waits for our transaction before anything depends on it.
+Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
+    const bool held = held_locks.has(oid);
+    Relation relation = open(oid, held ? NoLock : RowExclusiveLock);
+    Assert(CheckRelationLockedByMe(relation, RowExclusiveLock, true));
+    if (!held) held_locks.add(oid);
+    return relation;
+}
+
 // The operator family of uuid for btree; the server's headers have no name for its OID.
 constexpr Oid uuid_family = 2968;
 constexpr AttrNumber digest_column = 1;
 
+// What nbtree may want to know of a digest index: nothing beyond this, because the index has
+// neither expressions nor a predicate. BuildIndexInfo() reads the catalog's form of both for each
+// row.
+IndexInfo digest_index_info(Relation index) {
+    IndexInfo info{};
+    info.type = T_IndexInfo;
+    info.ii_NumIndexAttrs = index->rd_index->indnatts;
+    info.ii_NumIndexKeyAttrs = index->rd_index->indnkeyatts;
+    std::copy_n(index->rd_index->indkey.values, info.ii_NumIndexAttrs, info.ii_IndexAttrNumbers);
+    info.ii_Unique = true;
+    info.ii_ReadyForInserts = true;
+    info.ii_Am = index->rd_rel->relam;
+    info.ii_Context = CurrentMemoryContext;
+    return info;
+}
+
 // Adds the row's entry without waiting and without raising an error, whatever the index holds.
 // Returns false when the index holds, or may come to hold, another row of the same digest.
-bool add_digest_entry(Relation table, Relation index, IndexInfo* info, TupleTableSlot* slot) {
+bool add_digest_entry(Relation table, Relation index, TupleTableSlot* slot) {
     Assert(is_digest_index(index));
     Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
-    FormIndexDatum(info, slot, nullptr, values, nulls);
+    IndexInfo info = digest_index_info(index);
+    FormIndexDatum(&info, slot, nullptr, values, nulls);
     return index_insert(index, values, nulls, &slot->tts_tid, table, UNIQUE_CHECK_PARTIAL, false,
-                        info);
+                        &info);
 }
 
 // Whether the condition holds for the row.
@@ -114,6 +170,8 @@ std::optional<CharCondition> condition_of(const Node* expression) {
 
 void init_tables() {
     CacheRegisterRelcacheCallback(forget_table, 0);
+    RegisterXactCallback(forget_locks_at_end, nullptr);
+    RegisterSubXactCallback(forget_locks_at_rollback, nullptr);
 }
 
 void on_invalidation(Table table, void (*forget)()) {
@@ -177,9 +235,9 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
 
 // Adds what the index needs of the row, unless only the executor can.
 void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntries& made) {
-    Relation index = index_open(oid, RowExclusiveLock);
+    Relation index = open_to_write(index_open, oid);
     if (is_digest_index(index)) {
-        if (!add_digest_entry(table, index, BuildIndexInfo(index), slot)) made.alone = false;
+        if (!add_digest_entry(table, index, slot)) made.alone = false;
     } else if (const auto condition = partial_condition(index)) {
         if (!known_condition(oid)) note_partial_index({RelationGetRelid(table), oid, *condition});
         if (satisfies(slot, *condition)) add_partial_entry(table, index, slot);
@@ -230,8 +288,7 @@ bool OpenIndexes::claim_digest(TupleTableSlot* slot) {
     Assert(digest_indexes_ != NIL);  // DigestScan has checked the primary key
     for (int i = 0; i < list_length(digest_indexes_); ++i) {
         const int at = list_nth_int(digest_indexes_, i);
-        if (!add_digest_entry(target_->ri_RelationDesc, target_->ri_IndexRelationDescs[at],
-                              target_->ri_IndexRelationInfo[at], slot))
+        if (!add_digest_entry(target_->ri_RelationDesc, target_->ri_IndexRelationDescs[at], slot))
             return false;
     }
     return true;
@@ -302,13 +359,19 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
-KeyedTable::KeyedTable(Table table, LOCKMODE mode, LOCKMODE release)
-    : table_(open_table(table, mode)), mode_(mode), release_(release) {}
+KeyedTable KeyedTable::to_read(Table table) {
+    return {open_table(table, AccessShareLock), AccessShareLock};
+}
+
+KeyedTable KeyedTable::to_write(Table table) {
+    return {open_to_write(table_open, table_oid(table)), NoLock};
+}
 
 Relation KeyedTable::open_index() const {
     const Oid primary_key = compat::primary_key_of(table_);
     if (!OidIsValid(primary_key)) report::no_digest_index(RelationGetRelationName(table_));
-    Relation index = index_open(primary_key, mode_);
+    Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
+                                        : index_open(primary_key, release_);
     if (!is_digest_index(index)) report::no_digest_index(RelationGetRelationName(table_));
     return index;
 }

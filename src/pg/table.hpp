@@ -164,8 +164,8 @@ pg_uuid_t uuid_of(const core::Digest& digest);
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {
   public:
-    static KeyedTable to_read(Table table) { return {table, AccessShareLock, AccessShareLock}; }
-    static KeyedTable to_write(Table table) { return {table, RowExclusiveLock, NoLock}; }
+    static KeyedTable to_read(Table table);
+    static KeyedTable to_write(Table table);
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }
@@ -174,11 +174,10 @@ class KeyedTable {
     void close_index(Relation index) const { index_close(index, release_); }
 
   private:
-    KeyedTable(Table table, LOCKMODE mode, LOCKMODE release);
+    KeyedTable(Relation table, LOCKMODE release) : table_(table), release_(release) {}
 
     Relation table_;
-    LOCKMODE mode_;
-    LOCKMODE release_;  // NoLock: kept until the transaction ends
+    LOCKMODE release_;  // NoLock: opened to write, and kept locked until the transaction ends
 };
 
 // A scan for the rows of one digest after another. What it points to is allocated in the memory

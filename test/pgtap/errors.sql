@@ -39,6 +39,12 @@ SELECT matches(:'held'::text, '^(psql:)?.*ERROR:  ID001: .+\nDETAIL:  .+\nHINT: 
                'ID001: a claim in flight elsewhere, with detail and hint');
 SELECT matches(:'held'::text, 'DETAIL:  Process ' || pg_backend_pid() || ' ', 'ID001: the detail names the process that holds the key');
 
+SELECT matches(:'held'::text, 'SCHEMA NAME:  idem\n.*DATATYPE NAME:  [0-9]+\nCONSTRAINT NAME:  in_progress',
+               'ID001: for programs, the milliseconds until a retry, and the name of the error');
+SELECT is(substring(:'held'::text FROM 'COLUMN NAME:  (\S+)\n')::timestamptz, now(),
+          'ID001: since when the key has been held');
+SELECT matches(:'held'::text, 'COLUMN NAME:  [-0-9]{10}T[0-9:.]+\+00:00\n', 'ID001: in UTC, as ISO 8601 writes it');
+
 -- The scopes and keys of the calls below ---------------------------------------------------------
 
 CREATE ROLE test_nobody;
@@ -351,14 +357,17 @@ INSERT INTO wrong (state, what, call, explained, role) VALUES
     ('42501', 'erase_tenant without EXECUTE', $$SELECT idem.erase_tenant('errors', '')$$, false, 'test_nobody'),
     ('42501', 'reset_stream without EXECUTE', $$SELECT idem.reset_stream('errors', 'new')$$, false, 'test_nobody');
 
-CREATE FUNCTION pg_temp.attempt(call text, as_role name, OUT state text, OUT message text, OUT detail text, OUT hint text) LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.attempt(call text, as_role name, OUT state text, OUT message text, OUT detail text, OUT hint text,
+                                OUT schema_name text, OUT constraint_name text, OUT type_name text, OUT column_name text) LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format('SET LOCAL ROLE %I', as_role);
     EXECUTE call;
     RAISE EXCEPTION USING ERRCODE = 'ZZ000', MESSAGE = 'nothing was raised';  -- and so undone
 EXCEPTION WHEN OTHERS OR assert_failure THEN
     GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
-                            detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+                            detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT,
+                            schema_name = SCHEMA_NAME, constraint_name = CONSTRAINT_NAME,
+                            type_name = PG_DATATYPE_NAME, column_name = COLUMN_NAME;
 END $$;
 
 -- The number of records and scopes, and of key locks of this transaction.
@@ -378,6 +387,15 @@ SELECT ok(message <> '' AND detail <> '' AND hint <> '', expected || ' has messa
 -- PostgreSQL's style: a message without a capital and a full stop, detail and hint as sentences.
 SELECT ok(message !~ '^[A-Z]|[.]$' AND detail ~ '[.]$' AND hint ~ '[.]$', expected || ' follows the error style: ' || what)
   FROM got WHERE explained AND expected NOT IN ('ID003', 'P0042') ORDER BY id;
+-- For programs: the name of an error of idem's own is in its fields, and nothing else is there
+-- except the table that ID011 is about.
+SELECT is(constraint_name, CASE WHEN expected LIKE 'ID%' THEN substring(idem.problem(expected)->>'type' FROM '[a-z_]+$') ELSE '' END,
+          expected || ' has its name as the constraint: ' || what)
+  FROM got ORDER BY id;
+SELECT is(schema_name, CASE WHEN expected = 'ID011' THEN 'public' WHEN expected LIKE 'ID%' THEN 'idem' ELSE '' END,
+          expected || ' has a schema only if it is of idem: ' || what)
+  FROM got ORDER BY id;
+SELECT is(type_name || column_name, '', expected || ' says nothing of a time: ' || what) FROM got ORDER BY id;
 SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
                   'these errors leave no record, no scope and no key lock');
 

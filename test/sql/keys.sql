@@ -142,3 +142,45 @@ SELECT mislabelled();
 \echo :LAST_ERROR_SQLSTATE
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'off', false) \gset ignored_
 DROP FUNCTION mislabelled;
+-- A key of type uuid means the same key as its text, in every function that applications call.
+-- What has no type is a text.
+SELECT idem.create_scope('uuids');
+CREATE FUNCTION answer(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"never run"'::jsonb $$;
+CREATE DOMAIN order_id AS uuid;
+SELECT idem.complete(token, '42') FROM idem.claim('uuids', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d'::uuid);
+CREATE FUNCTION resolve(call text, argument text, OUT result text) LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE 'SELECT ' || replace(call, '?', argument) INTO result;
+EXCEPTION WHEN OTHERS THEN
+  result := SQLSTATE;
+END $$;
+SELECT given, claim, try_claim, execute, lookup, forbid, once
+  FROM unnest(ARRAY['%L', '%L::text', '%L::varchar', '%L::char(36)', '%L::name', '%L::uuid', 'upper(%L)::uuid',
+                    '%L::order_id', 'NULL', 'NULL::uuid']) AS given,
+       format(given, '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d') AS argument,
+       resolve($$response FROM idem.claim('uuids', ?)$$, argument) AS claim,
+       resolve($$response FROM idem.try_claim('uuids', ?)$$, argument) AS try_claim,
+       resolve($$response FROM idem.execute('uuids', ?, 'answer(jsonb)')$$, argument) AS execute,
+       resolve($$response FROM idem.lookup('uuids', key => ?)$$, argument) AS lookup,
+       resolve($$response FROM idem.forbid('uuids', ?, NULL)$$, argument) AS forbid,
+       resolve($$idem.once('uuids', ?)$$, argument) AS once;
+-- a parameter without a type, as drivers send it
+PREPARE claim AS SELECT response FROM idem.claim('uuids', $1);
+PREPARE try_claim AS SELECT response FROM idem.try_claim($1, $2);
+PREPARE execute AS SELECT response FROM idem.execute('uuids', $1, 'answer(jsonb)');
+PREPARE lookup AS SELECT response FROM idem.lookup('uuids', $1);
+PREPARE forbid AS SELECT response FROM idem.forbid('uuids', $1);
+PREPARE once AS SELECT idem.once('uuids', key => $1);
+PREPARE of_uuid(uuid) AS SELECT response FROM idem.claim('uuids', $1);
+SELECT name, parameter_types FROM pg_prepared_statements ORDER BY name;
+EXECUTE claim('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d');
+EXECUTE try_claim('uuids', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d');
+EXECUTE of_uuid('0190B8F3-8C5E-7D2A-9B1C-4F5E6A7B8C9D');
+DEALLOCATE ALL;
+-- columns, generic plans and a constant that is kept from call to call
+CREATE TABLE orders AS SELECT md5(i::text)::uuid AS id FROM generate_series(1, 3) i;
+SELECT count(*) FILTER (WHERE idem.once('uuids', id)), count(*) FILTER (WHERE idem.once('uuids', id::text)) FROM orders;
+SELECT DISTINCT l.response FROM generate_series(1, 3), idem.lookup('uuids', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d'::uuid) l;
+DROP TABLE orders;
+DROP FUNCTION answer, resolve;
+DROP DOMAIN order_id;

@@ -285,7 +285,8 @@ sub is_described
 }
 
 my %function = catalog(<<'SQL');
-SELECT 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+SELECT 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc
+ WHERE pronamespace = 'idem'::regnamespace AND 'uuid'::regtype <> ALL (proargtypes)
 SQL
 my %returned;
 for my $name (keys %function)
@@ -296,6 +297,16 @@ for my $name (keys %function)
 	$function{$name} = as_written(join ', ', grep { !/^OUT / } @arguments);
 }
 is_described('function', \%function, 'Arguments');
+# The page describes functions that differ only in the type of the key once.
+my %with_uuid = catalog(<<'SQL');
+SELECT 'idem.' || proname, replace(pg_get_function_arguments(oid), 'key uuid', 'key text') FROM pg_proc
+ WHERE pronamespace = 'idem'::regnamespace AND 'uuid'::regtype = ANY (proargtypes)
+SQL
+for my $name (sort keys %section)
+{
+	next unless $function{$name};
+	is(as_written($with_uuid{$name} // ''), $section{$name} =~ /^- `key text`[^-]*`uuid`/m ? $function{$name} : '', "function $name: whether the key may be a uuid");
+}
 is_described('function', \%returned, 'Columns');
 
 # Who may call a function, and what the planner may make of it.

@@ -42,6 +42,22 @@ cmp_ok($unprotected{differing}, '>', 1000, 'unprotected: answers differ');
 cmp_ok($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM unprotected_payment'), '>', 1000,
 	'unprotected: thousands of duplicates');
 
+# One statement per operation, in pipelines: each pipeline is a transaction of four retries.
+$node->safe_psql('postgres', q{SELECT idem.create_scope('pipelined'); TRUNCATE payment});
+$node->pgbench(
+	'--client=8 --jobs=1 --transactions=200 --no-vacuum --protocol=prepared', 0, [qr/processed: 1600\/1600/], [qr/^$/],
+	'one-statement operations in pipelines',
+	{ 'pipelined' => join "\n", '\\set key random(1, 300)', '\\startpipeline', (<<'SQL' =~ s/\n\s*/ /gr . ';') x 4, '\\endpipeline' });
+WITH c AS MATERIALIZED (
+  SELECT * FROM idem.claim('pipelined', 'k' || :key::int, to_jsonb(:key::int))
+), effect AS (
+  INSERT INTO payment (key, amount) SELECT 'k' || :key::int, :key::int FROM c WHERE c.claimed RETURNING id
+)
+SELECT CASE WHEN c.claimed THEN idem.complete(c.token, to_jsonb((SELECT id FROM effect))) ELSE c.response END FROM c
+SQL
+is($node->safe_psql('postgres', q{SELECT count(*) = count(DISTINCT key), count(*) > 250, count(*) = (SELECT count(*) FROM idem.records WHERE scope = 'pipelined') FROM payment}),
+	't|t|t', 'have one effect per key');
+
 # For a key that is claimed and completed only once, lookup() says absent, in progress, completed,
 # and never goes back.
 $node->safe_psql('postgres', <<'SQL');

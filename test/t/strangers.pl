@@ -237,7 +237,9 @@ for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FR
 		{
 			my @texts = @{ $pair_of->($what) };
 			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text = " . quoted($_) } @texts), [ map { [$_] } @texts ] ];
-			push @queries, [ (map { "SELECT * FROM $view WHERE $column = " . quoted($_) } @texts), [ map { [$_] } @texts ] ];
+			# The error about a text that is no jsonb repeats a part of it.
+			push @queries, [ (map { "SELECT * FROM $view WHERE $column = " . quoted($_) } @texts), [ map { [$_] } @texts ] ]
+			  unless $column eq 'last_error';
 			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text LIKE " . quoted("$_%") } @texts), [ map { [$_] } @texts ] ];
 		}
 	}
