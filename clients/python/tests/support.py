@@ -12,7 +12,9 @@ CREATE EXTENSION IF NOT EXISTS idem;
 SELECT idem.create_scope('payments', ttl => '7 days', request_required => true,
                          if_not_exists => true);
 CREATE TABLE IF NOT EXISTS payment (
-    id bigserial PRIMARY KEY, key text NOT NULL DEFAULT idem.current_key(), amount numeric NOT NULL);
+    id bigserial PRIMARY KEY,
+    key text NOT NULL DEFAULT idem.current_key(),
+    amount numeric NOT NULL);
 """
 
 

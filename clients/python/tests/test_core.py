@@ -4,7 +4,8 @@ import unittest
 from types import SimpleNamespace
 
 from pg_idem import Conflict, InProgress, Refused, Retry, is_transient, retry_after, sqlstate
-from pg_idem.http import Exchange, Failure, NotStored, Policy, Response, parse_key
+from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response, parse_key,
+                          problem)
 
 
 class OperationalError(Exception):
@@ -110,6 +111,20 @@ class Exchanges(unittest.TestCase):
                    ("Content-Length", "2"), ("Link", "<a>"), ("Link", "<b>"), ("X-Trace", "7")]
         answer = self.exchange(never_stored=["x-trace"]).judge(Response(201, headers, b"{}"))
         self.assertEqual(answer.headers, {"Location": "/p/1", "Link": "<a>, <b>"})
+
+    def test_retry_after_is_in_whole_seconds(self):
+        for after, seconds in ((0.05, "1"), (1.0, "1"), (1.1, "2"), (60, "60")):
+            headers = dict(problem(InProgress("ID001", "", after)).headers)
+            self.assertEqual(headers["Retry-After"], seconds)
+        self.assertNotIn("Retry-After", dict(problem(Conflict("ID002", "")).headers))
+
+    def test_messages_of_internal_errors_are_not_sent(self):
+        self.assertNotIn(b"secret", problem(OperationalError("secret")).body)
+        self.assertIn(b"another request", problem(Conflict("ID002", "another request")).body)
+
+    def test_the_middleware_leaves_refusals_to_the_client(self):
+        self.assertIsNone(RETRY.pause(InProgress("ID001", "", 0.1), 1, 0))
+        self.assertIsNotNone(RETRY.pause(server_error("40001"), 1, 0))
 
     def test_what_is_stored(self):
         exchange = self.exchange(final_statuses=[402])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 import unittest
 
@@ -156,8 +157,8 @@ class Contract:
     def test_an_answer_of_a_caller_without_http(self):
         key = new_key()
         with connect() as connection, connection.transaction():
-            token, = connection.execute(
-                "SELECT token FROM idem.claim('payments', %s::text, %s::jsonb)", (key, BOUND)).fetchone()
+            token, = connection.execute("SELECT token FROM idem.claim('payments', %s, %s::jsonb)",
+                                        (key, BOUND)).fetchone()
             connection.execute("SELECT idem.complete(%s, '{\"id\": 1}')", (token,))
         response = self.post(key)
         self.assertEqual((response[0], json.loads(response[2])), (200, {"id": 1}))
@@ -166,8 +167,8 @@ class Contract:
     def test_a_stored_failure(self):
         key = new_key()
         with connect() as connection, connection.transaction():
-            token, = connection.execute(
-                "SELECT token FROM idem.claim('payments', %s::text, %s::jsonb)", (key, BOUND)).fetchone()
+            token, = connection.execute("SELECT token FROM idem.claim('payments', %s, %s::jsonb)",
+                                        (key, BOUND)).fetchone()
             connection.execute("SELECT idem.fail(%s, '{\"message\": \"declined\"}')", (token,))
         response = self.post(key)
         self.assertEqual(self.assert_problem(response, 409, "key_failed")["detail"], "declined")
@@ -249,6 +250,14 @@ class Flask(Wsgi, PaymentTest):
             self.assertEqual(client.post("/payments", json=status).status_code, status)
             self.assertEqual(effects(key), effect)
 
+    def test_without_a_key_nothing_is_run_again(self):
+        app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(connect), "payments",
+                                         required=False)
+        calls.clear()
+        with self.assertRaises(psycopg.errors.SerializationFailure):
+            werkzeug.test.Client(app).post("/payments", json={"amount": 1, "lose": 99})
+        self.assertEqual(len(calls), 1)
+
     def test_tenant(self):
         app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(connect), "payments",
                                          tenant=lambda environ: environ["REMOTE_USER"])
@@ -299,6 +308,7 @@ class Django(Wsgi, PaymentTest):
                 response[name] = value
             return response
         cls.urlpatterns = [path("payments", payments), path("refunds", payments)]
+        logging.getLogger("django.request").setLevel(logging.CRITICAL)
         settings.configure(ROOT_URLCONF=cls, ALLOWED_HOSTS=["*"], SECRET_KEY="test",
                            DEBUG_PROPAGATE_EXCEPTIONS=True, LOGGING_CONFIG=None)
         cls.app = staticmethod(wsgi.IdempotencyMiddleware(
@@ -361,6 +371,18 @@ class Starlette(Asgi, PaymentTest):
         for _ in range(2):
             self.assertEqual(streaming.post(key)[2], b"ab")
         self.assertEqual(effects(key), 1)
+
+    def test_without_a_key_nothing_is_run_again(self):
+        async def payments(request):
+            lose(await request.json())
+        app = starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", payments, methods=["POST"])])
+        app.add_middleware(asgi.IdempotencyMiddleware, scope="payments", required=False,
+                           idempotency=AsyncIdempotency(aconnect))
+        losing, losing.app = type(self)(), app
+        with self.assertRaises(psycopg.errors.SerializationFailure):
+            losing.post(None, {"lose": 99})
+        self.assertEqual(len(calls), 1)
 
     def test_the_client_is_gone(self):
         async def gone():

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import os
 import threading
 import unittest
 import uuid
+import warnings
 from decimal import Decimal
 from functools import partial
 
@@ -15,6 +17,7 @@ from pg_idem import (Answer, AsyncIdempotency, Conflict, Failure, Idempotency, I
 
 from support import PaymentTest, connect, effects, held, new_key, query
 
+os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
 try:
     import sqlalchemy
     import sqlalchemy.orm
@@ -102,7 +105,8 @@ class Outcomes:
         key = new_key()
         with self.assertRaises(ZeroDivisionError):
             self.pay(key, {"amount": 1}, end=lambda: 1 / 0)
-        self.assertEqual(query("SELECT state FROM idem.lookup('payments', %s::text)", key), "absent")
+        state = query("SELECT state FROM idem.lookup('payments', %s::text)", key)
+        self.assertEqual(state, "absent")
         self.assertFalse(self.pay(key, {"amount": 1}).replayed)
 
     def test_a_final_error_of_the_server_is_not_retried(self):
@@ -209,11 +213,17 @@ class Outcomes:
             self.assertFalse(self.pay(key, {"amount": 1}, tenant=tenant).replayed)
         self.assertEqual(effects(key), 3)
 
+    def test_json_of_the_application(self):
+        key, amount = new_key(), Decimal("12345678901.123456789")
+        options = {"dumps": lambda value: json.dumps(value, default=float) if value != "exact"
+                   else str(amount), "loads": partial(json.loads, parse_float=Decimal)}
+        for _ in range(2):
+            answer = self.pay(key, {"amount": 1}, end=lambda: "exact", **options)
+            self.assertEqual(answer.response, amount)
+
     def test_amounts_stay_exact(self):
         key, exact = new_key(), '{"amount": 12345678901.123456789}'
-        answer = self.pay(key, pg_idem.JsonText(exact), loads=partial(json.loads, parse_float=Decimal),
-                          end=lambda: None)
-        self.assertIsNone(answer.response)
+        self.pay(key, pg_idem.JsonText(exact))
         with self.assertRaises(Conflict):
             self.pay(key, pg_idem.JsonText(exact.replace("789}", "788}")))
 
@@ -270,7 +280,8 @@ class Psycopg(Outcomes, PaymentTest):
                     connection.execute("DO $$ BEGIN RAISE EXCEPTION 'operation is in progress'"
                                        f" USING ERRCODE = 'ID001', {using}; END $$")
                 return "done"
-            self.assertEqual(Idempotency(connect).transaction(work, retry=Watch(first=0.01)), "done")
+            answer = Idempotency(connect).transaction(work, retry=Watch(first=0.01))
+            self.assertEqual(answer, "done")
             self.assertTrue(least <= pauses[0] <= least + 0.1, pauses)
 
     def test_a_real_id001_is_retried_or_given_up(self):
@@ -281,7 +292,20 @@ class Psycopg(Outcomes, PaymentTest):
         with held(key, "{}"), self.assertRaises(psycopg.Error) as raised:
             Idempotency(connect).transaction(work, retry=Retry(attempts=2, first=0.01))
         self.assertEqual(raised.exception.sqlstate, "ID001")
-        self.assertGreater(pg_idem.retry_after(raised.exception), 0)
+        fields = raised.exception.diag
+        self.assertEqual((fields.schema_name, fields.constraint_name), ("idem", "in_progress"))
+        self.assertEqual(pg_idem.retry_after(raised.exception), int(fields.datatype_name) / 1000)
+
+    def test_claiming_a_key_twice_is_not_retried(self):
+        calls = []
+
+        def work(connection):
+            calls.append(1)
+            for _ in range(2):
+                connection.execute("SELECT idem.claim('payments', 'twice', '{}')")
+        with self.assertRaises(psycopg.Error) as raised:
+            Idempotency(connect).transaction(work)
+        self.assertEqual((raised.exception.sqlstate, len(calls)), ("ID001", 1))
 
     def test_the_table_of_errors_is_that_of_the_server(self):
         from pg_idem.http import OWN_ERRORS, SERVER_ERRORS, http_status
@@ -355,6 +379,11 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        if hasattr(sqlalchemy.exc, "RemovedIn20Warning"):
+            caught = warnings.catch_warnings()
+            caught.__enter__()
+            cls.addClassCleanup(caught.__exit__, None, None, None)
+            warnings.simplefilter("error", sqlalchemy.exc.RemovedIn20Warning)
         driver = "psycopg2" if sqlalchemy.__version__.startswith("1.") else "psycopg"
         # To 127.0.0.1, or to the socket: as libpq's environment says.
         cls.engine = sqlalchemy.create_engine(f"postgresql+{driver}://", future=True)

@@ -51,6 +51,7 @@ class IdempotencyMiddleware:
         async def work(connection: Any) -> Any:
             return exchange.judge(await self._call(scope, exchange.body, receive, connection))
 
+        key = None
         try:
             key = http.key_of(headers, self.policy)
             if key is None:
@@ -66,7 +67,7 @@ class IdempotencyMiddleware:
         except Refused as refused:
             return http.problem(refused)
         except Exception as error:
-            if not http.is_unavailable(error):
+            if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
                 raise
             return http.problem(error)
 

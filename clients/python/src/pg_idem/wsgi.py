@@ -53,6 +53,7 @@ class IdempotencyMiddleware:
         def work(connection: Any) -> Any:
             return exchange.judge(self._call(environ, exchange.body, connection))
 
+        key = None
         try:
             key = http.key_of([] if header is None else [header], self.policy)
             if key is None:
@@ -67,7 +68,7 @@ class IdempotencyMiddleware:
         except Refused as refused:
             return http.problem(refused)
         except Exception as error:
-            if not http.is_unavailable(error):
+            if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
                 raise
             return http.problem(error)
 
