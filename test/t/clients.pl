@@ -76,6 +76,7 @@ my %needs = (
 	psycopg            => 'psycopg_pool',
 	asyncio            => 'psycopg_pool',
 	sqlalchemy         => 'sqlalchemy, psycopg2',
+	django             => 'django, psycopg2',
 	flask              => 'psycopg_pool, flask',
 	starlette          => 'psycopg_pool, starlette, httpx',
 	'without psycopg'  => 'psycopg_pool',

@@ -7,8 +7,8 @@ each time until there is an answer. A payment's amount is its number. The connec
 ports, which are those of proxies. Prints how many sends were answered, and how many operations got
 more than one answer.
 
-STACK is psycopg, asyncio, sqlalchemy, flask, starlette; or "without psycopg", the same retries
-without idem, and "without flask", the endpoint of before.py.
+STACK is psycopg, asyncio, sqlalchemy, django, flask, starlette; or "without psycopg", the same
+retries without idem, and "without flask", the endpoint of before.py.
 """
 
 import asyncio
@@ -71,6 +71,20 @@ def with_sqlalchemy(ports):
     def pay(session, request):
         return session.execute(text(INSERT.replace("%s", ":amount")), request).scalar()
     return lambda number: pay(f"order-{number}", {"amount": number})
+
+
+def with_django(ports):
+    from support import django_payment
+    payment, _ = django_payment(ports=ports)
+    from pg_idem.django import Idempotency
+
+    def pay(number):
+        using = random.choice(ports)
+        answer = Idempotency(using).run(
+            "payments", f"order-{number}", {"amount": number},
+            lambda connection: payment.objects.using(using).create(amount=number).pk)
+        return answer.response
+    return pay
 
 
 def flask_send(app):

@@ -2,6 +2,8 @@
 PGHOST, PGPORT, PGDATABASE and PGUSER name."""
 
 import contextlib
+import functools
+import os
 import unittest
 import uuid
 
@@ -55,3 +57,34 @@ class PaymentTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         set_up()
+
+
+@functools.lru_cache
+def django_payment(**options):
+    """Configures Django. Returns a model of the table, and the module whose urlpatterns it uses."""
+    import logging
+    import types
+    import sys
+    import django
+    from django.conf import settings
+    from django.db import models
+    urls = types.ModuleType("urls")
+    sys.modules["urls"] = urls
+    databases = {"default": {"NAME": os.environ["PGDATABASE"]}}
+    for port in options.pop("ports", ()):
+        databases[port] = {"NAME": os.environ["PGDATABASE"], "HOST": "127.0.0.1", "PORT": port}
+    for database in databases.values():
+        database["ENGINE"] = "django.db.backends.postgresql"
+    logging.getLogger("django.request").setLevel(logging.CRITICAL)
+    settings.configure(
+        ROOT_URLCONF="urls", ALLOWED_HOSTS=["*"], SECRET_KEY="test", DATABASES=databases,
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", LOGGING_CONFIG=None,
+        DEBUG_PROPAGATE_EXCEPTIONS=True, MIDDLEWARE=["pg_idem.django.IdempotencyMiddleware"])
+    django.setup()
+
+    class Payment(models.Model):
+        amount = models.DecimalField(max_digits=30, decimal_places=9)
+
+        class Meta:
+            app_label, db_table, managed = "shop", "payment", False
+    return Payment, urls

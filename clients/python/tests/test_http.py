@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 import unittest
 
@@ -10,7 +9,7 @@ import psycopg
 from pg_idem import AsyncIdempotency, Idempotency
 from pg_idem import asgi, http, wsgi
 
-from support import PaymentTest, connect, effects, held, new_key, query
+from support import PaymentTest, connect, django_payment, effects, held, new_key, query
 from test_operations import aconnect
 
 try:
@@ -19,6 +18,7 @@ except ImportError:
     flask = None
 try:
     import django
+    import psycopg2
     import werkzeug.test
 except ImportError:
     django = None
@@ -205,7 +205,7 @@ class Wsgi(Contract):
 
 
 def handle(connection, request):
-    """What the handlers of the WSGI apps do: status, content."""
+    """What the handler of Flask does: status, content."""
     lose(request)
     payment = connection.execute(INSERT, (request["amount"],)).fetchone()[0]
     if "divide" in request:
@@ -289,30 +289,43 @@ class Flask(Wsgi, PaymentTest):
             client.post("/", headers={"Idempotency-Key": new_key()})
 
 
-@unittest.skipUnless(django, "Django or Werkzeug is not installed")
+@unittest.skipUnless(django, "Django, psycopg2 or Werkzeug is not installed")
 class Django(Wsgi, PaymentTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        payment, urls = django_payment()
         from django.conf import settings
         from django.core.wsgi import get_wsgi_application
-        from django.http import HttpResponse
+        from django.http import HttpResponse, StreamingHttpResponse
         from django.urls import path
+        from pg_idem.django import Idempotency
 
         def payments(request):
             if request.method == "GET":
                 return HttpResponse("no transaction")
-            status, content = handle(request.environ["idem.connection"], json.loads(request.body))
-            response = HttpResponse(content, "application/json", status)
+            content = json.loads(request.body)
+            lose(content)
+            made = payment.objects.create(amount=content["amount"])
+            if "divide" in content:
+                1 / content["divide"]
+            if "stream" in content:
+                return StreamingHttpResponse(iter([b"a", b"b"]))
+            status = content.get("status", 201)
+            body = "" if status == 204 else json.dumps({"payment": made.pk, "at": time.time()})
+            response = HttpResponse(body, "application/json", status)
             for name, value in HEADERS.items():
                 response[name] = value
             return response
-        cls.urlpatterns = [path("payments", payments), path("refunds", payments)]
-        logging.getLogger("django.request").setLevel(logging.CRITICAL)
-        settings.configure(ROOT_URLCONF=cls, ALLOWED_HOSTS=["*"], SECRET_KEY="test",
-                           DEBUG_PROPAGATE_EXCEPTIONS=True, LOGGING_CONFIG=None)
-        cls.app = staticmethod(wsgi.IdempotencyMiddleware(
-            get_wsgi_application(), Idempotency(connect, wait=0), "payments", **OPTIONS))
+        urls.urlpatterns = [path("payments", payments), path("refunds", payments)]
+        settings.PG_IDEM = {"scope": "payments", "idempotency": Idempotency(wait=0), **OPTIONS}
+        cls.app = staticmethod(get_wsgi_application())
+
+    def test_a_stream_is_sent_after_commit(self):
+        key = new_key()
+        for _ in range(2):
+            self.assertEqual(self.post(key, {"amount": 1, "stream": 1})[2], b"ab")
+        self.assertEqual(effects(key), 1)
 
 
 class Asgi(Contract):

@@ -15,7 +15,7 @@ import pg_idem
 from pg_idem import (Answer, AsyncIdempotency, Conflict, Failure, Idempotency, InProgress,
                      LimitExceeded, Refused, Retry, StaleKey)
 
-from support import PaymentTest, connect, effects, held, new_key, query
+from support import PaymentTest, connect, django_payment, effects, held, new_key, query
 
 os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
 try:
@@ -24,6 +24,11 @@ try:
     import pg_idem.sqlalchemy
 except ImportError:
     sqlalchemy = None
+try:
+    import django
+    import psycopg2
+except ImportError:
+    django = None
 
 INSERT = "INSERT INTO payment (amount) VALUES (%(amount)s) RETURNING id"
 # Retries, but not for long.
@@ -437,6 +442,37 @@ class SQLAlchemyORM(SQLAlchemyCore):
         pay(key, {"amount": 5})
         pay(key, {"amount": 5})
         self.assertEqual(effects(key), 1)
+
+
+@unittest.skipUnless(django, "Django or psycopg2 is not installed")
+class DjangoORM(Outcomes, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.payment, _ = django_payment()
+
+    @classmethod
+    def tearDownClass(cls):
+        from django.db import connections
+        connections.close_all()
+
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, **options):
+        import pg_idem.django
+
+        def work(connection):
+            made = None
+            if statement == INSERT:
+                amount = request["amount"] if isinstance(request, dict) else 1
+                made = self.payment.objects.create(amount=amount).pk
+            return end() if end else {"id": made}
+        payments = pg_idem.django.Idempotency(wait=wait, **options)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+
+    def test_an_operation_within_a_transaction_is_refused(self):
+        from django.db import transaction
+        with transaction.atomic(), self.assertRaises(RuntimeError):
+            self.pay(new_key(), {"amount": 1})
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import json
 import os
 import pathlib
 import re
+import sys
+import types
 import unittest
 from unittest import mock
 
 import psycopg
 
-from support import connect
+from support import connect, django_payment, new_key
 
 HERE = pathlib.Path(__file__).parent
 README = (HERE.parent / "README.md").read_text()
@@ -42,6 +44,13 @@ class Readme(unittest.TestCase):
 
     def run_block(self, block, use=lambda names: None):
         """Runs it, uses what it defines, and compares what it prints."""
+        if "shop.models" in block or "settings.py" in block:
+            try:
+                payment, self.urls = django_payment()
+            except ImportError:
+                self.skipTest("Django is not installed")
+            sys.modules["shop"] = sys.modules["shop.models"] = types.ModuleType("shop.models")
+            sys.modules["shop.models"].Payment = payment
         modules = re.findall(r"^(?:from|import) (\w+)", block, re.M)
         for module in modules:
             try:
@@ -82,12 +91,34 @@ class Readme(unittest.TestCase):
             self.pay_twice(client, lambda client, headers: client.post(
                 "/payments", json={"amount": 10}, headers=headers))
 
+    def use_settings(self, names):
+        from django.conf import settings
+        self.assertEqual(names["MIDDLEWARE"][-1:], settings.MIDDLEWARE)
+        settings.PG_IDEM = names["PG_IDEM"]
+
+    def use_django(self, names):
+        from django.test import Client
+        from django.urls import path
+        self.urls.urlpatterns = [path("payments", names["pay"])]
+        from django.urls import clear_url_caches
+        clear_url_caches()
+        key = new_key()
+        first, again = [Client().post("/payments", '{"amount": 10}', HTTP_IDEMPOTENCY_KEY=key,
+                                      content_type="application/json") for _ in range(2)]
+        self.assertEqual((first.status_code, again.status_code), (201, 201))
+        self.assertEqual(again["Idempotency-Replayed"], "true")
+        self.assertEqual(first.content, again.content)
+        from django.db import connections
+        connections.close_all()
+
     def test_blocks(self):
         all_blocks = blocks("python")
-        self.assertGreaterEqual(len(all_blocks), 8)
+        uses = {"Flask": self.use_flask, "FastAPI": self.use_fastapi,
+                "settings.py": self.use_settings, "views.py": self.use_django}
+        for word in uses:
+            self.assertTrue(any(word in block for block in all_blocks), word)
         for number, block in enumerate(all_blocks):
-            use = (self.use_flask if "Flask" in block
-                   else self.use_fastapi if "FastAPI" in block else lambda names: None)
+            use = next((use for word, use in uses.items() if word in block), lambda names: None)
             with self.subTest(number=number, first=block.splitlines()[0]):
                 self.run_block(block, use)
 

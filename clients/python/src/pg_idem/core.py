@@ -133,9 +133,16 @@ _CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
 TRANSIENT = re.compile("08|25006|40|53|55P03|57P|58")
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """The driver's error, which SQLAlchemy and Django wrap."""
+    if type(error).__module__ == "django.db.utils" and error.__cause__:
+        return error.__cause__
+    return getattr(error, "orig", None) or error
+
+
 def sqlstate(error: BaseException) -> Optional[str]:
-    """The SQLSTATE of an error of psycopg, psycopg2, SQLAlchemy or this package; else None."""
-    error = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
+    """The SQLSTATE of an error of the driver, SQLAlchemy, Django or this package; else None."""
+    error = unwrapped(error)
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
@@ -143,7 +150,7 @@ def retry_after(error: BaseException) -> Optional[float]:
     """The seconds after which ID001 and ID009 tell the caller to come back; else None."""
     if isinstance(error, Refused):
         return error.retry_after
-    error = getattr(error, "orig", None) or error
+    error = unwrapped(error)
     if sqlstate(error) not in ("ID001", "ID009"):
         return None
     fields = getattr(error, "diag")
@@ -172,7 +179,7 @@ def as_refused(error: Exception) -> Optional[Refused]:
     code = sqlstate(error) or ""
     if isinstance(error, Refused) or not code.startswith(("ID", "22")):
         return None
-    message = getattr(getattr(error, "orig", None) or error, "diag").message_primary
+    message = getattr(unwrapped(error), "diag").message_primary
     return _CLASSES.get(code, Refused)(code, message, retry_after(error))
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 from . import http
 from .core import Failure, Refused
@@ -43,34 +43,12 @@ class IdempotencyMiddleware:
             response = http.too_large(self.policy.max_body)
         else:
             exchange = Exchange(self.policy, method, path, environ.get("QUERY_STRING", ""), body)
-            response = self.respond(exchange, environ)
+            header = environ.get("HTTP_IDEMPOTENCY_KEY")
+            response = respond(self.idempotency, exchange, [] if header is None else [header],
+                               lambda: self.tenant(environ) if self.tenant else None,
+                               lambda connection: self._call(environ, body, connection))
         start_response(f"{response.status} {http.phrase(response.status)}", response.headers)
         return [response.body]
-
-    def respond(self, exchange: Exchange, environ: dict[str, Any]) -> Response:
-        header = environ.get("HTTP_IDEMPOTENCY_KEY")
-
-        def work(connection: Any) -> Any:
-            return exchange.judge(self._call(environ, exchange.body, connection))
-
-        key = None
-        try:
-            key = http.key_of([] if header is None else [header], self.policy)
-            if key is None:
-                return exchange.outcome(self.idempotency.transaction(work, retry=http.NO_RETRY))
-            tenant = self.tenant(environ) if self.tenant else None
-            return exchange.outcome(self.idempotency.run(
-                self.policy.scope, key, exchange.request(), work, tenant=tenant, retry=http.RETRY))
-        except NotStored as rolled_back:
-            return rolled_back.response
-        except Failure as failed:
-            return exchange.outcome(failed)
-        except Refused as refused:
-            return http.problem(refused)
-        except Exception as error:
-            if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
-                raise
-            return http.problem(error)
 
     def _call(self, environ: dict[str, Any], body: bytes, connection: Any) -> Response:
         response = Response(500, [], b"")
@@ -89,6 +67,33 @@ class IdempotencyMiddleware:
             getattr(chunks, "close", lambda: None)()
         response.body = b"".join(written)
         return response
+
+
+def respond(idempotency: Idempotency, exchange: Exchange, headers: Sequence[str],
+            tenant: Callable[[], Optional[str]], call: Callable[[Any], Response]) -> Response:
+    """The response to a request. `call` is the handler, on a connection."""
+
+    def work(connection: Any) -> Any:
+        return exchange.judge(call(connection))
+
+    key = None
+    try:
+        key = http.key_of(headers, exchange.policy)
+        if key is None:
+            return exchange.outcome(idempotency.transaction(work, retry=http.NO_RETRY))
+        return exchange.outcome(idempotency.run(
+            exchange.policy.scope, key, exchange.request(), work, tenant=tenant(),
+            retry=http.RETRY))
+    except NotStored as rolled_back:
+        return rolled_back.response
+    except Failure as failed:
+        return exchange.outcome(failed)
+    except Refused as refused:
+        return http.problem(refused)
+    except Exception as error:
+        if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
+            raise
+        return http.problem(error)
 
 
 def _path(environ: dict[str, Any]) -> str:
