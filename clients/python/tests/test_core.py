@@ -59,7 +59,7 @@ class Retries(unittest.TestCase):
         retry = Retry(first=0.1, longest=1.0)
         for attempt in range(1, 10):
             pauses = [retry.pause(server_error("40001"), attempt, 0) for _ in range(50)]
-            self.assertTrue(0 <= min(pauses) < max(pauses) <= min(1.0, 0.1 * 2**attempt))
+            self.assertTrue(0 <= min(pauses) < max(pauses) <= min(1.0, 0.1 * 2**(attempt - 1)))
 
     def test_never_sooner_than_retry_after(self):
         pauses = [Retry().pause(server_error("ID001", "1500"), 1, 0) for _ in range(50)]

@@ -200,7 +200,7 @@ class Retry:
             return None
         if not self.refusals and (sqlstate(error) or "").startswith("ID"):
             return None
-        jitter = random.uniform(0, min(self.longest, self.first * 2**attempt))
+        jitter = random.uniform(0, min(self.longest, self.first * 2**(attempt - 1)))
         pause = (retry_after(error) or 0) + jitter
         return pause if elapsed + pause <= self.deadline else None
 
