@@ -1,5 +1,6 @@
 """The rules without a database: errors, retries, keys, headers."""
 
+import sqlite3
 import unittest
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response,
 
 
 class OperationalError(Exception):
+    __module__ = "psycopg.errors"
     sqlstate = None
 
 
@@ -47,6 +49,7 @@ class Errors(unittest.TestCase):
             self.assertFalse(is_transient(server_error(code)), code)
         self.assertTrue(is_transient(OperationalError("connection lost")))
         self.assertFalse(is_transient(ValueError()))
+        self.assertFalse(is_transient(sqlite3.OperationalError("no such table")))
 
     def test_in_progress_without_a_time_is_final(self):  # the key is claimed by this transaction
         self.assertTrue(is_transient(InProgress("ID001", "", 0.5)))

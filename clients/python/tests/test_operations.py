@@ -133,7 +133,9 @@ class Outcomes:
                 error.sqlstate = "40001"
                 raise error
             return len(calls)
-        self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, 3)
+        with self.assertLogs("pg_idem", "INFO") as logged:
+            self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, 3)
+        self.assertEqual(len(logged.output), 2)
         self.assertEqual(effects(key), 1)
 
     def test_in_progress_says_when_to_come_back(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import time
 from contextlib import asynccontextmanager
 from typing import (Any, AsyncContextManager, AsyncIterator, Awaitable, Callable, Optional,
@@ -14,6 +15,7 @@ from . import core
 from .core import Answer, Claim, Failure, Key, Retry
 
 T = TypeVar("T")
+log = logging.getLogger("pg_idem")
 
 
 class AsyncIdempotency:
@@ -86,6 +88,7 @@ class AsyncIdempotency:
                 pause = retry.pause(error, attempt, time.monotonic() - start)
                 if pause is None:
                     raise
+                log.info("attempt %d failed, retrying in %.3f s: %s", attempt, pause, error)
             await asyncio.sleep(pause)
             attempt += 1
 

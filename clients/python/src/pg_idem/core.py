@@ -133,6 +133,9 @@ _CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
 TRANSIENT = re.compile("08|25006|40|53|55P03|57P|58")
 
 
+DRIVERS = ("psycopg", "sqlalchemy", "django")  # "psycopg" also begins psycopg2 and psycopg_pool
+
+
 def unwrapped(error: BaseException) -> BaseException:
     """The driver's error, which SQLAlchemy and Django wrap."""
     if type(error).__module__ == "django.db.utils" and error.__cause__:
@@ -169,9 +172,10 @@ def is_transient(error: BaseException) -> bool:
     if code:
         return TRANSIENT.match(code) is not None
     # Not an error of the server: the connection is lost, or the pool has none to give. DB-API 2.0
-    # names the class.
+    # gives the class its name.
     return (getattr(error, "connection_invalidated", False)
-            or any(base.__name__ == "OperationalError" for base in type(error).__mro__))
+            or any(base.__name__ == "OperationalError" and base.__module__.startswith(DRIVERS)
+                   for base in type(error).__mro__))
 
 
 def as_refused(error: Exception) -> Optional[Refused]:

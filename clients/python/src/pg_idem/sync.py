@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar
@@ -12,6 +13,7 @@ from . import core
 from .core import Answer, Claim, Failure, Key, Retry
 
 T = TypeVar("T")
+log = logging.getLogger("pg_idem")
 
 
 class Idempotency:
@@ -87,6 +89,7 @@ class Idempotency:
                 pause = retry.pause(error, attempt, time.monotonic() - start)
                 if pause is None:
                     raise
+                log.info("attempt %d failed, retrying in %.3f s: %s", attempt, pause, error)
             time.sleep(pause)
             attempt += 1
 
