@@ -72,6 +72,7 @@ my ($control) = slurp('idem.control') =~ /^default_version = '(.*)'$/m;
 is($meta->{version}, $control, 'META.json has the version of idem.control');
 is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
 like(slurp('clients/python/pyproject.toml'), qr/^version = "\Q$control\E"$/m, 'so has the Python package');
+like(slurp('clients/python/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
 my ($changelog) = slurp('CHANGELOG.md') =~ /^## (\S+)/m;
 is($changelog, $control, 'and the first entry of CHANGELOG.md');
 

@@ -12,21 +12,26 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 Headers = Mapping[str, str]
 Key = Union[str, uuid.UUID]
 
+
+def _one_line(statement: str) -> str:  # as the server's log should show it
+    return " ".join(statement.split())
+
+
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
-CLAIM = """
+CLAIM = _one_line("""
     SELECT outcome, token, CAST(response AS text), status, CAST(headers AS text), body,
            CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8)
       FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
                           CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
-                          wait => make_interval(secs => CAST(%(wait)s AS float8)))"""
-COMPLETE = """
+                          wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
+COMPLETE = _one_line("""
     SELECT CAST(idem.complete(CAST(%(token)s AS text), CAST(%(response)s AS jsonb),
                               CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
-                              CAST(%(body)s AS bytea)) AS text)"""
-FAIL = """
+                              CAST(%(body)s AS bytea)) AS text)""")
+FAIL = _one_line("""
     SELECT CAST(idem.fail(CAST(%(token)s AS text), CAST(%(error)s AS jsonb),
                           CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
-                          CAST(%(body)s AS bytea)) AS text)"""
+                          CAST(%(body)s AS bytea)) AS text)""")
 
 
 class JsonText(str):
