@@ -82,7 +82,7 @@ class Contract:
     def test_headers(self):
         key = new_key()
         first, again = self.post(key), self.post(key)
-        self.assertEqual(first[1]["set-cookie"].split(";")[0], "session=1")
+        self.assertEqual(first[1]["set-cookie"].split(";")[0].strip(), "session=1")
         self.assertEqual(again[1]["location"], "/payments/1")
         stored = query("SELECT headers FROM idem.lookup('payments', %s::text)", key)
         names = {name.lower() for name in stored}
