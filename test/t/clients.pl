@@ -38,7 +38,7 @@ $node->safe_psql('postgres', 'CREATE DATABASE tests');
 my ($passed, undef, $report) = run_python(database => 'tests', command => [qw(-m unittest -v)]);
 ok($passed, 'the tests of the Python package pass') or diag $report;
 my ($tests) = $report =~ /^Ran (\d+) tests/m;
-cmp_ok($tests // 0, '>', 150, 'the tests of the Python package ran') or diag $report;
+cmp_ok($tests // 0, '>', 50, 'the tests of the Python package ran') or diag $report;
 note "$tests tests of the Python package";
 my %skipped = map { $_ => 1 } $report =~ /skipped '([^']+)'/g;
 note "skipped: $_" for sort keys %skipped;
