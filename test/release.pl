@@ -71,6 +71,8 @@ for my $phase (sort keys %{ $meta->{prereqs} // {} })
 my ($control) = slurp('idem.control') =~ /^default_version = '(.*)'$/m;
 is($meta->{version}, $control, 'META.json has the version of idem.control');
 is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
+like(slurp('clients/python/pyproject.toml'), qr/^version = "\Q$control\E"$/m, 'so has the Python package');
+like(slurp('clients/python/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
 my ($changelog) = slurp('CHANGELOG.md') =~ /^## (\S+)/m;
 is($changelog, $control, 'and the first entry of CHANGELOG.md');
 
@@ -150,7 +152,7 @@ for my $function (sort keys %section)
 }
 
 # Links.
-my @pages = glob('*.md docs/*.md examples/*.md src/*.md test/*.md');
+my @pages = glob('*.md docs/*.md examples/*.md clients/*/*.md src/*.md test/*.md');
 
 sub prose { my ($page) = @_; return slurp($page) =~ s/^\s*```.*?^\s*```\s*$//msgr; }
 
@@ -255,7 +257,7 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
+  for glob('*.md docs/*.md examples/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.

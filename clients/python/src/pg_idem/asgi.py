@@ -1,0 +1,104 @@
+"""ASGI middleware (Starlette, FastAPI and others). The handler works on the middleware's
+transaction:
+
+    app.add_middleware(IdempotencyMiddleware, scope="payments",
+                       idempotency=AsyncIdempotency(pool.connection))
+
+    connection = request.state.idem_connection
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from . import http
+from .aio import AsyncIdempotency
+from .core import Failure, Refused
+from .http import Exchange, NotStored, Policy, Response
+
+
+class IdempotencyMiddleware:
+    """As wsgi.IdempotencyMiddleware. The transaction is in scope["state"]["idem_connection"], and
+    `tenant` is called with the scope of ASGI."""
+
+    def __init__(self, app: Any, idempotency: AsyncIdempotency, scope: str, *,
+                 tenant: Optional[Callable[[dict[str, Any]], Optional[str]]] = None,
+                 **policy: Any) -> None:
+        self.app, self.idempotency, self.tenant = app, idempotency, tenant
+        self.policy = Policy(scope, **policy)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or not self.policy.covers(scope["method"], scope["path"]):
+            return await self.app(scope, receive, send)  # type: ignore[no-any-return]
+        body = await _read(receive, self.policy.max_body)
+        if body is None:
+            return  # the client is gone
+        if len(body) > self.policy.max_body:
+            response = http.too_large(self.policy.max_body)
+        else:
+            exchange = Exchange(self.policy, scope["method"], scope["path"],
+                                scope.get("query_string", b"").decode("latin-1"), body)
+            response = await self.respond(exchange, scope, receive)
+        await send({"type": "http.response.start", "status": response.status,
+                    "headers": [(name.lower().encode("latin-1"), value.encode("latin-1"))
+                                for name, value in response.headers]})
+        await send({"type": "http.response.body", "body": response.body})
+
+    async def respond(self, exchange: Exchange, scope: dict[str, Any], receive: Any) -> Response:
+        headers = [value.decode("latin-1") for name, value in scope["headers"]
+                   if name == b"idempotency-key"]
+
+        async def work(connection: Any) -> Any:
+            return exchange.judge(await self._call(scope, exchange.body, receive, connection))
+
+        key = None
+        try:
+            key = http.key_of(headers, self.policy)
+            if key is None:
+                return exchange.outcome(
+                    await self.idempotency.transaction(work, retry=http.NO_RETRY))
+            tenant = self.tenant(scope) if self.tenant else None
+            return exchange.outcome(await self.idempotency.run(
+                self.policy.scope, key, exchange.request(), work, tenant=tenant, retry=http.RETRY))
+        except NotStored as rolled_back:
+            return rolled_back.response
+        except Failure as failed:
+            return exchange.outcome(failed)
+        except Refused as refused:
+            return http.problem(refused)
+        except Exception as error:
+            if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
+                raise
+            return http.problem(error)
+
+    async def _call(self, scope: dict[str, Any], body: bytes, receive: Any,
+                    connection: Any) -> Response:
+        response = Response(500, [], b"")
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Any:
+            return unread.pop() if unread else await receive()
+
+        async def keep(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                response.status = message["status"]
+                response.headers = [(name.decode("latin-1"), value.decode("latin-1"))
+                                    for name, value in message.get("headers", [])]
+            elif message["type"] == "http.response.body":
+                response.body += message.get("body", b"")
+
+        scope.setdefault("state", {})["idem_connection"] = connection
+        await self.app(dict(scope), replay, keep)
+        return response
+
+
+async def _read(receive: Any, limit: int) -> Optional[bytes]:
+    """The body, or the beginning of one that is too long; None if the client is gone."""
+    body, more = b"", True
+    while more and len(body) <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body

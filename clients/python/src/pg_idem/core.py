@@ -1,0 +1,231 @@
+"""What idem answers, and which errors a retry can cure. No driver and no input or output here."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
+
+Headers = Mapping[str, str]
+Key = Union[str, uuid.UUID]
+
+
+def _one_line(statement: str) -> str:  # as the server's log should show it
+    return " ".join(statement.split())
+
+
+# What the driver sends. Text in, text out: each driver has its own idea of JSON.
+CLAIM = _one_line("""
+    SELECT outcome, token, CAST(response AS text), status, CAST(headers AS text), body,
+           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8)
+      FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
+                          CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
+                          wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
+COMPLETE = _one_line("""
+    SELECT CAST(idem.complete(CAST(%(token)s AS text), CAST(%(response)s AS jsonb),
+                              CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
+                              CAST(%(body)s AS bytea)) AS text)""")
+FAIL = _one_line("""
+    SELECT CAST(idem.fail(CAST(%(token)s AS text), CAST(%(error)s AS jsonb),
+                          CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
+                          CAST(%(body)s AS bytea)) AS text)""")
+
+
+class JsonText(str):
+    """A request that is JSON already, and is passed on as it is, to the last digit."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of an operation. A function may return one to store more than a response."""
+
+    response: Any = None
+    status: Optional[int] = None
+    headers: Optional[Headers] = None
+    body: Optional[bytes] = None
+    replayed: bool = False
+
+
+class Failure(Exception):
+    """A final failure. Raise it in an operation: its effect is undone, and every retry gets the
+    same failure. The members of the error are those of idem.fail()."""
+
+    def __init__(self, message: str, *, sqlstate: Optional[str] = None,
+                 detail: Optional[str] = None, hint: Optional[str] = None,
+                 status: Optional[int] = None, headers: Optional[Headers] = None,
+                 body: Optional[bytes] = None, replayed: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.sqlstate, self.detail, self.hint = message, sqlstate, detail, hint
+        self.status, self.headers, self.body, self.replayed = status, headers, body, replayed
+
+    def error(self) -> dict[str, str]:
+        members = {"message": self.message, "sqlstate": self.sqlstate,
+                   "detail": self.detail, "hint": self.hint}
+        return {name: value for name, value in members.items() if value}
+
+
+class Refused(Exception):
+    """idem did not run the operation. `sqlstate` says why; `retry_after`, in seconds, says when
+    to come back with the same key, and is None if waiting does not help."""
+
+    def __init__(self, sqlstate: str, message: str, retry_after: Optional[float] = None) -> None:
+        super().__init__(message)
+        self.sqlstate, self.message, self.retry_after = sqlstate, message, retry_after
+
+
+class InProgress(Refused):
+    """ID001: another caller holds the key."""
+
+
+class Conflict(Refused):
+    """ID002: the key was used for a different request."""
+
+
+class LimitExceeded(Refused):
+    """ID009: too many new operations."""
+
+
+class StaleKey(Refused):
+    """ID010: the key is older than the scope remembers."""
+
+
+class Claim(NamedTuple):
+    """A row of CLAIM."""
+
+    outcome: str
+    token: Optional[str]
+    response: Optional[str]
+    status: Optional[int]
+    headers: Optional[str]
+    body: Optional[bytes]
+    error: Optional[str]
+    retry_after: Optional[float]
+
+    def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer]:
+        """The stored answer; None if the caller now owns the operation. Raises the rest."""
+        if self.outcome == "claimed":
+            return None
+        headers = json.loads(self.headers) if self.headers else None
+        body = bytes(self.body) if self.body is not None else None
+        if self.outcome == "completed":
+            response = None if self.response is None else loads(self.response)
+            return Answer(response, self.status, headers, body, replayed=True)
+        if self.outcome == "failed":
+            error = json.loads(self.error) if self.error else {}
+            raise Failure(error.get("message") or f'operation "{key}" has failed permanently',
+                          sqlstate=error.get("sqlstate"), detail=error.get("detail"),
+                          hint=error.get("hint"), status=self.status, headers=headers, body=body,
+                          replayed=True)
+        refused, code, message = _REFUSALS[self.outcome]
+        raise refused(code, message.format(key=key), self.retry_after)
+
+
+_REFUSALS: dict[str, tuple[type[Refused], str, str]] = {
+    "in_progress": (InProgress, "ID001", 'operation "{key}" is in progress'),
+    "conflict": (Conflict, "ID002", 'key "{key}" was used for a different request'),
+    "limited": (LimitExceeded, "ID009", "too many new operations"),
+    "stale_key": (StaleKey, "ID010", 'idempotency key "{key}" is stale'),
+}
+_CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
+
+# Errors -------------------------------------------------------------------------------------
+
+# Of the server's errors, those that a retry can cure: lost connections, a standby, lost races, a
+# lack of resources, a lock timeout, a restart, I/O.
+TRANSIENT = re.compile("08|25006|40|53|55P03|57P|58")
+
+
+DRIVERS = ("psycopg", "sqlalchemy", "django")  # "psycopg" also begins psycopg2 and psycopg_pool
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """The driver's error, which SQLAlchemy and Django wrap."""
+    if type(error).__module__ == "django.db.utils" and error.__cause__:
+        return error.__cause__
+    return getattr(error, "orig", None) or error
+
+
+def sqlstate(error: BaseException) -> Optional[str]:
+    """The SQLSTATE of an error of the driver, SQLAlchemy, Django or this package; else None."""
+    error = unwrapped(error)
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def retry_after(error: BaseException) -> Optional[float]:
+    """The seconds after which ID001 and ID009 tell the caller to come back; else None."""
+    if isinstance(error, Refused):
+        return error.retry_after
+    error = unwrapped(error)
+    if sqlstate(error) not in ("ID001", "ID009"):
+        return None
+    fields = getattr(error, "diag")
+    if re.fullmatch("[0-9]+", getattr(fields, "datatype_name", None) or ""):
+        return int(fields.datatype_name) / 1000
+    # A library of idem without the field, or one behind a proxy that drops it.
+    found = re.search(r"after ([0-9]+(?:\.[0-9]+)?) seconds", fields.message_hint or "")
+    return float(found[1]) if found else None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same transaction may succeed later."""
+    code = sqlstate(error)
+    if code in ("ID001", "ID009"):
+        return retry_after(error) is not None  # without a time, waiting does not help
+    if code:
+        return TRANSIENT.match(code) is not None
+    # Not an error of the server: the connection is lost, or the pool has none to give. DB-API 2.0
+    # gives the class its name.
+    return (getattr(error, "connection_invalidated", False)
+            or any(base.__name__ == "OperationalError" and base.__module__.startswith(DRIVERS)
+                   for base in type(error).__mro__))
+
+
+def as_refused(error: Exception) -> Optional[Refused]:
+    """An error of a claim that concerns the key or the request (classes ID, 22); else None."""
+    code = sqlstate(error) or ""
+    if isinstance(error, Refused) or not code.startswith(("ID", "22")):
+        return None
+    message = getattr(unwrapped(error), "diag").message_primary
+    return _CLASSES.get(code, Refused)(code, message, retry_after(error))
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often and how long to retry: exponential backoff with jitter, on top of the time that
+    the error names."""
+
+    attempts: int = 10
+    first: float = 0.05  # seconds, doubled with each attempt
+    longest: float = 5.0
+    deadline: float = 30.0  # no attempt starts later than this after the first
+    refusals: bool = True  # also when idem refuses for now: ID001, ID009
+
+    def pause(self, error: BaseException, attempt: int, elapsed: float) -> Optional[float]:
+        """The seconds to wait before the next attempt, or None to give up."""
+        if attempt >= self.attempts or not is_transient(error):
+            return None
+        if not self.refusals and (sqlstate(error) or "").startswith("ID"):
+            return None
+        jitter = random.uniform(0, min(self.longest, self.first * 2**(attempt - 1)))
+        pause = (retry_after(error) or 0) + jitter
+        return pause if elapsed + pause <= self.deadline else None
+
+
+# Parameters of the statements ---------------------------------------------------------------
+
+
+def completion(token: Optional[str], answer: Answer, dumps: Callable[[Any], str]) -> dict[str, Any]:
+    response = None if answer.response is None else dumps(answer.response)
+    return {"token": token, "response": response, **_http(answer)}
+
+
+def failure(token: Optional[str], failed: Failure) -> dict[str, Any]:
+    return {"token": token, "error": json.dumps(failed.error()), **_http(failed)}
+
+
+def _http(of: Any) -> dict[str, Any]:
+    headers = None if of.headers is None else json.dumps(dict(of.headers))
+    return {"status": of.status, "headers": headers, "body": of.body}

@@ -1,0 +1,222 @@
+"""The IETF draft of the Idempotency-Key header, for both kinds of middleware.
+
+A request is answered after COMMIT, and an answer is stored in the transaction of its effect:
+
+- status below 400, or one of `final_statuses`: stored, and replayed to every retry. From 400 on,
+  the effect is undone first.
+- any other status: the transaction is rolled back, nothing is stored, and the key stays unused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Callable, Collection, Optional, Sequence
+
+from . import core
+from .core import Answer, Failure, JsonText, Refused, Retry
+
+# Headers that concern one connection, one moment or one client's session.
+NEVER_STORED = frozenset("""
+    age alt-svc authentication-info authorization connection content-length cookie date
+    idempotency-replayed keep-alive proxy-authenticate proxy-authentication-info
+    proxy-authorization proxy-connection server set-cookie te trailer transfer-encoding upgrade
+    via www-authenticate""".split())
+
+# The client has the key, so it retries what idem refuses. A database error is retried here.
+RETRY = Retry(attempts=3, deadline=5.0, refusals=False)
+NO_RETRY = Retry(attempts=1)  # without a key, a lost COMMIT must not be repeated
+
+# What idem.http_status() and idem.problem() say, for when the database is not reachable.
+OWN_ERRORS = {
+    "ID001": (409, "in_progress", "Operation in progress"),
+    "ID002": (422, "key_conflict", "Key used for a different request"),
+    "ID003": (409, "key_failed", "Operation failed permanently"),
+    "ID004": (409, "lease_lost", "Operation taken over by a newer attempt"),
+    "ID005": (409, "not_claimed", "Operation not claimed"),
+    "ID006": (500, "claim_incomplete", "Operation left incomplete"),
+    "ID007": (400, "invalid_key", "Idempotency key missing or invalid"),
+    "ID008": (400, "unknown_scope", "Unknown scope"),
+    "ID009": (429, "limit_exceeded", "Too many operations"),
+    "ID010": (412, "stale_key", "Idempotency key too old"),
+    "ID011": (428, "claim_required", "Idempotency key required"),
+    "ID012": (409, "sequence_gap", "Gap in the sequence"),
+}
+SERVER_ERRORS = [("22", 400), ("42501", 403), ("25006", 503)] + [
+    (of_class, 503) for of_class in ("08", "40", "53", "55", "57", "58", "72")]
+
+
+def default_covers(method: str, path: str) -> bool:
+    return method in ("POST", "PATCH")
+
+
+@dataclass
+class Response:
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class NotStored(Exception):
+    """Rolls the transaction back, and carries the response out of it."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+@dataclass
+class Policy:
+    """The arguments that both kinds of middleware have."""
+
+    scope: str
+    required: bool = True
+    covers: Callable[[str, str], bool] = default_covers
+    final_statuses: Collection[int] = ()
+    never_stored: Collection[str] = ()
+    max_body: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        self.never_stored = NEVER_STORED | {name.lower() for name in self.never_stored}
+
+
+@dataclass
+class Exchange:
+    """One request, and what becomes of it."""
+
+    policy: Policy
+    method: str
+    path: str
+    query: str
+    body: bytes
+    response: Optional[Response] = field(default=None, init=False)  # of the last attempt
+
+    def request(self) -> JsonText:
+        """What is bound to the key. JSON counts by value, anything else byte by byte."""
+        text = json.dumps({"method": self.method, "path": self.path, "query": self.query})
+        return JsonText(f'{text[:-1]}, "body": {_json_of(self.body)}}}')
+
+    def judge(self, response: Response) -> Answer:
+        """The answer to store. Raises Failure or NotStored if the effect must not stay."""
+        self.response = response
+        if response.status < 400:
+            return Answer(None, response.status, self._stored_headers(response), response.body)
+        if response.status in self.policy.final_statuses:
+            raise Failure(phrase(response.status), status=response.status,
+                          headers=self._stored_headers(response), body=response.body)
+        raise NotStored(response)
+
+    def outcome(self, answer: Any) -> Response:
+        """The response to an Answer or a Failure."""
+        if not answer.replayed and self.response:
+            return self.response
+        if isinstance(answer, Failure) and answer.body is None:
+            return _replayed(problem(answer, answer.status))
+        status = answer.status or 200
+        headers, body = dict(answer.headers or {}), answer.body
+        if body is None:  # stored by a caller that does not speak HTTP
+            body = json.dumps(answer.response).encode()
+            headers.setdefault("Content-Type", "application/json")
+        if status >= 200 and status not in (204, 304):
+            headers["Content-Length"] = str(len(body))
+        return _replayed(Response(status, list(headers.items()), body))
+
+    def _stored_headers(self, response: Response) -> dict[str, str]:
+        stored: dict[str, str] = {}
+        for name, value in response.headers:
+            if name.lower() not in self.policy.never_stored:
+                stored[name] = f"{stored[name]}, {value}" if name in stored else value
+        return stored
+
+
+def parse_key(values: Sequence[str]) -> Optional[str]:
+    """The key in the Idempotency-Key headers of a request: a string as in RFC 8941, with or
+    without parameters, or a bare token, which many clients send. None if there is none."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise Refused("ID007", "more than one Idempotency-Key")
+    value = values[0].strip(" \t")
+    quoted = re.fullmatch(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?: *;[ -~]*)?', value)
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else value
+    if not quoted and not re.fullmatch(r"[!#-+\--:<-~]*", value):  # no space and none of " , ;
+        raise Refused("ID007", "Idempotency-Key must be a string in double quotes, or a token")
+    if not 1 <= len(key) <= 255:
+        raise Refused("ID007", "Idempotency-Key must have 1 to 255 characters")
+    return key
+
+
+def key_of(values: Sequence[str], policy: Policy) -> Optional[str]:
+    key = parse_key(values)
+    if key is None and policy.required:
+        raise Refused("ID007", "header Idempotency-Key is missing")
+    return key
+
+
+def http_status(code: str) -> int:
+    if code in OWN_ERRORS:
+        return OWN_ERRORS[code][0]
+    return next((status for start, status in SERVER_ERRORS if code.startswith(start)), 500)
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the database could not do it now, as opposed to an error of the application."""
+    return core.is_transient(error) or http_status(core.sqlstate(error) or "") == 503
+
+
+def phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def problem(error: BaseException, status: Optional[int] = None) -> Response:
+    """A problem document (RFC 9457). The client does not get messages of internal errors."""
+    code = core.sqlstate(error) or ("ID003" if isinstance(error, Failure) else "08006")
+    status = status or http_status(code)
+    kind, title = "about:blank", phrase(status)
+    if code in OWN_ERRORS:
+        kind, title = f"urn:idem:problem:{OWN_ERRORS[code][1]}", OWN_ERRORS[code][2]
+    document = {"type": kind, "title": title, "status": status, "sqlstate": code}
+    if status < 500:
+        document["detail"] = str(error)
+    after = core.retry_after(error)
+    if after is None and status == 503:
+        after = 1
+    more = [] if after is None else [("Retry-After", str(max(1, math.ceil(after))))]
+    return _json(status, document, more)
+
+
+def too_large(limit: int) -> Response:
+    return _json(413, {"type": "about:blank", "title": "Content Too Large", "status": 413,
+                       "detail": f"the request has more than {limit} bytes"}, [])
+
+
+def _json(status: int, document: dict[str, Any], more: list[tuple[str, str]]) -> Response:
+    body = json.dumps(document).encode()
+    return Response(status, [("Content-Type", "application/problem+json"),
+                             ("Content-Length", str(len(body))), *more], body)
+
+
+def _replayed(response: Response) -> Response:
+    response.headers.append(("Idempotency-Replayed", "true"))
+    return response
+
+
+def _json_of(body: bytes) -> str:
+    """The body, if it is JSON; else a string with its digest."""
+    try:
+        text = body.decode()
+        json.loads(text, parse_constant=_refuse, parse_float=str, parse_int=str)
+        return text
+    except (ValueError, RecursionError):
+        return json.dumps("sha256:" + hashlib.sha256(body).hexdigest())
+
+
+def _refuse(constant: str) -> None:  # NaN and Infinity, which are not JSON
+    raise ValueError(constant)

@@ -1,0 +1,143 @@
+"""The rules without a database: errors, retries, keys, headers."""
+
+import sqlite3
+import unittest
+from types import SimpleNamespace
+
+from pg_idem import Conflict, InProgress, Refused, Retry, is_transient, retry_after, sqlstate
+from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response, parse_key,
+                          problem)
+
+
+class OperationalError(Exception):
+    __module__ = "psycopg.errors"
+    sqlstate = None
+
+
+def server_error(code, datatype_name=None, hint=None):
+    error = OperationalError(code)
+    error.sqlstate = code
+    error.diag = SimpleNamespace(datatype_name=datatype_name, message_hint=hint)
+    return error
+
+
+class Errors(unittest.TestCase):
+    def test_retry_after_is_the_data_type_name_in_milliseconds(self):
+        self.assertEqual(retry_after(server_error("ID001", "1500", "after 9.9 seconds")), 1.5)
+        self.assertEqual(retry_after(server_error("ID009", "60000")), 60)
+
+    def test_retry_after_falls_back_to_the_hint(self):
+        for name in (None, "", "payment_kind"):
+            error = server_error("ID001", name, "Retry with the same key after 0.3 seconds, or ...")
+            self.assertEqual(retry_after(error), 0.3)
+
+    def test_retry_after_of_other_errors_is_none(self):
+        self.assertIsNone(retry_after(server_error("23514", "1500", "after 1.5 seconds")))
+        self.assertIsNone(retry_after(server_error("ID001", None, "Complete the first claim.")))
+        self.assertIsNone(retry_after(ValueError("after 1.5 seconds")))
+
+    def test_an_error_is_found_in_the_wrapper_of_sqlalchemy_and_in_psycopg2(self):
+        wrapped = Exception()
+        wrapped.orig = server_error("ID001", "250")
+        self.assertEqual((sqlstate(wrapped), retry_after(wrapped)), ("ID001", 0.25))
+        self.assertEqual(sqlstate(SimpleNamespace(sqlstate=None, pgcode="40001")), "40001")
+
+    def test_what_a_retry_can_cure(self):
+        for code in ("08006", "25006", "40001", "40P01", "53300", "55P03", "57P01", "58030"):
+            self.assertTrue(is_transient(server_error(code)), code)
+        for code in ("22P02", "23505", "25P02", "57014", "ID002", "ID003", "P0001", "XX000"):
+            self.assertFalse(is_transient(server_error(code)), code)
+        self.assertTrue(is_transient(OperationalError("connection lost")))
+        self.assertFalse(is_transient(ValueError()))
+        self.assertFalse(is_transient(sqlite3.OperationalError("no such table")))
+
+    def test_in_progress_without_a_time_is_final(self):  # the key is claimed by this transaction
+        self.assertTrue(is_transient(InProgress("ID001", "", 0.5)))
+        self.assertFalse(is_transient(InProgress("ID001", "", None)))
+        self.assertFalse(is_transient(Conflict("ID002", "")))
+
+
+class Retries(unittest.TestCase):
+    def test_backoff_doubles_with_jitter_up_to_its_longest(self):
+        retry = Retry(first=0.1, longest=1.0)
+        for attempt in range(1, 10):
+            pauses = [retry.pause(server_error("40001"), attempt, 0) for _ in range(50)]
+            self.assertTrue(0 <= min(pauses) < max(pauses) <= min(1.0, 0.1 * 2**(attempt - 1)))
+
+    def test_never_sooner_than_retry_after(self):
+        pauses = [Retry().pause(server_error("ID001", "1500"), 1, 0) for _ in range(50)]
+        self.assertGreaterEqual(min(pauses), 1.5)
+
+    def test_gives_up(self):
+        lost = server_error("40001")
+        self.assertIsNone(Retry(attempts=3).pause(lost, 3, 0))
+        self.assertIsNone(Retry(deadline=5).pause(lost, 1, 5.1))
+        self.assertIsNone(Retry(deadline=5).pause(server_error("ID009", "60000"), 1, 0))
+        self.assertIsNone(Retry(refusals=False).pause(server_error("ID001", "100"), 1, 0))
+        self.assertIsNone(Retry().pause(ValueError(), 1, 0))
+
+
+class Keys(unittest.TestCase):
+    def test_strings_and_tokens(self):
+        for header, key in {'"order-1"': "order-1", 'order-1': "order-1", '"a b"': "a b",
+                            r'"a\"b\\c"': r'a"b\c', '"k";v=1': "k", ' "k" ': "k",
+                            "8e03978e-40d5-43dd-bc93-6894a57f9324":
+                            "8e03978e-40d5-43dd-bc93-6894a57f9324"}.items():
+            self.assertEqual(parse_key([header]), key)
+        self.assertIsNone(parse_key([]))
+
+    def test_what_is_neither(self):
+        for header in ('', '""', '"open', 'a b', '"a" "b"', '"a", "b"', 'a,b', r'"a\b"', 'ä', '"ä"',
+                       'a"b', 'a;b', '"a"b', "k" * 256, '"' + "k" * 256 + '"'):
+            with self.subTest(header), self.assertRaises(Refused) as raised:
+                parse_key([header])
+            self.assertEqual(raised.exception.sqlstate, "ID007")
+        with self.assertRaises(Refused):
+            parse_key(["one", "two"])
+
+
+class Exchanges(unittest.TestCase):
+    def exchange(self, body=b"", **policy):
+        return Exchange(Policy("payments", **policy), "POST", "/pay", "", body)
+
+    def test_json_is_bound_by_value_and_anything_else_by_its_digest(self):
+        prefix = '{"method": "POST", "path": "/pay", "query": "", "body": '
+        exact = b'{"amount": 12345678901.123456789}'
+        self.assertEqual(self.exchange(exact).request(), prefix + exact.decode() + "}")
+        for body in (b"", b"amount=1", b"\xff", b'{"a": NaN}', b'1}, {"path": "/other"',
+                     b"[" * 100000):
+            self.assertRegex(self.exchange(body).request(), '"body": "sha256:[0-9a-f]{64}"}$')
+
+    def test_headers_of_one_connection_moment_or_session_are_not_stored(self):
+        headers = [("Location", "/p/1"), ("Set-Cookie", "s=1"), ("set-cookie", "t=1"),
+                   ("AUTHORIZATION", "x"), ("Date", "today"), ("Connection", "close"),
+                   ("Content-Length", "2"), ("Link", "<a>"), ("Link", "<b>"), ("X-Trace", "7")]
+        answer = self.exchange(never_stored=["x-trace"]).judge(Response(201, headers, b"{}"))
+        self.assertEqual(answer.headers, {"Location": "/p/1", "Link": "<a>, <b>"})
+
+    def test_retry_after_is_in_whole_seconds(self):
+        for after, seconds in ((0.05, "1"), (1.0, "1"), (1.1, "2"), (60, "60")):
+            headers = dict(problem(InProgress("ID001", "", after)).headers)
+            self.assertEqual(headers["Retry-After"], seconds)
+        self.assertNotIn("Retry-After", dict(problem(Conflict("ID002", "")).headers))
+
+    def test_messages_of_internal_errors_are_not_sent(self):
+        self.assertNotIn(b"secret", problem(OperationalError("secret")).body)
+        self.assertIn(b"another request", problem(Conflict("ID002", "another request")).body)
+
+    def test_the_middleware_leaves_refusals_to_the_client(self):
+        self.assertIsNone(RETRY.pause(InProgress("ID001", "", 0.1), 1, 0))
+        self.assertIsNotNone(RETRY.pause(server_error("40001"), 1, 0))
+
+    def test_what_is_stored(self):
+        exchange = self.exchange(final_statuses=[402])
+        self.assertEqual(exchange.judge(Response(302, [], b"")).status, 302)
+        with self.assertRaises(Failure):
+            exchange.judge(Response(402, [], b""))
+        for status in (400, 404, 500, 503):
+            with self.assertRaises(NotStored):
+                exchange.judge(Response(status, [], b""))
+
+
+if __name__ == "__main__":
+    unittest.main()

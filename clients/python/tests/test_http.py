@@ -1,0 +1,432 @@
+"""The requirements of the Idempotency-Key draft, with Flask, Django, Starlette and FastAPI."""
+
+import asyncio
+import json
+import time
+import unittest
+
+import psycopg
+from pg_idem import AsyncIdempotency, Idempotency
+from pg_idem import asgi, http, wsgi
+
+from support import PaymentTest, connect, django_payment, effects, held, new_key, query
+from test_operations import aconnect
+
+try:
+    import flask
+except ImportError:
+    flask = None
+try:
+    import django
+    import psycopg2
+    import werkzeug.test
+except ImportError:
+    django = None
+try:
+    import httpx
+    import starlette.applications
+    import starlette.background
+    import starlette.responses
+    import starlette.routing
+except ImportError:
+    starlette = None
+try:
+    import fastapi
+except ImportError:
+    fastapi = None
+
+INSERT = "INSERT INTO payment (amount) VALUES (%s) RETURNING id"
+OPTIONS = {"final_statuses": [402], "never_stored": ["X-Trace"], "max_body": 10_000}
+# What a POST of {"amount": 10} to /payments binds to its key.
+BOUND = '{"method": "POST", "path": "/payments", "query": "", "body": {"amount": 10}}'
+HEADERS = {"Location": "/payments/1", "Set-Cookie": "session=1", "X-Trace": "7"}
+calls = []  # the requests that reached a handler
+
+
+class Contract:
+    """The tests. A subclass has an app and says how to send a request to it."""
+
+    def send(self, headers, body, path, method):
+        """Returns status, headers (a dict with lower-case names) and body."""
+        raise NotImplementedError
+
+    def post(self, key, request=None, *, path="/payments", method="POST", more=()):
+        request = {"amount": 10} if request is None else request
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        headers = [("Content-Type", "application/json"), *more]
+        for value in [key] if isinstance(key, str) else key or []:
+            headers.append(("Idempotency-Key", value))
+        return self.send(headers, body, path, method)
+
+    def assert_problem(self, response, status, name, retry_after=None):
+        self.assertEqual(response[0], status, response)
+        self.assertEqual(response[1]["content-type"], "application/problem+json")
+        document = json.loads(response[2])
+        kind = name if name == "about:blank" else "urn:idem:problem:" + name
+        self.assertEqual((document["status"], document["type"]), (status, kind))
+        self.assertEqual("retry-after" in response[1], bool(retry_after))
+        if retry_after:
+            self.assertRegex(response[1]["retry-after"], "^[1-9][0-9]*$")
+        return document
+
+    def test_a_retry_gets_the_first_answer(self):
+        key = new_key()
+        first, again = self.post(f'"{key}"'), self.post(f'"{key}"')
+        self.assertEqual((first[0], again[0], effects(key)), (201, 201, 1))
+        self.assertEqual(again[2], first[2])
+        self.assertNotIn("idempotency-replayed", first[1])
+        self.assertEqual(again[1]["idempotency-replayed"], "true")
+        self.assertEqual(again[1]["content-length"], str(len(first[2])))
+        self.assertEqual(again[1]["content-type"], first[1]["content-type"])
+
+    def test_headers(self):
+        key = new_key()
+        first, again = self.post(key), self.post(key)
+        self.assertEqual(first[1]["set-cookie"].split(";")[0].strip(), "session=1")
+        self.assertEqual(again[1]["location"], "/payments/1")
+        stored = query("SELECT headers FROM idem.lookup('payments', %s::text)", key)
+        names = {name.lower() for name in stored}
+        self.assertEqual(names, {"content-type", "location"})
+        for name in ("set-cookie", "x-trace"):
+            self.assertNotIn(name, again[1])
+
+    def test_the_key_is_missing_or_invalid(self):
+        for key in (None, "", '""', '"open', "k" * 256, "a b"):
+            with self.subTest(key):
+                self.assert_problem(self.post(key), 400, "invalid_key")
+
+    def test_two_keys(self):
+        self.assert_problem(self.post(["one", "two"]), 400, "invalid_key")
+
+    def test_another_request(self):
+        key = new_key()
+        self.post(key)
+        self.assertEqual(self.post(key, b'{ "amount": 1e1 }')[0], 201)
+        self.assert_problem(self.post(key, {"amount": 11}), 422, "key_conflict")
+        self.assert_problem(self.post(key, path="/payments?urgent=1"), 422, "key_conflict")
+        self.assert_problem(self.post(key, path="/refunds"), 422, "key_conflict")
+        self.assertEqual(effects(key), 1)
+
+    def test_in_progress(self):
+        key = new_key()
+        with held(key, BOUND):
+            self.assert_problem(self.post(key), 409, "in_progress", retry_after=True)
+        self.assertEqual(self.post(key)[0], 201)
+
+    def test_an_answer_from_400_on_is_not_stored(self):
+        key = new_key()
+        for status in (400, 404, 500, 503):
+            response = self.post(key, {"amount": 10, "status": status})
+            self.assertEqual((response[0], effects(key)), (status, 0))
+            self.assertNotIn("idempotency-replayed", response[1])
+        self.assertEqual(self.post(key)[0], 201)
+
+    def test_a_final_status_is_stored_without_its_effect(self):
+        key = new_key()
+        first = self.post(key, {"amount": 10, "status": 402})
+        again = self.post(key, {"amount": 10, "status": 402})
+        self.assertEqual((first[0], again[0], again[2], effects(key)), (402, 402, first[2], 0))
+        self.assertEqual(again[1]["idempotency-replayed"], "true")
+
+    def test_an_exception_goes_to_the_framework(self):
+        key = new_key()
+        try:
+            status = self.post(key, {"amount": 10, "divide": 0})[0]
+        except ZeroDivisionError:
+            status = 500
+        self.assertEqual((status, effects(key)), (500, 0))
+        self.assertEqual(self.post(key)[0], 201)
+
+    def test_other_methods_are_left_alone(self):
+        response = self.post(None, method="GET")
+        self.assertEqual((response[0], response[2]), (200, b"no transaction"))
+
+    def test_a_request_that_is_too_long(self):
+        self.assert_problem(self.post(new_key(), b"1" * 10_001), 413, "about:blank")
+
+    def test_a_request_that_the_server_refuses(self):
+        self.assert_problem(self.post(new_key(), b'{"note": "\\u0000"}'), 400, "about:blank")
+
+    def test_an_empty_answer(self):
+        key = new_key()
+        for _ in range(2):
+            response = self.post(key, {"amount": 10, "status": 204})
+            self.assertEqual((response[0], response[2]), (204, b""))
+        self.assertEqual(effects(key), 1)
+
+    def test_an_answer_of_a_caller_without_http(self):
+        key = new_key()
+        with connect() as connection, connection.transaction():
+            token, = connection.execute("SELECT token FROM idem.claim('payments', %s, %s::jsonb)",
+                                        (key, BOUND)).fetchone()
+            connection.execute("SELECT idem.complete(%s, '{\"id\": 1}')", (token,))
+        response = self.post(key)
+        self.assertEqual((response[0], json.loads(response[2])), (200, {"id": 1}))
+        self.assertEqual(response[1]["content-type"], "application/json")
+
+    def test_a_stored_failure(self):
+        key = new_key()
+        with connect() as connection, connection.transaction():
+            token, = connection.execute("SELECT token FROM idem.claim('payments', %s, %s::jsonb)",
+                                        (key, BOUND)).fetchone()
+            connection.execute("SELECT idem.fail(%s, '{\"message\": \"declined\"}')", (token,))
+        response = self.post(key)
+        self.assertEqual(self.assert_problem(response, 409, "key_failed")["detail"], "declined")
+        self.assertEqual(response[1]["idempotency-replayed"], "true")
+
+    def test_a_lost_race_is_run_again(self):
+        key = new_key()
+        calls.clear()
+        response = self.post(key, {"amount": 10, "lose": 2})
+        self.assertEqual((response[0], effects(key), len(calls)), (201, 1, 3))
+
+    def test_lost_for_good(self):
+        key = new_key()
+        response = self.post(key, {"amount": 10, "lose": 99})
+        self.assert_problem(response, 503, "about:blank", retry_after=True)
+        self.assertEqual(effects(key), 0)
+
+
+def lose(request):
+    """The first calls of the handler lose a race."""
+    calls.append(1)
+    if len(calls) <= request.get("lose", 0):
+        raise psycopg.errors.SerializationFailure("lost")
+
+
+class Wsgi(Contract):
+    def send(self, headers, body, path, method):
+        calls.clear()
+        query_string = path.partition("?")[2]
+        client = werkzeug.test.Client(self.app)
+        response = client.open(path.partition("?")[0], query_string=query_string, method=method,
+                               headers=headers, data=body)
+        return response.status_code, {k.lower(): v for k, v in response.headers}, response.data
+
+
+def handle(connection, request):
+    """What the handler of Flask does: status, content."""
+    lose(request)
+    payment = connection.execute(INSERT, (request["amount"],)).fetchone()[0]
+    if "divide" in request:
+        1 / request["divide"]
+    status = request.get("status", 201)
+    return status, "" if status == 204 else json.dumps({"payment": payment, "at": time.time()})
+
+
+@unittest.skipUnless(flask, "Flask is not installed")
+class Flask(Wsgi, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        global werkzeug
+        import werkzeug.test
+        app = flask.Flask(__name__)
+        app.config["PROPAGATE_EXCEPTIONS"] = True
+
+        @app.route("/payments", methods=["GET", "POST"])
+        @app.route("/refunds", methods=["POST"])
+        def payments():
+            if flask.request.method == "GET":
+                return "no transaction"
+            status, content = handle(flask.request.environ["idem.connection"], flask.request.json)
+            return flask.Response(content, status, HEADERS, content_type="application/json")
+        app.wsgi_app = wsgi.IdempotencyMiddleware(
+            app.wsgi_app, Idempotency(connect, wait=0), "payments", **OPTIONS)
+        cls.app = app
+
+    def test_without_a_key_where_none_is_required(self):
+        key = new_key()
+
+        def app(environ, start_response):
+            body = json.loads(environ["wsgi.input"].read())
+            environ["idem.connection"].execute(
+                "INSERT INTO payment (key, amount) VALUES (%s, 1)", (key,))
+            start_response(f"{body} x", [])
+            return [b"paid"]
+        client = werkzeug.test.Client(
+            wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments", required=False))
+        for status, effect in ((500, 0), (402, 0), (201, 1), (201, 2)):
+            self.assertEqual(client.post("/payments", json=status).status_code, status)
+            self.assertEqual(effects(key), effect)
+
+    def test_without_a_key_nothing_is_run_again(self):
+        app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(connect), "payments",
+                                         required=False)
+        calls.clear()
+        with self.assertRaises(psycopg.errors.SerializationFailure):
+            werkzeug.test.Client(app).post("/payments", json={"amount": 1, "lose": 99})
+        self.assertEqual(len(calls), 1)
+
+    def test_tenant(self):
+        app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(connect), "payments",
+                                         tenant=lambda environ: environ["REMOTE_USER"])
+        client, key = werkzeug.test.Client(app), new_key()
+        for user in ("alice", "bob", "alice"):
+            client.post("/payments", json={"amount": 1}, headers={"Idempotency-Key": key},
+                        environ_overrides={"REMOTE_USER": user})
+        self.assertEqual(effects(key), 2)
+
+    def test_no_database(self):
+        def nowhere():
+            return psycopg.connect(host="127.0.0.1", port=1)
+        app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(nowhere), "payments")
+        response = werkzeug.test.Client(app).post("/payments", json={"amount": 1},
+                                                  headers={"Idempotency-Key": new_key()})
+        self.assertEqual((response.status_code, response.headers["Retry-After"]), (503, "1"))
+
+    def test_an_answer_without_its_effect_is_never_sent(self):
+        def app(environ, start_response):
+            try:
+                environ["idem.connection"].execute("SELECT 1/0")
+            except psycopg.Error:
+                pass
+            start_response("201 Created", [])
+            return [b"paid"]
+        client = werkzeug.test.Client(
+            wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments"))
+        with self.assertRaises(psycopg.Error):
+            client.post("/", headers={"Idempotency-Key": new_key()})
+
+
+@unittest.skipUnless(django, "Django, psycopg2 or Werkzeug is not installed")
+class Django(Wsgi, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        payment, urls = django_payment()
+        from django.conf import settings
+        from django.core.wsgi import get_wsgi_application
+        from django.http import HttpResponse, StreamingHttpResponse
+        from django.urls import path
+        from pg_idem.django import Idempotency
+
+        def payments(request):
+            if request.method == "GET":
+                return HttpResponse("no transaction")
+            content = json.loads(request.body)
+            lose(content)
+            made = payment.objects.create(amount=content["amount"])
+            if "divide" in content:
+                1 / content["divide"]
+            if "stream" in content:
+                return StreamingHttpResponse(iter([b"a", b"b"]))
+            status = content.get("status", 201)
+            body = "" if status == 204 else json.dumps({"payment": made.pk, "at": time.time()})
+            response = HttpResponse(body, "application/json", status)
+            for name in ("Location", "X-Trace"):
+                response[name] = HEADERS[name]
+            response.set_cookie("session", "1")
+            return response
+        urls.urlpatterns = [path("payments", payments), path("refunds", payments)]
+        settings.PG_IDEM = {"scope": "payments", "idempotency": Idempotency(wait=0), **OPTIONS}
+        cls.app = staticmethod(get_wsgi_application())
+
+    def test_a_stream_is_sent_after_commit(self):
+        key = new_key()
+        for _ in range(2):
+            self.assertEqual(self.post(key, {"amount": 1, "stream": 1})[2], b"ab")
+        self.assertEqual(effects(key), 1)
+
+
+class Asgi(Contract):
+    def send(self, headers, body, path, method):
+        calls.clear()
+
+        async def send():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, headers=headers, content=body)
+        response = asyncio.run(send())
+        return response.status_code, dict(response.headers), response.content
+
+
+async def handle_async(connection, request):
+    lose(request)
+    cursor = await connection.execute(INSERT, (request["amount"],))
+    payment, = await cursor.fetchone()
+    if "divide" in request:
+        1 / request["divide"]
+    status = request.get("status", 201)
+    return status, "" if status == 204 else json.dumps({"payment": payment, "at": time.time()})
+
+
+@unittest.skipUnless(starlette, "Starlette or httpx is not installed")
+class Starlette(Asgi, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+
+        async def payments(request):
+            if request.method == "GET":
+                return starlette.responses.PlainTextResponse("no transaction")
+            status, content = await handle_async(request.state.idem_connection,
+                                                 await request.json())
+            return starlette.responses.Response(content, status, HEADERS, "application/json")
+        cls.app = starlette.applications.Starlette(routes=[
+            starlette.routing.Route("/payments", payments, methods=["GET", "POST"]),
+            starlette.routing.Route("/refunds", payments, methods=["POST"])])
+        cls.app.add_middleware(asgi.IdempotencyMiddleware, scope="payments",
+                               idempotency=AsyncIdempotency(aconnect, wait=0), **OPTIONS)
+
+    def test_a_stream_is_sent_after_commit(self):
+        async def stream(request):
+            await request.state.idem_connection.execute(INSERT, (1,))
+
+            async def chunks():
+                for chunk in (b"a", b"b"):
+                    yield chunk
+            return starlette.responses.StreamingResponse(chunks())
+        app = starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", stream, methods=["POST"])])
+        app.add_middleware(asgi.IdempotencyMiddleware, scope="payments",
+                           idempotency=AsyncIdempotency(aconnect))
+        streaming, streaming.app, key = type(self)(), app, new_key()
+        for _ in range(2):
+            self.assertEqual(streaming.post(key)[2], b"ab")
+        self.assertEqual(effects(key), 1)
+
+    def test_without_a_key_nothing_is_run_again(self):
+        async def payments(request):
+            lose(await request.json())
+        app = starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", payments, methods=["POST"])])
+        app.add_middleware(asgi.IdempotencyMiddleware, scope="payments", required=False,
+                           idempotency=AsyncIdempotency(aconnect))
+        losing, losing.app = type(self)(), app
+        with self.assertRaises(psycopg.errors.SerializationFailure):
+            losing.post(None, {"lose": 99})
+        self.assertEqual(len(calls), 1)
+
+    def test_the_client_is_gone(self):
+        async def gone():
+            return {"type": "http.disconnect"}
+        sent = []
+        scope = {"type": "http", "method": "POST", "path": "/payments", "headers": []}
+        asyncio.run(asgi.IdempotencyMiddleware(None, None, "payments")(scope, gone, sent.append))
+        self.assertEqual(sent, [])
+
+
+@unittest.skipUnless(fastapi and starlette, "FastAPI or httpx is not installed")
+class FastAPI(Asgi, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.app = fastapi.FastAPI()
+
+        @cls.app.post("/payments")
+        @cls.app.post("/refunds")
+        async def payments(request: fastapi.Request):
+            status, content = await handle_async(request.state.idem_connection,
+                                                 await request.json())
+            return fastapi.Response(content, status, HEADERS, "application/json")
+
+        @cls.app.get("/payments")
+        async def read():
+            return fastapi.responses.PlainTextResponse("no transaction")
+        cls.app.add_middleware(asgi.IdempotencyMiddleware, scope="payments",
+                               idempotency=AsyncIdempotency(aconnect, wait=0), **OPTIONS)
+
+
+if __name__ == "__main__":
+    unittest.main()

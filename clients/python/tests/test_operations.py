@@ -1,0 +1,481 @@
+"""Every outcome of an operation, with psycopg, psycopg asynchronous, and SQLAlchemy."""
+
+import asyncio
+import json
+import os
+import threading
+import unittest
+import uuid
+import warnings
+from decimal import Decimal
+from functools import partial
+
+import psycopg
+import pg_idem
+from pg_idem import (Answer, AsyncIdempotency, Conflict, Failure, Idempotency, InProgress,
+                     LimitExceeded, Refused, Retry, StaleKey)
+
+from support import PaymentTest, connect, django_payment, effects, held, new_key, query
+
+os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
+try:
+    import sqlalchemy
+    import sqlalchemy.orm
+    import pg_idem.sqlalchemy
+except ImportError:
+    sqlalchemy = None
+try:
+    import django
+    import psycopg2
+except ImportError:
+    django = None
+
+INSERT = "INSERT INTO payment (amount) VALUES (%(amount)s) RETURNING id"
+# Retries, but not for long.
+PATIENT = Retry(attempts=5, deadline=5)
+IMPATIENT = Retry(attempts=1)
+
+
+class Outcomes:
+    """The tests. A subclass says how to run an operation, a list of statements and an end."""
+
+    def pay(self, key, request, *, wait=0.0, retry=PATIENT, end=None, statement=INSERT, **options):
+        """Runs the operation; `end` is called after its statement. Returns an Answer."""
+        raise NotImplementedError
+
+    def test_answers_and_replays(self):
+        key = new_key()
+        first = self.pay(key, {"amount": 10})
+        self.assertEqual((effects(key), first.replayed), (1, False))
+        again = self.pay(key, {"amount": 10.0})
+        self.assertEqual((again.response, again.replayed), (first.response, True))
+        self.assertEqual(effects(key), 1)
+
+    def test_the_first_answer_equals_its_replays(self):
+        key = new_key()
+
+        def end():
+            return {"b": (1, 2), "a": 1e2, 3: None}
+        first = self.pay(key, {"amount": 1}, end=end)
+        self.assertEqual(first.response, {"a": 100, "b": [1, 2], "3": None})
+        self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, first.response)
+
+    def test_a_uuid_is_the_same_key_as_its_text(self):
+        key = uuid.uuid4()
+        self.assertFalse(self.pay(key, {"amount": 1}).replayed)
+        self.assertTrue(self.pay(str(key), {"amount": 1}).replayed)
+
+    def test_no_key_is_refused(self):
+        with self.assertRaises(Refused) as raised:
+            self.pay(None, {"amount": 1})
+        self.assertEqual(raised.exception.sqlstate, "ID007")
+
+    def test_no_response_is_a_response(self):
+        key = new_key()
+        self.assertIsNone(self.pay(key, {"amount": 1}, end=lambda: Answer(None, 204)).response)
+        again = self.pay(key, {"amount": 1})
+        self.assertEqual((again.response, again.status, again.replayed), (None, 204, True))
+
+    def test_an_answer_has_status_headers_and_body(self):
+        key = new_key()
+        answer = Answer({"a": 1}, 201, {"Location": "/1"}, b"\x00\xff")
+        self.assertEqual(self.pay(key, {"amount": 1}, end=lambda: answer), answer)
+        again = self.pay(key, {"amount": 1})
+        self.assertEqual((again.status, again.headers, again.body),
+                         (201, {"Location": "/1"}, b"\x00\xff"))
+
+    def test_another_request_is_a_conflict(self):
+        key = new_key()
+        self.pay(key, {"amount": 1})
+        with self.assertRaises(Conflict) as raised:
+            self.pay(key, {"amount": 2})
+        self.assertEqual(raised.exception.sqlstate, "ID002")
+        self.assertEqual(effects(key), 1)
+
+    def test_a_failure_is_stored_and_its_effect_is_not(self):
+        key = new_key()
+
+        def declined():
+            raise Failure("card declined", sqlstate="P0001", hint="Use another card.", status=402)
+        for replayed in (False, True):
+            with self.assertRaises(Failure) as raised:
+                self.pay(key, {"amount": 1}, end=declined if not replayed else None)
+            failed = raised.exception
+            self.assertEqual((failed.message, failed.sqlstate, failed.hint, failed.status),
+                             ("card declined", "P0001", "Use another card.", 402))
+            self.assertEqual(failed.replayed, replayed)
+        self.assertEqual(effects(key), 0)
+
+    def test_an_exception_stores_nothing(self):
+        key = new_key()
+        with self.assertRaises(ZeroDivisionError):
+            self.pay(key, {"amount": 1}, end=lambda: 1 / 0)
+        state = query("SELECT state FROM idem.lookup('payments', %s::text)", key)
+        self.assertEqual(state, "absent")
+        self.assertFalse(self.pay(key, {"amount": 1}).replayed)
+
+    def test_a_final_error_of_the_server_is_not_retried(self):
+        calls = []
+
+        def end():
+            calls.append(1)
+        with self.assertRaises(Exception) as raised:
+            self.pay(new_key(), {"amount": None}, end=end)
+        self.assertEqual((pg_idem.sqlstate(raised.exception), calls), ("23502", []))
+
+    def test_lost_races_are_retried(self):
+        key, calls = new_key(), []
+
+        def end():
+            calls.append(1)
+            if len(calls) < 3:
+                error = psycopg.errors.SerializationFailure("lost")
+                error.sqlstate = "40001"
+                raise error
+            return len(calls)
+        with self.assertLogs("pg_idem", "INFO") as logged:
+            self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, 3)
+        self.assertEqual(len(logged.output), 2)
+        self.assertEqual(effects(key), 1)
+
+    def test_in_progress_says_when_to_come_back(self):
+        key = new_key()
+        with held(key, '{"amount": 1}'), self.assertRaises(InProgress) as raised:
+            self.pay(key, {"amount": 1}, retry=IMPATIENT)
+        self.assertEqual(raised.exception.sqlstate, "ID001")
+        self.assertGreater(raised.exception.retry_after, 0)
+        self.assertEqual(effects(key), 0)
+
+    def test_in_progress_is_retried(self):
+        key = new_key()
+        release = threading.Event()
+
+        def hold():
+            with held(key, '{"amount": 1}'):
+                holding.set()
+                release.wait()
+        holding = threading.Event()
+        holder = threading.Thread(target=hold)
+        holder.start()
+        self.addCleanup(release.set)
+        holding.wait()
+        refused = []
+
+        class Watch(Retry):  # the holder ends after the first refusal
+            def pause(self, error, attempt, elapsed):
+                refused.append(pg_idem.sqlstate(error))
+                release.set()
+                holder.join()
+                return super().pause(error, attempt, elapsed)
+        self.assertFalse(self.pay(key, {"amount": 1}, retry=Watch(attempts=3)).replayed)
+        self.assertEqual((refused, effects(key)), (["ID001"], 1))
+
+    def test_a_claim_waits_for_the_holder(self):
+        key = new_key()
+        with connect() as holder:
+            holder.execute("BEGIN")
+            holder.execute("SELECT idem.claim('payments', %s::text, '{\"amount\": 1}')", (key,))
+            pid = holder.info.backend_pid
+
+            paid = threading.Event()
+
+            def end_it():
+                while not paid.is_set() and not query(
+                        "SELECT count(*) FROM pg_locks"
+                        " WHERE NOT granted AND %s = ANY (pg_blocking_pids(pid))", pid):
+                    pass
+                holder.execute("ROLLBACK")
+            helper = threading.Thread(target=end_it)
+            helper.start()
+            try:
+                self.assertFalse(self.pay(key, {"amount": 1}, wait=60.0, retry=IMPATIENT).replayed)
+            finally:
+                paid.set()
+                helper.join()
+
+    def test_refusals_of_a_claim(self):
+        for key, scope, code in (("", "payments", "ID007"), ("k" * 256, "payments", "ID007"),
+                                 ("k", "payment", "ID008")):
+            with self.subTest(code), self.assertRaises(Refused) as raised:
+                self.pay(key, {"amount": 1}, scope=scope)
+            self.assertEqual(raised.exception.sqlstate, code)
+        with self.assertRaises(Refused) as raised:
+            self.pay(new_key(), {"note": "\u0000"})
+        self.assertEqual(raised.exception.sqlstate[:2], "22")
+
+    def test_stale_and_limited(self):
+        with connect() as connection:
+            connection.execute("SELECT idem.create_scope('strict', reject_stale_keys => true,"
+                               " claims_per_minute => 1, if_not_exists => true)")
+        with self.assertRaises(StaleKey):
+            self.pay("018f0000-0000-7000-8000-000000000000", None, scope="strict")
+        with self.assertRaises(LimitExceeded) as raised:
+            for _ in range(3):
+                self.pay(new_key(), None, scope="strict", statement="SELECT 1", retry=IMPATIENT)
+        self.assertGreater(raised.exception.retry_after, 0)
+
+    def test_tenants(self):
+        key = new_key()
+        for tenant in ("a", "b", None):
+            self.assertFalse(self.pay(key, {"amount": 1}, tenant=tenant).replayed)
+        self.assertEqual(effects(key), 3)
+
+    def test_json_of_the_application(self):
+        key, amount = new_key(), Decimal("12345678901.123456789")
+        options = {"dumps": lambda value: json.dumps(value, default=float) if value != "exact"
+                   else str(amount), "loads": partial(json.loads, parse_float=Decimal)}
+        for _ in range(2):
+            answer = self.pay(key, {"amount": 1}, end=lambda: "exact", **options)
+            self.assertEqual(answer.response, amount)
+
+    def test_amounts_stay_exact(self):
+        key, exact = new_key(), '{"amount": 12345678901.123456789}'
+        self.pay(key, pg_idem.JsonText(exact))
+        with self.assertRaises(Conflict):
+            self.pay(key, pg_idem.JsonText(exact.replace("789}", "788}")))
+
+
+class Psycopg(Outcomes, PaymentTest):
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, **options):
+        amounts = request if isinstance(request, dict) else {"amount": 1}
+
+        def work(connection):
+            row = connection.execute(statement, amounts).fetchone()
+            return end() if end else {"id": row[0]}
+        payments = Idempotency(connect, wait=wait, **options)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+
+    def test_decorator(self):
+        payments = Idempotency(connect, tenant="shop")
+
+        @payments.operation("payments")
+        def pay(connection, request):
+            """Pays."""
+            return connection.execute(INSERT, request).fetchone()[0]
+        key = new_key()
+        self.assertEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}))
+        self.assertNotEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}, tenant="other"))
+        self.assertEqual((pay.__name__, pay.__doc__), ("pay", "Pays."))
+
+    def test_the_row_factory_of_the_application_stays(self):
+        from psycopg.rows import dict_row
+        payments = Idempotency(partial(connect, row_factory=dict_row))
+        answer = payments.run("payments", new_key(), {"amount": 1},
+                              lambda connection: connection.execute("SELECT 1 AS one").fetchone())
+        self.assertEqual(answer.response, {"one": 1})
+
+    def test_an_operation_that_commits_is_refused(self):
+        with self.assertRaises(psycopg.Error):
+            Idempotency(connect).run("payments", new_key(), {"amount": 1},
+                                     lambda connection: connection.commit())
+
+    def test_a_transaction_that_claims_by_itself_follows_the_error(self):
+        # The server says when to come back: in the field of 0.3, or only in the hint.
+        for using, least in (("DATATYPE = '300', HINT = 'Retry after 9.9 seconds.'", 0.3),
+                             ("HINT = 'Retry with the same key after 0.2 seconds.'", 0.2)):
+            tries, pauses = [], []
+
+            class Watch(Retry):
+                def pause(self, error, attempt, elapsed):
+                    pauses.append(super().pause(error, attempt, elapsed))
+                    return pauses[-1]
+
+            def work(connection):
+                tries.append(1)
+                if len(tries) == 1:
+                    connection.execute("DO $$ BEGIN RAISE EXCEPTION 'operation is in progress'"
+                                       f" USING ERRCODE = 'ID001', {using}; END $$")
+                return "done"
+            answer = Idempotency(connect).transaction(work, retry=Watch(first=0.01))
+            self.assertEqual(answer, "done")
+            self.assertTrue(least <= pauses[0] <= least + 0.1, pauses)
+
+    def test_a_real_id001_is_retried_or_given_up(self):
+        key = new_key()
+
+        def work(connection):
+            connection.execute("SELECT idem.claim('payments', %s::text, '{}', wait => '0')", (key,))
+        with held(key, "{}"), self.assertRaises(psycopg.Error) as raised:
+            Idempotency(connect).transaction(work, retry=Retry(attempts=2, first=0.01))
+        self.assertEqual(raised.exception.sqlstate, "ID001")
+        fields = raised.exception.diag
+        self.assertEqual((fields.schema_name, fields.constraint_name), ("idem", "in_progress"))
+        self.assertEqual(pg_idem.retry_after(raised.exception), int(fields.datatype_name) / 1000)
+
+    def test_claiming_a_key_twice_is_not_retried(self):
+        calls = []
+
+        def work(connection):
+            calls.append(1)
+            for _ in range(2):
+                connection.execute("SELECT idem.claim('payments', 'twice', '{}')")
+        with self.assertRaises(psycopg.Error) as raised:
+            Idempotency(connect).transaction(work)
+        self.assertEqual((raised.exception.sqlstate, len(calls)), ("ID001", 1))
+
+    def test_the_table_of_errors_is_that_of_the_server(self):
+        from pg_idem.http import OWN_ERRORS, SERVER_ERRORS, http_status
+        with connect() as connection:
+            rows = connection.execute(
+                "SELECT c, idem.http_status(c), substr(idem.problem(c)->>'type', 18),"
+                " idem.problem(c)->>'title'"
+                " FROM (SELECT 'ID' || lpad(i::text, 3, '0') FROM generate_series(1, 999) i) x(c)"
+                " WHERE idem.problem(c)->>'type' LIKE 'urn:idem:problem:%'").fetchall()
+            self.assertEqual(OWN_ERRORS, {code: tuple(rest) for code, *rest in rows})
+            codes = [(start + "000")[:5] for start, _ in SERVER_ERRORS]
+            codes += ["23505", "25000", "42703", "P0001", "XX000", "57014", "0A000"]
+            for code in codes:
+                status, = connection.execute("SELECT idem.http_status(%s)", (code,)).fetchone()
+                self.assertEqual(http_status(code), status, code)
+
+
+class PsycopgAsync(Outcomes, PaymentTest):
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, **options):
+        amounts = request if isinstance(request, dict) else {"amount": 1}
+
+        async def work(connection):
+            cursor = await connection.execute(statement, amounts)
+            row = await cursor.fetchone()
+            return end() if end else {"id": row[0]}
+
+        async def run():
+            payments = AsyncIdempotency(aconnect, wait=wait, **options)
+            return await payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+        return asyncio.run(run())
+
+    def test_decorator(self):
+        payments = AsyncIdempotency(aconnect)
+
+        @payments.operation("payments")
+        async def pay(connection, request):
+            return (await (await connection.execute(INSERT, request)).fetchone())[0]
+
+        async def twice(key):
+            return [await pay(key, {"amount": 1}) for _ in range(2)]
+        first, again = asyncio.run(twice(new_key()))
+        self.assertEqual(first, again)
+
+    def test_cancellation_rolls_back(self):
+        key = new_key()
+
+        async def work(connection):
+            await connection.execute(INSERT, {"amount": 1})
+            raise asyncio.CancelledError
+        with self.assertRaises(asyncio.CancelledError):
+            asyncio.run(AsyncIdempotency(aconnect).run("payments", key, {}, work))
+        self.assertEqual(effects(key), 0)
+
+
+class aconnect:
+    """psycopg.AsyncConnection.connect is a coroutine, not yet a context manager."""
+
+    async def __aenter__(self):
+        self.connection = await psycopg.AsyncConnection.connect(autocommit=True)
+        return self.connection
+
+    async def __aexit__(self, *raised):
+        await self.connection.close()
+
+
+@unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
+class SQLAlchemyCore(Outcomes, PaymentTest):
+    """Connections of SQLAlchemy. 1.4 has a dialect for psycopg2 only, 2.0 also for psycopg 3."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if hasattr(sqlalchemy.exc, "RemovedIn20Warning"):
+            caught = warnings.catch_warnings()
+            caught.__enter__()
+            cls.addClassCleanup(caught.__exit__, None, None, None)
+            warnings.simplefilter("error", sqlalchemy.exc.RemovedIn20Warning)
+        driver = "psycopg2" if sqlalchemy.__version__.startswith("1.") else "psycopg"
+        # To 127.0.0.1, or to the socket: as libpq's environment says.
+        cls.engine = sqlalchemy.create_engine(f"postgresql+{driver}://", future=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.engine.dispose()
+
+    connect = property(lambda self: self.engine.begin)
+
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, **options):
+        amounts = request if isinstance(request, dict) else {"amount": 1}
+
+        def work(connection):
+            row = connection.execute(sqlalchemy.text(statement.replace("%(amount)s", ":amount")),
+                                     amounts).fetchone()
+            return end() if end else {"id": row[0]}
+        payments = pg_idem.sqlalchemy.Idempotency(self.connect, wait=wait, **options)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+
+    def test_an_error_of_sqlalchemy_says_when_to_come_back(self):
+        key = new_key()
+        with held(key, "{}"), self.assertRaises(sqlalchemy.exc.DBAPIError) as raised:
+            with self.engine.begin() as connection:
+                connection.execute(sqlalchemy.text(
+                    "SELECT idem.claim('payments', CAST(:key AS text), '{}', wait => '0')"),
+                    {"key": key})
+        self.assertEqual(pg_idem.sqlstate(raised.exception), "ID001")
+        self.assertGreater(pg_idem.retry_after(raised.exception), 0)
+        self.assertTrue(pg_idem.is_transient(raised.exception))
+
+
+@unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
+class SQLAlchemyORM(SQLAlchemyCore):
+    connect = property(lambda self: sqlalchemy.orm.sessionmaker(self.engine, future=True).begin)
+
+    def test_what_the_session_has_not_flushed_is_part_of_the_operation(self):
+        class Base:
+            pass
+        table = sqlalchemy.Table("payment", sqlalchemy.MetaData(),
+                                 sqlalchemy.Column("id", sqlalchemy.Integer, primary_key=True),
+                                 sqlalchemy.Column("amount", sqlalchemy.Numeric))
+        sqlalchemy.orm.registry().map_imperatively(Base, table)
+        payments = pg_idem.sqlalchemy.Idempotency(self.connect)
+
+        @payments.operation("payments")
+        def pay(session, request):  # idem.current_key() needs the claim to be open
+            session.add(Base(amount=request["amount"]))
+        key = new_key()
+        pay(key, {"amount": 5})
+        pay(key, {"amount": 5})
+        self.assertEqual(effects(key), 1)
+
+
+@unittest.skipUnless(django, "Django or psycopg2 is not installed")
+class DjangoORM(Outcomes, PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.payment, _ = django_payment()
+
+    @classmethod
+    def tearDownClass(cls):
+        from django.db import connections
+        connections.close_all()
+
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, **options):
+        import pg_idem.django
+
+        def work(connection):
+            made = None
+            if statement == INSERT:
+                amount = request["amount"] if isinstance(request, dict) else 1
+                made = self.payment.objects.create(amount=amount).pk
+            return end() if end else {"id": made}
+        payments = pg_idem.django.Idempotency(wait=wait, **options)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+
+    def test_an_operation_within_a_transaction_is_refused(self):
+        from django.db import transaction
+        with transaction.atomic(), self.assertRaises(RuntimeError):
+            self.pay(new_key(), {"amount": 1})
+
+
+if __name__ == "__main__":
+    unittest.main()
