@@ -298,6 +298,7 @@ my %values = (
 	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],
 	'max_records integer' => [ 'NULL', 1, 10, 0, 2147483647 ],
 	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],
+	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
 	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
 	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
