@@ -840,6 +840,16 @@ end_client:
 #define SETTLED false
 #endif
 
+/* In traces, half of the calls that are about an unfinished operation are made when there is one. */
+#ifdef CALLS
+#define WHEN_THERE_IS(what) \
+    if :: skip :: skip; (what(0) || what(1) || what(2) || what(ROWS - 1) || timeout) fi;
+#define AN_OPEN_ROW(r) (row[r].used && row[r].by == NONE && !row[r].done && !row[r].expired)
+#define A_DUE_ROW(r)   (AN_OPEN_ROW(r) && row[r].over)
+#else
+#define WHEN_THERE_IS(what)
+#endif
+
 /* claim(lease) or take(), and COMMIT; then, late or in time: renew(), complete() or release(), and
  * COMMIT. A client that ends without complete() has abandoned its operation. */
 proctype Leased(byte t; bool takes) {
@@ -852,6 +862,10 @@ next:
     :: FAIR && !SETTLED -> token_nonce = 0
     :: !FAIR && tries == TRIES -> goto end_client
     :: !FAIR && tries < TRIES -> tries++; token_nonce = 0
+    fi;
+    if
+    :: takes -> WHEN_THERE_IS(A_DUE_ROW) skip
+    :: else
     fi;
     {
         CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
@@ -964,6 +978,7 @@ end_client:
 /* revoke() and COMMIT. It keeps the lock no longer than the call. */
 proctype Revoker(byte t) {
     LOCALS;
+    WHEN_THERE_IS(AN_OPEN_ROW)
     {
         CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
         CALL {
@@ -1180,9 +1195,12 @@ proctype Purger(byte t) {
 #define MAY_KILL(t) (kills < KILL && tx[t] == running)
 #endif
 
-#ifdef FAIR_TAKER
-#define LAPSE_MAY_COME \
+#define A_LEASE_RUNS \
     (RUNNING_LEASE(0) || RUNNING_LEASE(1) || RUNNING_LEASE(2) || RUNNING_LEASE(ROWS - 1))
+#if defined(FAIR_TAKER)
+#define LAPSE_MAY_COME A_LEASE_RUNS
+#elif defined(CALLS) && TAKE + REVOKE > 0
+#define LAPSE_MAY_COME ((lapses < LAPSES || LEASE_IS_AWAITED) && A_LEASE_RUNS)
 #else
 #define LAPSE_MAY_COME ((lapses < LAPSES || LEASE_IS_AWAITED) && newest_nonce != 0)
 #endif
@@ -1218,8 +1236,8 @@ end_world:
             if
             :: row[i].used && row[i].by == NONE && !row[i].done ->
                 if
-#ifdef FAIR_TAKER
-                :: row[i].over
+#if defined(FAIR_TAKER) || (defined(CALLS) && TAKE + REVOKE > 0)
+                :: row[i].over  /* stays until it is taken */
 #else
                 :: row[i].over -> row[i].expired = true
 #endif
