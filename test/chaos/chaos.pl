@@ -268,9 +268,16 @@ for my $node (@$servers{qw(primary standby)})
 diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d sessions stuck, %d violations",
   $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary, $faults->{stuck}, $violations;
 diag 'among them: ' . join ', ', map { "$_ " . ($happened{$_} // 0) } @must_happen;
-if ($ENV{CHAOS_KEEP} && ($ENV{KEEP} || !Test::More->builder->is_passing))
-{
-	copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"), map { $_->logfile } @$servers{qw(primary standby)};
-	diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
-}
 done_testing();
+
+# Also of a run that has died, which is not done.
+END
+{
+	if ($servers && $ENV{CHAOS_KEEP} && ($? || $ENV{KEEP} || !Test::More->builder->is_passing))
+	{
+		local $?;
+		copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"),
+		  map { $_->logfile } grep { defined } @$servers{qw(primary standby)};
+		diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
+	}
+}
