@@ -94,11 +94,11 @@ sub client_script
 }
 
 # A completer: an endless series of psql processes, each of which may be killed at any step. Its
-# lease is so short that it may also lapse while the completer lives. One attempt in six fails, and
-# is to be repeated later.
+# lease is so short that it may also lapse while the completer lives, and one in ten waits for that.
+# One attempt in six fails, and is to be repeated later.
 my $completer = script('completer', <<'SQL' x 20);
 SELECT token AS t, key AS k, request->>'amount' AS amount, token IS NULL AS idle, attempt,
-       coalesce(recovery_point, '') <> 'charged' AS to_charge, random() < 0.17 AS fails
+       coalesce(recovery_point, '') <> 'charged' AS to_charge, random() < 0.17 AS fails, random() < 0.1 AS late
   FROM idem.take('jobs', lease => '300 ms', wait => '100 ms') \gset
 \if :idle
 \else
@@ -116,7 +116,7 @@ COMMIT;
 \else
 BEGIN;
 INSERT INTO payment VALUES (:'k', :'amount');
-SELECT pg_sleep(0.02);
+SELECT pg_sleep(CASE WHEN :'late' THEN 0.6 ELSE 0.02 END);
 SELECT idem.complete(:'t', to_jsonb(:'k'::text));
 COMMIT;
 \endif
