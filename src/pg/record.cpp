@@ -237,9 +237,10 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
 // Fills a slot of the record table. What it points to is palloc'd, or belongs to the record.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
-    // A lease has an end; what is finished has neither a recovery point nor a request.
+    // A lease has an end; what is finished has neither a recovery point nor a request. A finished
+    // record may be a copy of one that an earlier release has written, without a lease_end.
     [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
-    Assert(record.lease_end || !(in_progress || record.nonce || record.attempt > 1));
+    Assert(record.lease_end || !in_progress);
     Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
     Assert(record.extra_attempts >= 0);
     const Row<columns> row = row_of(name, record, takes_compact_rows(slot->tts_tupleDescriptor));

@@ -124,9 +124,11 @@ IndexInfo digest_index_info(Relation index) {
 }
 
 // Adds the row's entry without waiting and without raising an error, whatever the index holds.
-// Returns false when the index holds, or may come to hold, another row of the same digest.
+// Returns false when the index holds, or may come to hold, another row of the same digest. An index
+// that was a digest index when the caller opened it may have been set dead meanwhile, by REINDEX
+// CONCURRENTLY; it then takes entries until the caller's transaction ends.
 bool add_digest_entry(Relation table, Relation index, TupleTableSlot* slot) {
-    Assert(is_digest_index(index));
+    Assert(index->rd_index->indisunique && index->rd_index->indkey.values[0] == digest_column);
     Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];

@@ -9,14 +9,17 @@ use warnings;
 use List::Util qw(any first max min);
 
 # ttl: of the keys that begin with a letter, in seconds. Those of other letters do not expire, and are
-# never forgotten.
+# never forgotten. pause: seconds until an operation that was released with a pause is due again.
 sub new
 {
 	my ($class, %options) = @_;
 	return bless {
 		ttl   => $options{ttl} // {},
+		pause => $options{pause} // 0,
 		calls => {},
+		taken => {},
 		done  => {},
+		count => {},
 		clock => [ [ 0, 0, 0 ] ],
 		acknowledged => 0,
 		unknown      => 0,
@@ -40,6 +43,13 @@ sub line
 	if ($kind ne 'each')
 	{
 		$self->count($answer, 1);
+		$self->{count}{ "$kind: " . ($answer =~ /(\w+)/)[0] }++ if $answer =~ /^\w/;
+		if ($key eq '*')
+		{
+			# What a call took whose answer was lost, its effect tells.
+			$self->{taken}{$uid} = join "\t", $invoked, $returned, $client, $kind, $uid, $answer, '' if $answer eq '?';
+			return;
+		}
 		push @{ $self->{calls}{$key} }, join "\t", $invoked, $returned, $client, $kind, $uid, $answer, $of;
 		return;
 	}
@@ -59,7 +69,7 @@ sub count
 {
 	my ($self, $answer, $n) = @_;
 	if ($answer eq '?') { $self->{unknown} += $n; }
-	elsif ($answer =~ /^(?:did|had|hold|ok|free|forgot|absent|new|conflict)/) { $self->{acknowledged} += $n; }
+	elsif ($answer =~ /^(?:did|had|hold|ok|free|forgot|erased|revoked|absent|idle|new|conflict)/) { $self->{acknowledged} += $n; }
 	return;
 }
 
@@ -75,6 +85,8 @@ sub read
 sub effect
 {
 	my ($self, $key, @effect) = @_;
+	my $taken = delete $self->{taken}{ $effect[0] };
+	push @{ $self->{calls}{$key} }, $taken if $taken;
 	push @{ $self->{done}{$key} }, \@effect;
 	return;
 }
@@ -104,6 +116,10 @@ sub check
 		if ($key =~ /^s/) { $self->check_stream($key, \@calls, \@effects); next; }
 		$self->check_once($key, \@calls, [ grep { $_->{call} } @effects ]);
 		$self->check_leases($key, \@calls) if any { $_->{answer} =~ /^hold/ } @calls;
+		next if $self->is_reset($key);
+		$self->check_end($key, \@calls);
+		$self->check_pauses($key, \@calls);
+		$self->check_points($key, \@calls);
 	}
 	return @{ $self->{found} };
 }
@@ -168,15 +184,16 @@ sub check_answers
 	for my $call (@$calls)
 	{
 		my ($uid, $result) = $call->{answer} =~ /^had (\S+) (.)$/;
-		if ($call->{kind} eq 'other' && ($uid || $call->{answer} eq 'did'))
+		if ($call->{kind} eq 'other' && ($uid && $result ne 'x' || $call->{answer} eq 'did'))
 		{
 			$self->violation($key, 'answer to another request', "$call->{uid} got $call->{answer}");
 		}
 		$self->check_absent($key, $call, $calls) if $call->{answer} eq 'absent' && $call->{kind} eq 'lookup';
 		next unless $uid;
-		if ($uid eq '?')
+		if ($uid eq '?' || $uid eq '-')
 		{
-			next if any { $_->{call}{invoked} <= $call->{returned} } @$effects;
+			$self->check_erased($key, $call, $calls) if $uid eq '-';
+			next if any { $_->{call}{invoked} <= $call->{returned} && $_->{result} eq $result } @$effects;
 			$self->violation($key, 'answer without an effect', "$call->{uid} was told that it was done");
 			next;
 		}
@@ -190,7 +207,18 @@ sub check_answers
 		  if $made->{call}{invoked} > $call->{returned};
 		my $newer = first { $made->{call}{returned} < $_->{call}{invoked} && $_->{call}{returned} < $call->{invoked} } @$effects;
 		$self->violation($key, 'old answer', "$call->{uid} got $uid after $newer->{uid}") if $newer;
+		my $erasure = first { $_->{answer} eq 'erased' && $made->{call}{returned} < $_->{invoked} && $_->{returned} < $call->{invoked} } @$calls;
+		$self->violation($key, 'erased answer', "$call->{uid} got $uid, which $erasure->{uid} had erased") if $erasure;
 	}
+	return;
+}
+
+# An answer is missing only if it was erased.
+sub check_erased
+{
+	my ($self, $key, $call, $calls) = @_;
+	return if any { $_->{kind} =~ /^erase/ && $_->{answer} =~ /^(?:erased|\?)$/ && $_->{invoked} <= $call->{returned} } @$calls;
+	$self->violation($key, 'answer missing', "$call->{uid} got an answer without content");
 	return;
 }
 
@@ -210,7 +238,7 @@ sub check_once
 	my ($self, $key, $calls, $effects) = @_;
 	return if @$effects < 2;
 	my @order = sort { $a->{call}{invoked} <=> $b->{call}{invoked} } @$effects;
-	my @resets = $self->is_reset($key) ? grep { $_->{kind} eq 'forget' && $_->{answer} =~ /^(?:forgot|\?)$/ } @$calls : ();
+	my @resets = $self->is_reset($key) ? grep { $_->{kind} =~ /^forget/ && $_->{answer} =~ /^(?:forgot|\?)$/ } @$calls : ();
 	@resets = sort { $a->{returned} <=> $b->{returned} } @resets;
 	for my $n (1 .. $#order)
 	{
@@ -219,7 +247,8 @@ sub check_once
 		my $until = max($one->{returned}, $two->{returned});
 		my ($reset) = grep { $resets[$_]{returned} >= $one->{invoked} && $resets[$_]{invoked} <= $until } 0 .. $#resets;
 		if (defined $reset) { splice @resets, $reset, 1; next; }
-		$self->violation($key, 'two effects', "those of $one->{uid} and $two->{uid}");
+		my $rule = (any { $_->{result} eq 'x' } @order[ $n - 1, $n ]) ? 'effect of a forbidden key' : 'two effects';
+		$self->violation($key, $rule, "those of $one->{uid} and $two->{uid}");
 	}
 	return;
 }
@@ -252,19 +281,26 @@ sub clock_between
 	return (min(@shown), max(@shown));
 }
 
-# A claim that was taken over can do nothing any more, and no claim ends twice.
+# A claim that was taken over, released or revoked can do nothing any more, and no claim ends twice.
 sub check_leases
 {
 	my ($self, $key, $calls) = @_;
 	my @holds = grep { $_->{answer} =~ /^hold/ } @$calls;
 	my %hold = map { $_->{uid} => $_ } @holds;
 	my @done = $self->is_reset($key) ? () : grep { $_->{answer} eq 'did' } @$calls;
+	my @revoked = grep { $_->{answer} eq 'revoked' } @$calls;
+	my %released = map { $_->{of} => $_ } grep { $_->{of} && $_->{answer} eq 'free' } @$calls;
 	my %ended;
 	for my $call (grep { $_->{of} && $_->{answer} =~ /^(?:did|ok|free)$/ } @$calls)
 	{
 		my $own = $hold{ $call->{of} } or next;
 		my $newer = first { $_->{invoked} > $own->{returned} && $_->{returned} < $call->{invoked} } @holds;
 		$self->violation($key, 'fenced attempt', "$call->{kind} of $own->{uid}, which $newer->{uid} had taken over") if $newer;
+		my $revocation = first { $_->{invoked} > $own->{returned} && $_->{returned} < $call->{invoked} } @revoked;
+		$self->violation($key, 'revoked attempt', "$call->{kind} of $own->{uid}, which $revocation->{uid} had revoked") if $revocation;
+		my $release = $released{ $call->{of} };
+		$self->violation($key, 'released attempt', "$call->{kind} of $own->{uid}, which $release->{uid} had released")
+		  if $release && $release->{returned} < $call->{invoked};
 		my $over = first { $_->{returned} < $call->{invoked} } @done;
 		$self->violation($key, 'call after the end', "$call->{kind} of $own->{uid}, after $over->{uid}") if $over && $call->{answer} ne 'did';
 		next unless $call->{answer} eq 'did';
@@ -281,6 +317,60 @@ sub check_leases
 		$self->violation($key, 'attempt backwards', "$hold->{uid} is attempt $attempt, after " . $last->[0])
 		  if $last && $last->[1] < $hold->{invoked} && $attempt < $last->[0];
 		$last = [ $attempt, $hold->{returned} ] if !$last || $attempt > $last->[0];
+	}
+	return;
+}
+
+# What has ended stays so: nothing else of the key begins, and no call finds it unfinished.
+sub check_end
+{
+	my ($self, $key, $calls) = @_;
+	my ($end) = sort { $a->{returned} <=> $b->{returned} } grep { $_->{answer} =~ /^(?:did|had)/ } @$calls or return;
+	for my $call (grep { $_->{invoked} > $end->{returned} } @$calls)
+	{
+		$self->violation($key, 'claimed after the end', "$call->{kind} of $call->{uid}, after $end->{uid}")
+		  if $call->{answer} =~ /^hold/ || $call->{answer} eq 'free' && $call->{kind} =~ /^(?:release|undo|other)$/;
+		$self->violation($key, 'unfinished after the end', "$call->{uid} did not see the end, after $end->{uid}")
+		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|forbid)$/ || $call->{answer} eq 'revoked';
+	}
+	# A forbidden key answers every request.
+	my ($ban) = grep { $_->{kind} eq 'forbid' && $_->{answer} eq 'did' } @$calls or return;
+	my $refused = first { $_->{invoked} > $ban->{returned} && $_->{answer} =~ /^(?:conflict|ID002)/ } @$calls or return;
+	$self->violation($key, 'conflict with a forbidden key', "$refused->{uid}, after $ban->{uid}");
+	return;
+}
+
+# An operation that was released with a pause is not claimed before it is due, unless it is revoked.
+sub check_pauses
+{
+	my ($self, $key, $calls) = @_;
+	my @revoked = grep { $_->{kind} eq 'revoke' && $_->{answer} =~ /^(?:revoked|\?)$/ } @$calls;
+	for my $pause (grep { $_->{kind} eq 'pause' && $_->{answer} eq 'free' } @$calls)
+	{
+		my ($released) = $self->clock_between($pause->{invoked}, $pause->{returned});
+		for my $claim (grep { $_->{invoked} > $pause->{returned} && !$_->{of} && $_->{answer} =~ /^(?:did|hold)/ } @$calls)
+		{
+			my (undef, $claimed) = $self->clock_between($claim->{invoked}, $claim->{returned});
+			next if $claimed >= $released + $self->{pause};
+			next if any { $_->{returned} > $pause->{invoked} && $_->{invoked} < $claim->{returned} } @revoked;
+			$self->violation($key, 'claimed too early', "by $claim->{uid}, after $pause->{uid} had released it");
+		}
+	}
+	return;
+}
+
+# An attempt goes on from the newest recovery point.
+sub check_points
+{
+	my ($self, $key, $calls) = @_;
+	my %point = map { $_->{uid} => $_ } grep { $_->{kind} eq 'checkpoint' && $_->{answer} =~ /^(?:ok|\?)$/ } @$calls;
+	for my $hold (grep { $_->{answer} =~ /^hold/ } @$calls)
+	{
+		my ($got) = $hold->{answer} =~ /^hold \d+ (\S+)/ or next;
+		my $from = $point{$got};
+		$self->violation($key, 'unknown recovery point', "$hold->{uid} got $got") if !$from && $got ne '-';
+		my $newer = first { $_->{answer} eq 'ok' && $_->{returned} < $hold->{invoked} && (!$from || $from->{returned} < $_->{invoked}) } values %point;
+		$self->violation($key, 'recovery point lost', "$hold->{uid} got $got instead of that of $newer->{uid}") if $newer;
 	}
 	return;
 }

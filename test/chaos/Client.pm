@@ -10,10 +10,12 @@ use Digest::MD5 qw(md5_hex);
 use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC sleep);
 
 my @atomic = (('claim') x 6, ('wait') x 3, ('try') x 4, ('try_wait') x 2, ('execute') x 3,
-	qw(fail release undo other lookup));
+	qw(fail release undo other lookup await await));
 my @leased = qw(lease lease_wait);
-my @token = (('complete') x 5, qw(give_up renew renew checkpoint drop));
-my @rare = qw(forget forget purge);
+my @token = (('complete') x 5, qw(give_up renew renew checkpoint drop pause pause));
+my @take = qw(take take take_end);
+my @rare = qw(forget forget forget_all purge);
+my @administration = qw(revoke revoke revoke erase erase erase_all forbid);
 my @isolation = (('READ COMMITTED') x 3, 'REPEATABLE READ', 'SERIALIZABLE');
 
 # How long a key stays hot: calls per key of one client, and how many keys are hot at a time.
@@ -113,8 +115,15 @@ sub call
 	}
 	return { %call, kind => 'once', key => $self->key('e') } if $luck < 0.30;
 	return { %call, kind => pick(@rare), key => $self->key('b') } if $luck < 0.33;
+	return { %call, kind => pick(@take), key => pick('a', 'b') } if $luck < 0.38;
+	if ($luck < 0.42)
+	{
+		my $kind = pick(@administration);
+		my $key = $kind eq 'revoke' && @$tokens ? pick(@$tokens)->{key} : $self->key(pick('a', 'a', 'b'));
+		return { %call, kind => $kind, key => $key };
+	}
 	my $retry = rand() < 0.2 && @{ $self->{retry} } ? shift @{ $self->{retry} } : undef;
-	return { %call, kind => $luck < 0.45 ? pick(@leased) : pick(@atomic), key => $retry // $self->key($luck < 0.85 ? 'a' : 'b') };
+	return { %call, kind => $luck < 0.54 ? pick(@leased) : pick(@atomic), key => $retry // $self->key($luck < 0.88 ? 'a' : 'b') };
 }
 
 sub plan
@@ -211,7 +220,7 @@ sub ask
 
 # A line per call: invoked, returned, client, kind, key, uid, answer, and the claim or number that a
 # call is about. The answer is "none" if the client knows that the call has no effect, "?" if it does
-# not know.
+# not know. The key is "*" if a call that took an operation was not told which.
 sub record
 {
 	my ($self, $plan, $fate, $invoked, $returned, @answers) = @_;
@@ -226,7 +235,9 @@ sub record
 			next;
 		}
 		my $token;
-		($answer, $token) = ($1, $2) if $answer =~ /^(hold \d+) (.*)/;
+		$call->{key} = '*' if $call->{kind} =~ /^take/;
+		($call->{key}, $answer) = ($1, $2) if $answer =~ /^took (\S+) (.*)/;
+		($answer, $token) = ($1, $2) if $answer =~ /^(hold \d+ \S+) (.*)/;
 		print { $self->{out} } join("\t", $when, $call->{kind}, $call->{key}, $call->{uid}, $answer, $call->{of} // ''), "\n";
 		$self->learn($call, $answer, $token);
 	}
@@ -247,12 +258,12 @@ sub learn
 	}
 	elsif ($call->{of})
 	{
-		my $over = $answer eq 'did' || $answer eq 'free' || $answer =~ /^ID/;
+		my $over = $answer =~ /^(?:did|free|ID)/;
 		@{ $self->{tokens} } = grep { $_->{uid} ne $call->{of} } @{ $self->{tokens} } if $over && rand() < 0.8;
 	}
-	elsif ($answer !~ /^(?:did|had|absent|forgot)/)
+	elsif ($answer !~ /^(?:did|had|absent|forgot|erased)/)
 	{
-		push @{ $self->{retry} }, $call->{key} unless $call->{key} =~ /^e/ || @{ $self->{retry} } > 100;
+		push @{ $self->{retry} }, $call->{key} unless $call->{key} =~ /^[e*]/ || @{ $self->{retry} } > 100;
 	}
 	return;
 }

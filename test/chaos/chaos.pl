@@ -29,6 +29,11 @@ my $clients = $ENV{CHAOS_CLIENTS} || 8;
 my $unprotected = $ENV{CHAOS_BREAK};
 my $release_before = '0.2.0';
 my %ttl = (b => 300);
+my $pause = 0.3;
+# Calls of every new kind have had the answer that they are made for.
+my @must_happen = ('take: hold', 'take_end: did', 'pause: free', 'revoke: revoked', 'erase: erased',
+	'forbid: did', 'await: had', 'lookup: had');
+my %happened;
 
 my $directory = PostgreSQL::Test::Utils::tempdir;
 my $library = Shim::build("$FindBin::Bin/faults.c", $directory);
@@ -101,6 +106,27 @@ sub keys_of
 	return sort keys %keys;
 }
 
+# idem.take() finds every operation that was begun and abandoned. Returns how many it was asked for.
+sub take_all
+{
+	my ($epoch, $dbh, $out) = @_;
+	my $uid = 0;
+	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.taken') IS NOT NULL});
+	for my $scope (keys %ttl, 'a')
+	{
+		my $answer = '';
+		while ($answer ne 'idle')
+		{
+			my ($id, $invoked) = ('finish.' . ++$uid, clock_gettime(CLOCK_MONOTONIC));
+			($answer) = $dbh->selectrow_array(q{SELECT chaos.call('take_end', ?, ?, NULL)}, undef, $scope, $id);
+			my ($key) = $answer =~ /^took (\S+) did$/ or next;
+			print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'finish', 'take_end', $key, $id, 'did', ''), "\n";
+		}
+	}
+	is($dbh->selectrow_array('SELECT count(*) FROM idem.in_flight'), 0, "epoch $epoch: every operation that was left was taken");
+	return $uid;
+}
+
 # Every key can be brought to an end, once its lease has ended.
 sub finish_keys
 {
@@ -108,8 +134,8 @@ sub finish_keys
 	$servers->set_clock($servers->{highest} + 60);
 	my $dbh = $servers->connect_to($servers->{primary}, $servers->{database});
 	open my $out, '>', history($epoch, 'finish') or die $!;
+	my $uid = $unprotected ? 0 : take_all($epoch, $dbh, $out);
 	my @keys = keys_of($epoch);
-	my $uid = 0;
 	while (my @some = splice @keys, 0, 500)
 	{
 		my @uids = map { 'finish.' . ++$uid } @some;
@@ -169,13 +195,14 @@ sub check_servers
 sub judge
 {
 	my ($epoch) = @_;
-	my $checker = Checker->new(ttl => \%ttl);
+	my $checker = Checker->new(ttl => \%ttl, pause => $pause);
 	$checker->read($_) for grep { -e } "$directory/clock", map { history($epoch, $_) } 1 .. $clients, 'finish';
 	$checker->read_effects(history($epoch, 'effects'));
 	my @found = $checker->check;
 	$acknowledged += $checker->{acknowledged};
 	$unknown += $checker->{unknown};
 	$violations += @found;
+	$happened{$_} += $checker->{count}{$_} for keys %{ $checker->{count} };
 	for my $violation (@found[ 0 .. ($#found < 9 ? $#found : 9) ])
 	{
 		diag "VIOLATION, seed $seed, epoch $epoch, key $violation->{key}: $violation->{rule}: $violation->{seen}\n"
@@ -225,6 +252,11 @@ do
 } while (clock_gettime(CLOCK_MONOTONIC) - $begin + $longest < $seconds);
 
 cmp_ok($faults->{count}{$_}, '>', 0, "$_ happened") for @{ $faults->{chosen} };
+# Without the update, an epoch ends with the objects of the release before.
+if (!$unprotected && ($epoch > 1 || grep { $_ eq 'extension' } @{ $faults->{chosen} }))
+{
+	cmp_ok($happened{$_} // 0, '>', 0, "$_ happened") for @must_happen;
+}
 is($faults->{stuck}, 0, 'no session was stuck') unless $library && $faults->{count}{clock};
 $cutter->stop;
 $_->stop for @$servers{qw(primary standby)};
@@ -235,9 +267,17 @@ for my $node (@$servers{qw(primary standby)})
 
 diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d sessions stuck, %d violations",
   $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary, $faults->{stuck}, $violations;
-if ($ENV{CHAOS_KEEP} && ($ENV{KEEP} || !Test::More->builder->is_passing))
-{
-	copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"), map { $_->logfile } @$servers{qw(primary standby)};
-	diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
-}
+diag 'among them: ' . join ', ', map { "$_ " . ($happened{$_} // 0) } @must_happen;
 done_testing();
+
+# Also of a run that has died, which is not done.
+END
+{
+	if ($servers && $ENV{CHAOS_KEEP} && ($? || $ENV{KEEP} || !Test::More->builder->is_passing))
+	{
+		local $?;
+		copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"),
+		  map { $_->logfile } grep { defined } @$servers{qw(primary standby)};
+		diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
+	}
+}

@@ -7,7 +7,8 @@ SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease =>
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 
--- result is 'c' or 'f': how the operation ended. seq is of streams alone.
+-- result is 'c', 'f' or 'x': the operation completed, failed or was forbidden. seq is of streams
+-- alone.
 CREATE TABLE chaos.effect (key text, uid text, result "char" DEFAULT 'c', seq bigint);
 
 CREATE FUNCTION chaos.scope(key text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -33,23 +34,31 @@ BEGIN
   RETURN jsonb_build_object('uid', uid);
 END $$;
 
--- What a client learns of a finished operation.
-CREATE FUNCTION chaos.answer(outcome text, response jsonb, error jsonb) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$
+-- What a client learns of a finished operation: the uid of the call that finished it, and how. An
+-- answer that was erased has no uid. A failure keeps its sqlstate, and is raised with a message of
+-- idem's then.
+CREATE FUNCTION chaos.failure(code text, message text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT format('had %s %s', CASE WHEN message ~ '^\w+\.\d+$' THEN message ELSE '-' END,
+                CASE code WHEN 'CH001' THEN 'f' WHEN 'CH003' THEN 'x' ELSE '?' END)
+$$;
+CREATE FUNCTION chaos.answer(outcome text, redacted boolean, response jsonb, error jsonb)
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE outcome
-         WHEN 'completed' THEN 'had ' || coalesce(response->>'uid', '?') || ' c'
-         WHEN 'failed' THEN 'had ' || coalesce(error->>'message', '?') || ' f'
+         WHEN 'completed' THEN
+           format('had %s c', CASE WHEN redacted THEN '-' ELSE coalesce(response->>'uid', '?') END)
+         WHEN 'failed' THEN chaos.failure(error->>'sqlstate', error->>'message')
          ELSE outcome END
 $$;
 
 -- One call. Returns one of:
 --   did           the operation ran, under uid, and its effect is in this transaction
---   had UID c|f   the operation had ended before, and this is its answer
---   hold N TOKEN  a leased claim, attempt N
+--   had UID c|f|x the operation had ended before, and this is its answer; "-" if it was erased
+--   hold N POINT TOKEN  a leased claim, attempt N, and its recovery point or "-"
 --   ok            renewed, or a checkpoint was set
 --   free          given up, nothing happened
---   forgot        the record was deleted
---   another word  nothing happened: in_progress, conflict, absent
+--   forgot, erased, revoked  what was done to the record
+--   another word  nothing happened: in_progress, conflict, absent, idle
+-- A call that takes an operation is told its key: "took KEY", then one of these.
 CREATE FUNCTION chaos.call(kind text, key text, uid text, token text) RETURNS text
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
@@ -59,6 +68,7 @@ DECLARE
   c idem.claim_result;
   x idem.execution;
   r idem.record_info;
+  taken record;  -- idem.taken, which the release before does not have
 BEGIN
   CASE kind
   WHEN 'claim', 'fail', 'release', 'undo' THEN
@@ -79,7 +89,7 @@ BEGIN
     PERFORM set_config('chaos.uid', uid, true);
     x := idem.execute(scope, key, 'chaos.operation(jsonb)', request);
     IF x.replayed THEN
-      RETURN chaos.answer(x.outcome, x.response, x.error);
+      RETURN chaos.answer(x.outcome, x.redacted, x.response, x.error);
     END IF;
     IF x.outcome = 'failed' THEN
       INSERT INTO chaos.effect (key, uid, result) VALUES (key, uid, 'f');
@@ -93,9 +103,41 @@ BEGIN
     RETURN 'did';
   WHEN 'lookup' THEN
     r := idem.lookup(scope, key);
-    RETURN chaos.answer(r.state, r.response, r.error);
+    RETURN chaos.answer(r.state, r.redacted, r.response, r.error);
+  WHEN 'await' THEN
+    r := idem.lookup(scope, key, wait => '50 ms');
+    RETURN chaos.answer(r.state, r.redacted, r.response, r.error);
   WHEN 'forget' THEN
     RETURN CASE WHEN idem.forget(scope, key) THEN 'forgot' ELSE 'absent' END;
+  WHEN 'forget_all' THEN
+    RETURN CASE WHEN idem.forget(scope, key, force => true) THEN 'forgot' ELSE 'absent' END;
+  WHEN 'revoke' THEN
+    RETURN CASE WHEN idem.revoke(scope, key) THEN 'revoked' ELSE 'absent' END;
+  WHEN 'erase', 'erase_all' THEN
+    IF NOT idem.erase(scope, key, force => kind = 'erase_all') THEN
+      RETURN 'absent';
+    END IF;
+    r := idem.lookup(scope, key);
+    RETURN CASE WHEN r.redacted THEN 'erased' ELSE 'free' END;
+  WHEN 'forbid' THEN
+    r := idem.forbid(scope, key,
+                     error => jsonb_build_object('sqlstate', 'CH003', 'message', uid));
+    IF r.error->>'message' IS DISTINCT FROM uid THEN
+      RETURN chaos.answer(r.state, r.redacted, r.response, r.error);
+    END IF;
+    INSERT INTO chaos.effect (key, uid, result) VALUES (key, uid, 'x');
+    RETURN 'did';
+  WHEN 'take', 'take_end' THEN
+    taken := idem.take(scope, lease => '2 seconds', wait => '20 ms');
+    IF taken.token IS NULL THEN
+      RETURN 'idle';
+    ELSIF kind = 'take' THEN
+      RETURN format('took %s hold %s %s %s', taken.key, taken.attempt,
+                    coalesce(taken.recovery_point, '-'), taken.token);
+    END IF;
+    INSERT INTO chaos.effect (key, uid) VALUES (taken.key, uid);
+    PERFORM idem.complete(taken.token, jsonb_build_object('uid', uid));
+    RETURN format('took %s did', taken.key);
   WHEN 'purge' THEN
     PERFORM idem.purge(100);
     RETURN 'free';
@@ -117,17 +159,20 @@ BEGIN
     PERFORM idem.renew(token, '2 seconds');
     RETURN 'ok';
   WHEN 'checkpoint' THEN
-    PERFORM idem.checkpoint(token, uid);
+    PERFORM idem.checkpoint(token, uid, jsonb_build_object('uid', uid));
     RETURN 'ok';
   WHEN 'drop' THEN
     PERFORM idem.release(token);
     RETURN 'free';
+  WHEN 'pause' THEN
+    PERFORM idem.release(token, retry_after => '300 ms', error => jsonb_build_object('message', uid));
+    RETURN 'free';
   END CASE;
 
   IF NOT c.claimed THEN
-    RETURN chaos.answer(c.outcome, c.response, c.error);
+    RETURN chaos.answer(c.outcome, c.redacted, c.response, c.error);
   ELSIF kind LIKE 'lease%' THEN
-    RETURN 'hold ' || c.attempt || ' ' || c.token;
+    RETURN format('hold %s %s %s', c.attempt, coalesce(c.recovery_point, '-'), c.token);
   ELSIF kind IN ('release', 'other') THEN
     PERFORM idem.release(c.token);
     RETURN 'free';
@@ -156,8 +201,8 @@ BEGIN
     BEGIN
       answer := chaos.call(kinds[i], keys[i], uids[i], tokens[i]);
     EXCEPTION WHEN OTHERS THEN
-      answer := CASE SQLSTATE WHEN 'CH001' THEN 'had ' || SQLERRM || ' f'
-                WHEN 'CH002' THEN 'free' ELSE SQLSTATE END;
+      answer := CASE WHEN SQLSTATE IN ('CH001', 'CH003') THEN chaos.failure(SQLSTATE, SQLERRM)
+                WHEN SQLSTATE = 'CH002' THEN 'free' ELSE SQLSTATE END;
     END;
     answers := answers || answer;
   END LOOP;

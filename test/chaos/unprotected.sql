@@ -13,7 +13,7 @@ BEGIN
   ELSIF kind IN ('claim', 'wait', 'try', 'try_wait', 'execute', 'once') THEN
     SELECT * INTO done FROM chaos.effect e WHERE e.key = key LIMIT 1;
   ELSE
-    RETURN 'free';
+    RETURN 'skipped';
   END IF;
   IF FOUND THEN
     RETURN CASE WHEN kind IN ('advance', 'once') THEN 'had ? c' ELSE 'had ' || done.uid || ' c' END;

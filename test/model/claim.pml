@@ -7,16 +7,20 @@
  * two steps, every other process may run, be cancelled or die.
  *
  * The processes and bounds of a run are chosen when the model is compiled:
- *   ATOMIC, LEASED, ONCE_EACH, BYPASS, PURGE    how many clients of each kind
- *   TRIES        calls of claim() or once_each() per client
+ *   ATOMIC, LEASED, TAKE, REVOKE, ONCE_EACH, BYPASS, PURGE    how many clients of each kind
+ *   TRIES        calls of claim(), take() or once_each() per client
  *   KILL         how many transactions may be killed, each at any step
  *   LIVES        how often the clock may expire a completed record
  *   LAPSES       how often the clock may end a lease, or expire a record in progress
  *   REPEATABLE   the clients run in REPEATABLE READ
  *   PREPARE      an atomic client may prepare its transaction
+ *   LEASED_CALLS, TAKER_CALLS    calls with the token per leased claim, and per operation taken
  *   RELEASE      a leased client may release its claim
+ *   PAUSE        a leased client may release its claim with a time before which it is not due
  *   STUCK        the first atomic client never ends its transaction
  *   LIVENESS     adds the property that every client comes to an end
+ *   FAIR_TAKER   the taker ends when nothing is unfinished, and completes what it takes; no lease
+ *                runs for ever, and no unfinished operation expires
  *   CALLS        each call is one step that prints what it did, for replays on a server
  *   SCOPE_WAITS  with CALLS: calls with a token wait as long as they must, otherwise not at all
  *   RUNS         with CALLS: how many traces one simulation prints
@@ -28,6 +32,12 @@
 #endif
 #ifndef LEASED
 #define LEASED 0
+#endif
+#ifndef TAKE
+#define TAKE 0
+#endif
+#ifndef REVOKE
+#define REVOKE 0
 #endif
 #ifndef ONCE_EACH
 #define ONCE_EACH 0
@@ -41,6 +51,12 @@
 #ifndef TRIES
 #define TRIES 2
 #endif
+#ifndef LEASED_CALLS
+#define LEASED_CALLS 2
+#endif
+#ifndef TAKER_CALLS
+#define TAKER_CALLS 2
+#endif
 #ifndef KILL
 #define KILL 1
 #endif
@@ -51,10 +67,11 @@
 #define LAPSES 2
 #endif
 
-#define CLIENTS (ATOMIC + LEASED + ONCE_EACH + BYPASS + PURGE)
+#define CLIENTS (ATOMIC + LEASED + TAKE + REVOKE + ONCE_EACH + BYPASS + PURGE)
 #define ROWS    (CLIENTS + 2)
 #define NONE    0
 #define NOTHING 255
+#define PAUSED  255
 
 /* ---- The record table: the versions of one key's row --------------------------------------------- */
 
@@ -62,13 +79,13 @@ typedef Row {
     bool used;
     bool spec;     /* inserted speculatively, not decided yet */
     bool done;     /* completed; otherwise in progress under a lease */
-    bool over;     /* its lease has ended, or it was released */
+    bool over;     /* its lease has ended, or it was released and is due */
     bool expired;
     byte by;       /* the transaction that wrote it; NONE once it has committed */
     byte gone_by;  /* the transaction that deletes or replaces it */
     byte born;     /* the generation of its commit: what a snapshot goes by */
     byte attempt;
-    byte nonce;    /* the token's random bits */
+    byte nonce;    /* the token's random bits; NONE once it was released or revoked */
     byte answer;
 };
 
@@ -90,7 +107,7 @@ byte finished = 0;
 /* Only the properties read these: the committed effects since the last expiry, and their answer. */
 byte effects = 0;
 byte first_answer = 0;
-byte newest_nonce = 0;     /* of the attempt that was granted last, and committed */
+byte newest_nonce = 0;     /* of the attempt that was granted last, and committed; or PAUSED */
 
 /* ---- Traces ----------------------------------------------------------------------------------------
  *
@@ -115,6 +132,7 @@ byte newest_nonce = 0;     /* of the attempt that was granted last, and committe
 #define SCOPE_PATIENCE patient = SCOPE_WAITS;
 #define CLAIM_PATIENCE if :: patient = true :: patient = false fi;
 #define UNBOUNDED patient = true;
+#define NO_PATIENCE patient = false;
 #define WAITS_FOR_LOCK(t) if :: patient && lock != NONE && lock != t -> WAITS(t, for_lock, NONE, lock) :: else fi;
 #define WAITS_FOR_WRITER(t, w) if :: patient && tx[w] != idle -> WAITS(t, for_writer, w, w) :: else fi;
 #define WAITS_FOR_LEASE(t, r) if :: patient && RUNNING_LEASE(r) -> WAITS(t, for_lease, r, NONE) :: else fi;
@@ -140,6 +158,7 @@ byte waits_at[4];
 #define SCOPE_PATIENCE
 #define CLAIM_PATIENCE
 #define UNBOUNDED
+#define NO_PATIENCE
 #define WAITS_FOR_LOCK(t)
 #define WAITS_FOR_WRITER(t, w)
 #define WAITS_FOR_LEASE(t, r)
@@ -157,7 +176,9 @@ inline clear_row(r) {
 /* ProcArrayEndTransaction(): all that the transaction wrote becomes visible at once. */
 inline publish(t) {
     d_step {
-        generation++;
+#ifndef FAIR_TAKER
+        generation++;  /* a taker that looks for ever does not count */
+#endif
         if
         :: effect[t] ->
             effects++;
@@ -177,7 +198,8 @@ inline publish(t) {
                 row[i].born = generation;
                 if
                 :: row[i].done -> first_answer = row[i].answer
-                :: !row[i].done && !row[i].over -> newest_nonce = row[i].nonce
+                :: !row[i].done && !row[i].over ->
+                    newest_nonce = (row[i].nonce == NONE -> PAUSED : row[i].nonce)
                 :: !row[i].done && row[i].over -> newest_nonce = NONE  /* released */
                 fi
             :: else
@@ -247,7 +269,7 @@ inline speculative_decided() { (speculative == 0) }
 /* ---- The probe and the decision -------------------------------------------------------------------- */
 
 mtype = { absent, inserting, deleting, committed, own };
-mtype = { complete, renew, release };
+mtype = { complete, renew, release, pause };
 mtype = { claim, take_over, in_flight, leased, serialization_failure, replay, refused };
 mtype = { current, lost, in_progress, written, alone, beside };  /* in traces */
 
@@ -309,8 +331,10 @@ inline decide() {
             if
             :: row[found].done -> verdict = replay
             :: !row[found].done && !row[found].over ->
-#ifdef F_TAKE_OVER_RUNNING_LEASE
+#if defined(F_TAKE_OVER_RUNNING_LEASE)
                 verdict = take_over
+#elif defined(F_RETRY_TIME_IGNORED)
+                verdict = (row[found].nonce == NONE -> take_over : leased)
 #else
                 verdict = leased
 #endif
@@ -337,7 +361,7 @@ inline look(t) {
     atomic { speculative_decided(); probe(t); decide(); TELL(("STEP decide %e %e\n", presence, verdict)) }
 }
 
-/* A lease that runs, and that no transaction is ending. */
+/* A lease that runs, or the time until a retry, and that no transaction is ending. */
 #define RUNNING_LEASE(r) (row[r].used && row[r].by == NONE && row[r].gone_by == NONE && \
                           !row[r].done && !row[r].over && !row[r].expired)
 
@@ -453,6 +477,42 @@ judged:
 #endif
 }
 
+/* As take_one(), which waits for nothing: the key lock if it is free, and then the row, read again.
+ * Leaves take_over with the lock held, or any other verdict with the lock free. What a search without
+ * locks has found before is no fact, and not modelled. */
+inline take_key(t) {
+    locked = false;
+#if defined(F_TAKE_WITHOUT_LOCK)
+    look(t);
+#elif defined(F_TAKE_BY_THE_LIST)
+    look(t);  /* before it has the lock, and not again */
+    if
+    :: verdict == take_over -> take_lock(t); if :: !locked -> verdict = in_flight :: else fi
+    :: else
+    fi;
+#else
+#ifdef F_TAKE_WAITS
+    (lock == NONE);
+#endif
+    take_lock(t);
+    if
+    :: locked -> look(t)
+    :: else -> verdict = in_flight
+    fi;
+#endif
+#ifdef F_TAKE_PASSES_OVER_RELEASED
+    if
+    :: verdict == take_over && row[found].nonce == NONE -> verdict = in_flight
+    :: else
+    fi;
+#endif
+    if
+    :: verdict == take_over
+    :: verdict == serialization_failure && !row[found].done && row[found].over -> give_lock_back(t)
+    :: else -> verdict = in_flight; give_lock_back(t)
+    fi
+}
+
 /* ---- Writing -------------------------------------------------------------------------------------- */
 
 inline free_row() {
@@ -512,6 +572,8 @@ inline write(t, finish) {
                         (!row[found].done && row[found].attempt <= attempt)) ->
                         if
                         :: row[found].gone_by == NONE ->
+                            /* only the holder writes over a running lease, and revoke() for it */
+                            assert(!RUNNING_LEASE(found) || row[found].nonce == nonce);
                             new_row(t, finish); row[found].gone_by = t; verdict = replay; TELL(("STEP write over a row\n"))
                         :: row[found].gone_by != NONE -> working = row[found].gone_by; verdict = in_flight
                         fi
@@ -566,9 +628,9 @@ inline write(t, finish) {
     fi
 }
 
-/* A leased token's call: the key lock, then the row, then the fencing rules of judge_token().
- * verdict == take_over: the attempt is the current one; serialization_failure: the lease is lost. */
-inline hold(t) {
+/* The key lock, then the row, which no other transaction is changing: verdict == claim. Or in_flight,
+ * with the lock free. */
+inline rest(t) {
     locked = false;
     take_lock(t);
     if
@@ -577,7 +639,7 @@ inline hold(t) {
         WAITS_FOR_LOCK(t)
         if
         :: atomic { FREE(lock) -> GOES(t) lock = t; locked = true }
-        :: DEADLINE -> verdict = in_flight; goto held
+        :: DEADLINE -> verdict = in_flight; goto rested
         fi
     fi;
     do
@@ -596,25 +658,42 @@ inline hold(t) {
             :: atomic { FREE(lock) -> GOES(t) lock = t; locked = true }
             :: DEADLINE -> verdict = in_flight; break
             fi
-       :: else ->
-            atomic {
-                if
-#ifdef F_FENCE_IGNORES_TOKEN
-                :: (presence == committed || presence == own) && !row[found].expired && !row[found].done -> verdict = take_over
-#else
-                :: (presence == committed || presence == own) && !row[found].expired && !row[found].done &&
-                   row[found].nonce == token_nonce && row[found].attempt == token_attempt -> verdict = take_over
-#endif
-                :: else -> verdict = serialization_failure
-                fi;
-                TELL(("STEP hold %e %e\n", presence, (verdict == take_over -> current : lost)))
-            };
-            break
+       :: else -> verdict = claim; break
        fi
     od;
-held:
+rested:
     if
-    :: verdict != take_over -> give_lock_back(t)
+    :: verdict == in_flight -> give_lock_back(t)
+    :: else
+    fi
+}
+
+/* A row that is at rest, binds its key and is unfinished. */
+#define UNFINISHED \
+    ((presence == committed || presence == own) && !row[found].expired && !row[found].done)
+
+/* A leased token's call: the row at rest, then the fencing rules of judge_token().
+ * verdict == take_over: the attempt is the current one; serialization_failure: the lease is lost. */
+inline hold(t) {
+    rest(t);
+    if
+    :: verdict == claim ->
+        atomic {
+            if
+#ifdef F_FENCE_IGNORES_TOKEN
+            :: UNFINISHED -> verdict = take_over
+#else
+            :: UNFINISHED && row[found].nonce == token_nonce && row[found].attempt == token_attempt ->
+                verdict = take_over
+#endif
+            :: else -> verdict = serialization_failure
+            fi;
+            TELL(("STEP hold %e %e\n", presence, (verdict == take_over -> current : lost)))
+        };
+        if
+        :: verdict != take_over -> give_lock_back(t)
+        :: else
+        fi
     :: else
     fi
 }
@@ -627,6 +706,14 @@ inline say_claim(t) {
     fi
 }
 
+inline say_take(t) {
+    if
+    :: verdict == take_over -> SAY(("STEP granted %e\n", verdict))
+    :: verdict == serialization_failure -> SAY(("EVENT %d gets serialization_failure\n", t))
+    :: else -> SAY(("EVENT %d gets nothing\n", t))
+    fi
+}
+
 /* What a write comes to: refused, or too late for a writer past the lock. */
 #ifdef CALLS
 #define WRITTEN (verdict == serialization_failure -> serialization_failure : (verdict == refused -> in_progress : written))
@@ -634,6 +721,12 @@ inline say_claim(t) {
 #define TELL_LEASE(t) \
     if \
     :: verdict == claim || verdict == replay -> printf("EVENT %d gets leased %d %d\n", t, attempt, nonce) \
+    :: takes && verdict == refused -> printf("EVENT %d gets nothing\n", t) \
+    :: else -> printf("EVENT %d gets %e\n", t, WRITTEN) \
+    fi;
+#define TELL_REVOKED(t) \
+    if \
+    :: verdict == claim || verdict == replay -> printf("EVENT %d gets revoked\n", t) \
     :: else -> printf("EVENT %d gets %e\n", t, WRITTEN) \
     fi;
 #define ERROR_ABORTS(t) \
@@ -644,6 +737,7 @@ inline say_claim(t) {
 #define ERROR_ABORTS(t)
 #define TELL_GRANT(t)
 #define TELL_LEASE(t)
+#define TELL_REVOKED(t)
 #define NOT_HELD(t) skip
 #define TELL_WRITTEN(t)
 #endif
@@ -737,23 +831,57 @@ end_client:
     finished++
 }
 
-/* claim(lease) and COMMIT; then, late or in time: renew(), complete() or release(), and COMMIT. */
-proctype Leased(byte t) {
+#ifdef FAIR_TAKER
+#define FAIR takes
+#define SETTLED (finished == CLIENTS - 1 && !IS_OPEN(0) && !IS_OPEN(1) && !IS_OPEN(2) && !IS_OPEN(ROWS - 1))
+#define IS_OPEN(r) (row[r].used && row[r].by == NONE && !row[r].done)
+#else
+#define FAIR    false
+#define SETTLED false
+#endif
+
+/* In traces, half of the calls that are about an unfinished operation are made when there is one. */
+#ifdef CALLS
+#define WHEN_THERE_IS(what) \
+    if :: skip :: skip; (what(0) || what(1) || what(2) || what(ROWS - 1) || timeout) fi;
+#define AN_OPEN_ROW(r) (row[r].used && row[r].by == NONE && !row[r].done && !row[r].expired)
+#define A_DUE_ROW(r)   (AN_OPEN_ROW(r) && row[r].over)
+#else
+#define WHEN_THERE_IS(what)
+#endif
+
+/* claim(lease) or take(), and COMMIT; then, late or in time: renew(), complete() or release(), and
+ * COMMIT. A client that ends without complete() has abandoned its operation. */
+proctype Leased(byte t; bool takes) {
     byte token_nonce, token_attempt, calls;
     mtype call;
     LOCALS;
 next:
     if
-    :: tries == TRIES -> goto end_client
-    :: else -> tries++; token_nonce = 0
+    :: FAIR && SETTLED -> goto end_client
+    :: FAIR && !SETTLED -> token_nonce = 0
+    :: !FAIR && tries == TRIES -> goto end_client
+    :: !FAIR && tries < TRIES -> tries++; token_nonce = 0
+    fi;
+    if
+    :: takes -> WHEN_THERE_IS(A_DUE_ROW) skip
+    :: else
     fi;
     {
         CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
         CALL {
             TURN CLAIM_PATIENCE
-            TELL(("EVENT %d calls lease %d\n", t, patient))
-            claim_key(t, true);
-            say_claim(t);
+            if
+            :: takes ->
+                NO_PATIENCE
+                TELL(("EVENT %d calls take\n", t))
+                take_key(t);
+                say_take(t)
+            :: else ->
+                TELL(("EVENT %d calls lease %d\n", t, patient))
+                claim_key(t, true);
+                say_claim(t)
+            fi;
             if
             :: GRANTS ->
                 d_step { nonce = next_nonce; next_nonce++ };
@@ -776,16 +904,19 @@ next:
     } unless { CALL { DEAD(t); token_nonce = 0; abort(t) } };
     calls = 0;
     do
-    :: token_nonce == 0 || calls == 2 -> break
-    :: token_nonce != 0 && calls < 2 ->
+    :: token_nonce == 0 || calls == (takes -> TAKER_CALLS : LEASED_CALLS) -> break
+    :: token_nonce != 0 && calls < (takes -> TAKER_CALLS : LEASED_CALLS) ->
         calls++;
         {
             CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
             if
-            :: call = renew
+            :: !FAIR -> call = renew
             :: call = complete
 #ifdef RELEASE
-            :: call = release
+            :: !FAIR -> call = release
+#endif
+#ifdef PAUSE
+            :: !FAIR -> call = pause
 #endif
             fi;
             CALL {
@@ -797,11 +928,11 @@ next:
                     attempt = token_attempt; nonce = token_nonce; outlived = true;
                     effect[t] = (call == complete);
                     write(t, call == complete);
-#ifdef RELEASE
+#if defined(RELEASE) || defined(PAUSE)
                     atomic {
                         if
-                        :: call == release && (verdict == claim || verdict == replay) ->
-                            row[slot].over = true;
+                        :: (call == release || call == pause) && (verdict == claim || verdict == replay) ->
+                            row[slot].over = (call == release);
 #ifndef F_RELEASE_KEEPS_NONCE
                             row[slot].nonce = NONE
 #endif
@@ -834,13 +965,53 @@ next:
                    :: call == complete -> token_nonce = 0
                    :: else
                    fi
-                :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
+                :: !FAIR -> CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
                 fi
             fi
         } unless { CALL { DEAD(t); abort(t) } }  /* another session goes on with the token */
     od;
     goto next;
 end_client:
+    finished++
+}
+
+/* revoke() and COMMIT. It keeps the lock no longer than the call. */
+proctype Revoker(byte t) {
+    LOCALS;
+    WHEN_THERE_IS(AN_OPEN_ROW)
+    {
+        CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
+        CALL {
+            TURN SCOPE_PATIENCE
+            TELL(("EVENT %d calls revoke\n", t))
+            rest(t);
+            if
+            :: verdict == claim && UNFINISHED ->
+                attempt = row[found].attempt; nonce = row[found].nonce; outlived = true;
+                write(t, false);
+                atomic {
+                    if
+                    :: verdict == claim || verdict == replay ->
+                        row[slot].over = true;
+#ifndef F_REVOKE_KEEPS_NONCE
+                        row[slot].nonce = NONE
+#endif
+                    :: else
+                    fi
+                };
+                TELL_REVOKED(t)
+                give_lock_back(t)
+            :: verdict == claim && !UNFINISHED -> SAY(("EVENT %d gets absent\n", t)); give_lock_back(t)
+            :: else -> SAY(("EVENT %d gets in_progress\n", t))
+            fi;
+            ERROR_ABORTS(t)
+        };
+        if
+        :: verdict != serialization_failure && verdict != refused && verdict != in_flight ->
+            CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }
+        :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
+        fi
+    } unless { CALL { DEAD(t); abort(t) } };
     finished++
 }
 
@@ -1024,6 +1195,16 @@ proctype Purger(byte t) {
 #define MAY_KILL(t) (kills < KILL && tx[t] == running)
 #endif
 
+#define A_LEASE_RUNS \
+    (RUNNING_LEASE(0) || RUNNING_LEASE(1) || RUNNING_LEASE(2) || RUNNING_LEASE(ROWS - 1))
+#if defined(FAIR_TAKER)
+#define LAPSE_MAY_COME A_LEASE_RUNS
+#elif defined(CALLS) && TAKE + REVOKE > 0
+#define LAPSE_MAY_COME ((lapses < LAPSES || LEASE_IS_AWAITED) && A_LEASE_RUNS)
+#else
+#define LAPSE_MAY_COME ((lapses < LAPSES || LEASE_IS_AWAITED) && newest_nonce != 0)
+#endif
+
 /* Time, and what ends processes. */
 proctype World() {
     byte i = 0;
@@ -1044,15 +1225,22 @@ end_world:
        }
 #if LEASED
     :: d_step {
-        (lapses < LAPSES || LEASE_IS_AWAITED) && newest_nonce != 0 && CLOCK_MAY_TURN ->
-        lapses++; SAY(("EVENT 0 lapse\n"));
+        LAPSE_MAY_COME && CLOCK_MAY_TURN ->
+        SAY(("EVENT 0 lapse\n"));
+#ifndef FAIR_TAKER
+        lapses++;
+#endif
         i = 0;
         do
         :: i < ROWS ->
             if
             :: row[i].used && row[i].by == NONE && !row[i].done ->
                 if
+#if defined(FAIR_TAKER) || (defined(CALLS) && TAKE + REVOKE > 0)
+                :: row[i].over  /* stays until it is taken */
+#else
                 :: row[i].over -> row[i].expired = true
+#endif
                 :: else -> row[i].over = true
                 fi
             :: else
@@ -1085,7 +1273,9 @@ next_trace:
 #endif
     atomic {
         do :: n < ATOMIC -> run Atomic(t); t++; n++ :: else -> break od; n = 0;
-        do :: n < LEASED -> run Leased(t); t++; n++ :: else -> break od; n = 0;
+        do :: n < LEASED -> run Leased(t, false); t++; n++ :: else -> break od; n = 0;
+        do :: n < TAKE -> run Leased(t, true); t++; n++ :: else -> break od; n = 0;
+        do :: n < REVOKE -> run Revoker(t); t++; n++ :: else -> break od; n = 0;
         do :: n < ONCE_EACH -> run OnceEach(t); t++; n++ :: else -> break od; n = 0;
         do :: n < BYPASS -> run Bypass(t); t++; n++ :: else -> break od; n = 0;
         do :: n < PURGE -> run Purger(t); t++; n++ :: else -> break od; n = 0;

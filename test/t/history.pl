@@ -15,7 +15,7 @@ use Test::More;
 sub verdict
 {
 	my ($text) = @_;
-	my $checker = Checker->new(ttl => { b => 300 });
+	my $checker = Checker->new(ttl => { b => 300 }, pause => 0.3);
 	for my $line (grep { /\S/ } split /\n/, $text)
 	{
 		my @field = grep { length } split /\s\s+/, $line;
@@ -111,6 +111,29 @@ END
 accepts('a lookup that overlaps the call', <<'END');
 1  3  c1  claim  a1  u1  did
 2  4  c2  lookup  a1  u2  absent
+effect  a1  u1  c
+END
+accepts('a key that every call leaves unfinished', <<'END');
+1  2  c1  release  a1  u1  free
+3  4  c1  lookup  a1  u2  absent
+5  6  c1  lease  a1  h1  hold 1
+7  8  c2  await  a1  u3  in_progress
+7  8  c2  release  a1  u4  ID001
+END
+finds('claimed after the end', <<'END', 'a finished key is claimed and released');
+1  2  c1  claim  a1  u1  did
+3  4  c2  release  a1  u2  free
+effect  a1  u1  c
+END
+finds('unfinished after the end', <<'END', 'a lookup waits for an operation that has ended');
+1  2  c1  claim  a1  u1  did
+3  4  c2  await  a1  u2  in_progress
+effect  a1  u1  c
+END
+finds('answer without an effect', <<'END', 'a lookup returns an answer that is not the final one');
+1  3  c1  claim  a1  u1  did
+1  inf  c3  claim  a1  u3  ?
+2  4  c2  await  a1  u2  had u3 c
 effect  a1  u1  c
 END
 finds('no end', <<'END');
@@ -238,6 +261,214 @@ END
 finds('attempt backwards', <<'END');
 1  2  c1  lease  a1  h1  hold 2
 3  4  c2  lease  a1  h2  hold 1
+END
+
+accepts('an operation that was taken', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  checkpoint  a1  p1  ok  h1
+5  6  c2  take  a1  h2  hold 2 p1
+7  8  c1  complete  a1  u2  ID004  h1
+9  10  c2  complete  a1  u3  did  h2
+9  10  c3  take  *  u4  idle
+effect  a1  u3  c
+END
+accepts('an operation that was taken and finished, without an answer', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  inf  c2  take_end  *  u1  ?
+3  inf  c3  take_end  *  u2  ?
+5  6  c1  claim  a1  u3  had u1 c
+effect  a1  u1  c
+END
+finds('effect without a call', <<'END', 'one call takes two operations');
+1  2  c1  lease  a1  h1  hold 1 -
+1  2  c1  lease  a2  h2  hold 1 -
+3  inf  c2  take_end  *  u1  ?
+effect  a1  u1  c
+effect  a2  u1  c
+END
+finds('fenced attempt', <<'END', 'an attempt that was taken completes');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c2  take  a1  h2  hold 2 -
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u2  c
+END
+finds('attempt twice', <<'END', 'two takers get one attempt');
+1  2  c1  lease  a1  h1  hold 1 -
+3  6  c2  take  a1  h2  hold 2 -
+4  5  c3  take  a1  h3  hold 2 -
+END
+finds('two effects', <<'END', 'what was taken is finished twice');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c2  take_end  a1  u1  did
+5  inf  c3  take_end  *  u2  ?
+effect  a1  u1  c
+effect  a1  u2  c
+END
+finds('claimed after the end', <<'END', 'a finished operation is taken');
+1  2  c1  claim  a1  u1  did
+3  4  c2  take  a1  h2  hold 2 -
+effect  a1  u1  c
+END
+finds('recovery point lost', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  checkpoint  a1  p1  ok  h1
+5  6  c2  take  a1  h2  hold 2 -
+END
+finds('recovery point lost', <<'END', 'an old recovery point');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  checkpoint  a1  p1  ok  h1
+5  6  c1  checkpoint  a1  p2  ok  h1
+7  8  c2  take  a1  h2  hold 2 p1
+END
+accepts('a recovery point whose answer was lost', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  checkpoint  a1  p1  ok  h1
+5  inf  c1  checkpoint  a1  p2  ?  h1
+7  8  c2  take  a1  h2  hold 2 p2
+END
+finds('unknown recovery point', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  checkpoint  a1  p1  none  h1
+5  6  c2  take  a1  h2  hold 2 p1
+END
+
+# Released and revoked ---------------------------------------------------------------------------
+
+accepts('an operation that was released with a pause', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  pause  a1  u1  free  h1
+4.1  4.4  c2  take  a1  h2  hold 2 -
+END
+accepts('a pause that the clock has jumped over', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  pause  a1  u1  free  h1
+4.01  4.02  clock  10
+4.05  4.1  c2  take  a1  h2  hold 2 -
+END
+accepts('a pause that was revoked', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.01  4.02  c3  revoke  a1  u2  revoked
+4.05  4.1  c2  take  a1  h2  hold 2 -
+END
+finds('claimed too early', <<'END', 'taken too early');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.05  4.1  c2  take  a1  h2  hold 2 -
+END
+finds('claimed too early', <<'END', 'finished too early by an atomic claim');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.05  4.1  c2  claim  a1  u2  did
+effect  a1  u2  c
+END
+finds('released attempt', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c1  drop  a1  u1  free  h1
+5  6  c1  renew  a1  u2  ok  h1
+END
+accepts('an operation that was revoked', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c3  revoke  a1  u1  revoked
+5  6  c1  complete  a1  u2  ID004  h1
+7  8  c2  lease  a1  h2  hold 2 -
+9  10  c2  complete  a1  u3  did  h2
+effect  a1  u3  c
+END
+finds('revoked attempt', <<'END', 'a revoked attempt completes');
+1  2  c1  lease  a1  h1  hold 1 -
+3  4  c3  revoke  a1  u1  revoked
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u2  c
+END
+finds('unfinished after the end', <<'END', 'a finished operation is revoked');
+1  2  c1  claim  a1  u1  did
+3  4  c3  revoke  a1  u2  revoked
+effect  a1  u1  c
+END
+
+# Forbidden and erased ---------------------------------------------------------------------------
+
+accepts('a key that was forbidden', <<'END');
+1  2  c1  forbid  a1  u1  did
+3  4  c2  claim  a1  u2  had u1 x
+3  4  c2  other  a1  u3  had u1 x
+5  6  c3  forbid  a1  u4  had u1 x
+effect  a1  u1  x
+END
+finds('effect of a forbidden key', <<'END');
+1  2  c1  forbid  a1  u1  did
+3  4  c2  claim  a1  u2  did
+effect  a1  u1  x
+effect  a1  u2  c
+END
+finds('effect of a forbidden key', <<'END', 'an operation that has run is forbidden');
+1  2  c2  claim  a1  u2  did
+3  4  c1  forbid  a1  u1  did
+effect  a1  u1  x
+effect  a1  u2  c
+END
+finds('claimed after the end', <<'END', 'a forbidden key is claimed');
+1  2  c1  forbid  a1  u1  did
+3  4  c2  lease  a1  h1  hold 1 -
+effect  a1  u1  x
+END
+finds('answer without an effect', <<'END', 'a forbidden operation is said to have completed');
+1  2  c1  forbid  a1  u1  did
+3  4  c2  claim  a1  u2  had u1 c
+effect  a1  u1  x
+END
+finds('conflict with a forbidden key', <<'END');
+1  2  c1  forbid  a1  u1  did
+3  4  c2  other  a1  u2  conflict
+effect  a1  u1  x
+END
+accepts('an answer that was erased', <<'END');
+1  2  c1  claim  a1  u1  did
+3  5  c2  erase  a1  u2  erased
+4  6  c3  claim  a1  u3  had u1 c
+7  8  c3  claim  a1  u4  had - c
+effect  a1  u1  c
+END
+accepts('an answer that may have been erased', <<'END');
+1  2  c1  fail  a1  u1  did
+3  inf  c2  erase_all  a1  u2  ?
+4  6  c3  claim  a1  u3  had - f
+effect  a1  u1  f
+END
+accepts('an answer that was erased, and a new one', <<'END');
+1  2  c1  claim  b1  u1  did
+3  4  c2  erase  b1  u2  erased
+5  6  c2  forget_all  b1  u3  forgot
+7  8  c3  claim  b1  u4  did
+9  10  c3  claim  b1  u5  had u4 c
+effect  b1  u1  c
+effect  b1  u4  c
+END
+finds('erased answer', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  erase  a1  u2  erased
+5  6  c3  claim  a1  u3  had u1 c
+effect  a1  u1  c
+END
+finds('answer missing', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  erase  a1  u2  none
+5  6  c3  claim  a1  u3  had - c
+effect  a1  u1  c
+END
+finds('answer without an effect', <<'END', 'an erased success that was a failure');
+1  2  c1  fail  a1  u1  did
+3  4  c2  erase  a1  u2  erased
+5  6  c3  claim  a1  u3  had - c
+effect  a1  u1  f
+END
+finds('two effects', <<'END', 'the effect runs again after its answer was erased');
+1  2  c1  claim  a1  u1  did
+3  4  c2  erase  a1  u2  erased
+5  6  c3  claim  a1  u3  did
+effect  a1  u1  c
+effect  a1  u3  c
 END
 
 # Consumers --------------------------------------------------------------------------------------

@@ -29,9 +29,14 @@ my %models = (
 	'atomic claims in REPEATABLE READ' => '-DATOMIC=2 -DTRIES=3 -DREPEATABLE -DKILL=1',
 	'prepared transactions' => '-DATOMIC=2 -DTRIES=3 -DPREPARE -DKILL=1',
 	'an atomic and a leased claim' => '-DATOMIC=1 -DLEASED=1 -DRELEASE -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
-	'leased claims' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
-	'leased claims that do not wait' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DTRIES=2 -DKILL=1',
+	'leased claims' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DPAUSE -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
+	'leased claims that do not wait' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DPAUSE -DTRIES=2 -DKILL=1',
 	'three leased claims' => '-DATOMIC=0 -DLEASED=3 -DTRIES=1 -DSCOPE_WAITS=true',
+	'a leased claim and a taker' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DRELEASE -DPAUSE -DTRIES=2 -DLAPSES=5 -DKILL=1 -DSCOPE_WAITS=true',
+	'an atomic and a leased claim, and a taker' => '-DATOMIC=1 -DLEASED=1 -DTAKE=1 -DTRIES=2 -DLAPSES=5 -DKILL=1',
+	'a leased claim and two takers' => '-DATOMIC=0 -DLEASED=1 -DTAKE=2 -DPAUSE -DTRIES=2 -DLEASED_CALLS=1 -DLAPSES=6',
+	'a leased claim, a taker and revoke' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DREVOKE=1 -DTRIES=2 -DLAPSES=4 -DSCOPE_WAITS=true',
+	'an atomic and a leased claim, and revoke' => '-DATOMIC=1 -DLEASED=1 -DREVOKE=1 -DTRIES=2 -DLAPSES=3 -DKILL=1',
 	'atomic claims and the purger' => '-DATOMIC=2 -DPURGE=1 -DTRIES=2 -DLIVES=2',
 	'a leased claim and the purger' => '-DATOMIC=0 -DLEASED=1 -DPURGE=2 -DTRIES=3 -DLIVES=2 -DLAPSES=4 -DSCOPE_WAITS=true',
 	'claims and the purger, without waits' => '-DATOMIC=1 -DLEASED=1 -DPURGE=1 -DTRIES=2 -DLAPSES=4',
@@ -86,6 +91,8 @@ once_each: new
 once_each: new after a wait
 once_each: serialization_failure
 once_each: serialization_failure after a wait
+pause: lost
+pause: written
 prepare
 purge: purged
 release: in_progress
@@ -96,6 +103,10 @@ renew: in_progress
 renew: lost
 renew: lost after a wait
 renew: written
+revoke: absent
+revoke: in_progress
+revoke: revoked
+revoke: revoked after a wait
 rollback
 rollback_prepared
 step: complete refused
@@ -122,6 +133,8 @@ step: waits for_writer
 step: write alone
 step: write beside
 step: write over a row
+take: leased
+take: nothing
 SEEN
 # ...except what is rare.
 my @may_be_seen = split /\n/, <<'SEEN';
@@ -129,6 +142,12 @@ step: hold absent lost
 complete: written after a wait
 step: hold deleting lost
 insert: inserted after a wait
+pause: in_progress
+pause: lost after a wait
+pause: written after a wait
+revoke: absent after a wait
+revoke: in_progress after a wait
+take: serialization_failure
 SEEN
 
 # ---- A server's sessions ------------------------------------------------------------------------
@@ -274,6 +293,9 @@ SQL
 		}
 		my $token = $self->{tokens}{ $words[0] // '' } // $self->{open}{$t} // '';
 		return "SELECT 'written', idem.complete('$token', '$words[0]')" if $call eq 'complete';
+		return "SELECT CASE WHEN token IS NULL THEN 'nothing' ELSE 'claimed' END, attempt, token FROM idem.take('$scope', lease => '1 hour')" if $call eq 'take';
+		return "SELECT CASE WHEN idem.revoke('$scope', 'k') THEN 'revoked' ELSE 'absent' END" if $call eq 'revoke';
+		return "SELECT 'written', idem.release('$token', retry_after => '1 hour', error => '{\"message\": \"later\"}')" if $call eq 'pause';
 		return "SELECT 'written', idem.$call('$token')" if $call eq 'renew' || $call eq 'release';
 		return "SELECT CASE count(*) WHEN 1 THEN 'new' ELSE 'known' END FROM idem.once_each('$scope', ARRAY['k'])" if $call eq 'once_each';
 		return "INSERT INTO idem.record SELECT r.* FROM past r WHERE key = 'k' AND response = '\"$scope\"' RETURNING 'inserted'" if $call eq 'insert';
@@ -291,7 +313,7 @@ SQL
 		if ($outcome eq 'claimed')
 		{
 			$self->{open}{$t} = $token;
-			return ($self->{call}{$t} eq 'lease' ? 'leased' : 'claimed') . " $attempt";
+			return ($self->{call}{$t} eq 'claim' ? 'claimed' : 'leased') . " $attempt";
 		}
 		return 'completed ' . ($response // 'null') if $outcome eq 'completed';
 		return "purged $attempt" if $outcome eq 'purged';

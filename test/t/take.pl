@@ -26,6 +26,8 @@ CREATE EXTENSION idem;
 SELECT idem.create_scope('jobs', lease => '1 second', wait => '0', store_request => true);
 CREATE TABLE service (operation text, idempotency_key text, by text);
 CREATE TABLE payment (operation text, amount numeric);
+CREATE TABLE recoverable (operation text);
+CREATE TABLE given_up (operation text);
 
 CREATE PROCEDURE client(k text, fate text) LANGUAGE plpgsql AS $$
 DECLARE t text;
@@ -35,9 +37,16 @@ BEGIN
   IF fate = 'dies at once' THEN RETURN; END IF;
   INSERT INTO service VALUES (k, idem.child_key(t, 'charge'), 'client');
   COMMIT;
+  IF fate = 'dies after the charge' THEN RETURN; END IF;
+  INSERT INTO recoverable VALUES (k);
   PERFORM idem.checkpoint(t, 'charged');
   COMMIT;
   IF fate = 'dies at its recovery point' THEN RETURN; END IF;
+  IF fate = 'gives up' THEN
+    INSERT INTO given_up VALUES (k);
+    PERFORM idem.release(t, retry_after => idem.backoff(1, '100 ms'), error => '{"message": "no answer"}');
+    RETURN;
+  END IF;
   INSERT INTO payment VALUES (k, length(k));
   PERFORM idem.complete(t, to_jsonb(k));
 END $$;
@@ -47,27 +56,49 @@ SQL
 # The storm: half of the clients die for good
 # ---------------------------------------------------------------------------------------------
 
-my @fates = ('dies at once', 'finishes', 'dies at its recovery point', 'finishes');
+my @fates = ('dies at once', 'finishes', 'dies after the charge', 'finishes', 'dies at its recovery point', 'finishes', 'dies at once', 'gives up');
 my ($clients, $operations) = (40, 400);
 
-# A client begins ten operations. One that dies leaves them all as they are.
-for my $n (0 .. $clients - 1)
+# Programs run beside this one. Those that have ended are started again if they are to run for ever.
+my ($output, @programs);
+
+sub run_psql { return IPC::Run::start([ 'psql', '-Xq', '-d', $node->connstr('postgres') . " application_name=$_[0]", '-f', $_[1] ], '<', \undef, '>&', \$output); }
+
+sub is_running
 {
-	my $fate = $fates[ $n % 4 ];
-	my $death = $fate eq 'finishes' ? '' : 'SELECT pg_terminate_backend(pg_backend_pid());';
-	$node->psql('postgres', join("\n", map({ "CALL client('op $n$_', '$fate');" } 0 .. 9), $death));
+	my ($run) = @_;
+	$run->pump_nb if $run->pumpable;
+	return 1 if $run->pumpable;
+	eval { $run->finish };    # of a program that a signal has ended
+	return 0;
 }
-my $unfinished = q{SELECT count(*) FROM idem.records WHERE state = 'in_progress'};
-is(sql($unfinished), $operations / 2, 'half of the operations are unfinished');
-is( sql(q{SELECT recovery_point, count(*) FROM idem.records WHERE state = 'in_progress' GROUP BY 1 ORDER BY 1}),
-	"charged|100\n|100", 'half of these have a recovery point');
+
+sub script
+{
+	my ($name, $text) = @_;
+	my $file = PostgreSQL::Test::Utils::tempdir() . "/$name.sql";
+	append_to_file($file, $text);
+	return $file;
+}
+
+# A client begins ten operations. One that dies leaves the last of them, or all, as they are: its
+# backend is terminated, or its program is killed and the connection is lost.
+my @deaths = ('SELECT pg_terminate_backend(pg_backend_pid());', '\! kill -9 $PPID');
+
+sub client_script
+{
+	my ($n) = @_;
+	my $fate = $fates[ $n % @fates ];
+	my $death = $fate =~ /dies/ ? $deaths[ $n / @fates % 2 ] : '';
+	return script("client$n", join "\n", map({ "CALL client('op $n$_', '$fate');" } 0 .. 9), $death);
+}
 
 # A completer: an endless series of psql processes, each of which may be killed at any step. Its
-# lease is so short that it may also lapse while the completer lives.
-my $script = PostgreSQL::Test::Utils::tempdir() . '/completer.sql';
-append_to_file($script, <<'SQL' x 20);
-SELECT token AS t, key AS k, request->>'amount' AS amount, token IS NULL AS idle,
-       coalesce(recovery_point, '') <> 'charged' AS to_charge
+# lease is so short that it may also lapse while the completer lives, and one in ten waits for that.
+# One attempt in six fails, and is to be repeated later.
+my $completer = script('completer', <<'SQL' x 20);
+SELECT token AS t, key AS k, request->>'amount' AS amount, token IS NULL AS idle, attempt,
+       coalesce(recovery_point, '') <> 'charged' AS to_charge, random() < 0.17 AS fails, random() < 0.1 AS late
   FROM idem.take('jobs', lease => '300 ms', wait => '100 ms') \gset
 \if :idle
 \else
@@ -77,44 +108,53 @@ INSERT INTO service VALUES (:'k', idem.child_key(:'t', 'charge'), 'completer');
 SELECT pg_sleep(0.02);
 SELECT idem.checkpoint(:'t', 'charged');
 \endif
+\if :fails
+BEGIN;
+INSERT INTO given_up VALUES (:'k');
+SELECT idem.release(:'t', retry_after => idem.backoff(:attempt, '50 ms', '200 ms'), error => '{"message": "bank is closed"}');
+COMMIT;
+\else
 BEGIN;
 INSERT INTO payment VALUES (:'k', :'amount');
-SELECT pg_sleep(0.02);
+SELECT pg_sleep(CASE WHEN :'late' THEN 0.6 ELSE 0.02 END);
 SELECT idem.complete(:'t', to_jsonb(:'k'::text));
 COMMIT;
 \endif
+\endif
 SQL
-my @completer = ('psql', '-Xq', '-d', $node->connstr('postgres') . ' application_name=completer', '-f', $script);
-my (@running, $output);
 
+my $unfinished = q{SELECT count(*) FROM idem.records WHERE state = 'in_progress'};
+my $kill = q{SELECT count(pg_terminate_backend(pid)) FROM
+  (SELECT pid FROM pg_stat_activity WHERE application_name = 'completer' ORDER BY random() LIMIT 1) x};
+my $killed = 0;
+
+# Eight clients at a time, and six completers, of which one is killed again and again.
 sub keep_running
 {
 	for my $i (0 .. 5)
 	{
-		if (my $run = $running[$i])
-		{
-			$run->pump_nb if $run->pumpable;
-			next if $run->pumpable;
-			$run->finish;
-		}
-		$running[$i] = IPC::Run::start(\@completer, '<', \undef, '>&', \$output);
+		$programs[$i] = run_psql('completer', $completer) unless $programs[$i] && is_running($programs[$i]);
 	}
+	$killed += sql($kill) if $killed < 100;
 	return;
 }
 
-my $kill = q{SELECT count(pg_terminate_backend(pid)) FROM
-  (SELECT pid FROM pg_stat_activity WHERE application_name = 'completer' ORDER BY random() LIMIT 1) x};
-my ($killed, $crashed) = (0, 0);
-my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
-while (sql($unfinished) > 0 && $patience-- > 0)
+my @waiting = map { client_script($_) } 0 .. $clients - 1;
+my @alive;
+while (@waiting || @alive)
 {
+	@alive = grep { is_running($_) } @alive;
+	push @alive, map { run_psql('client', $_) } splice @waiting, 0, 8 - @alive;
 	keep_running();
-	$killed += sql($kill) if $killed < 100;
-	restart_killed($node) if $killed == 10 && !$crashed++;
 }
-$_->kill_kill for @running;
+is(sql('SELECT count(*) FROM idem.records'), $operations, 'every operation was begun');
+cmp_ok(sql($unfinished), '>', 0, 'the clients have left some unfinished');
+restart_killed($node);
+
+my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
+keep_running() while sql($unfinished) > 0 && $patience-- > 0;
+$_->kill_kill for @programs;
 cmp_ok($killed, '>', 10, 'completers were killed');
-is($crashed, 1, 'and once the whole server');
 
 is(sql($unfinished), 0, 'no operation is left unfinished');
 is(sql('SELECT count(*) FROM idem.in_flight'), 0, 'none is in flight');
@@ -123,9 +163,21 @@ is(sql('SELECT count(*), count(DISTINCT operation) FROM payment'), "$operations|
 is(sql('SELECT count(*) FROM payment WHERE amount <> length(operation)'), 0, 'with the amount of its request');
 is( sql('SELECT count(DISTINCT operation), count(DISTINCT idempotency_key) FROM service'),
 	"$operations|$operations", 'the service has seen one key for each');
-is( sql(q{SELECT count(*) FROM service s WHERE by = 'completer'
-          AND EXISTS (SELECT FROM service c WHERE c.operation = s.operation AND c.by = 'client')}),
+
+# The operations of the clients with this fate.
+sub of_fate
+{
+	my ($fate) = @_;
+	my $numbers = join ', ', grep { $fates[ $_ % @fates ] eq $fate } 0 .. $clients - 1;
+	return "operation IN (SELECT format('op %s%s', n, m) FROM unnest(ARRAY[$numbers]) n, generate_series(0, 9) m)";
+}
+is( sql(q{SELECT count(*) FROM service JOIN recoverable USING (operation) WHERE by = 'completer'}),
 	0, 'what was charged before the recovery point is not charged again');
+is(sql('SELECT count(*) > 0 FROM recoverable WHERE ' . of_fate('dies at its recovery point')), 't', 'clients have died at theirs');
+is( sql(q{SELECT count(DISTINCT operation) FROM service WHERE by = 'completer' AND } . of_fate('dies after the charge')),
+	50, 'what was charged without one is charged again, under the same key');
+is( sql('SELECT bool_or(x), NOT bool_and(x) FROM (SELECT ' . of_fate('gives up') . ' AS x FROM given_up) y'),
+	't|t', 'clients have released operations until later, and so have completers');
 is( sql(qq{SELECT outcome, count(*), count(DISTINCT response) FROM generate_series(0, $clients - 1) n,
            generate_series(0, 9) m, LATERAL (SELECT 'op ' || n || m AS k) x, idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
 	"completed|$operations|$operations", q{every late retry gets its operation's answer});
