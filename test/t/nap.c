@@ -1,6 +1,6 @@
 /* As long as a file exists, a sleep of a tenth of a second, or what a signal has left of it, is
- * endless, so that only a wake-up ends it; and reading the time of day takes up to a millisecond, so
- * that other processes act between a look and the sleep that follows it (lookup.pl). */
+ * endless, so that only a wake-up ends it; and reading the time of day takes up to a millisecond,
+ * so that other processes act between a look and the sleep that follows it (lookup.pl). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
