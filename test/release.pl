@@ -84,6 +84,8 @@ for my $n (0 .. $#before)
 }
 my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $control, 'and debian/changelog');
+is(decode_json(slurp('clients/node/package.json'))->{version}, $control, 'and the Node package');
+like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
@@ -150,7 +152,7 @@ for my $function (sort keys %section)
 }
 
 # Links.
-my @pages = glob('*.md docs/*.md examples/*.md src/*.md test/*.md');
+my @pages = glob('*.md docs/*.md examples/*.md clients/*/*.md src/*.md test/*.md');
 
 sub prose { my ($page) = @_; return slurp($page) =~ s/^\s*```.*?^\s*```\s*$//msgr; }
 
@@ -255,7 +257,7 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
+  for glob('*.md docs/*.md examples/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.

@@ -1,15 +1,15 @@
 'use strict';
-// The Idempotency-Key header as the IETF draft has it, for both frameworks. The answer is sent after
-// COMMIT.
+// The Idempotency-Key header as the IETF draft has it, for both frameworks. The answer is sent
+// after COMMIT.
 const { STATUS_CODES } = require('node:http');
 const { Failure, Refused, isTransient, retryAfter, run, sqlstate } = require('./index.js');
 
 // Headers that concern one connection, one moment or one client's session.
 const NEVER_STORED = new Set([
-  'age', 'alt-svc', 'authentication-info', 'authorization', 'connection', 'content-length', 'cookie',
-  'date', 'idempotency-replayed', 'keep-alive', 'proxy-authenticate', 'proxy-authentication-info',
-  'proxy-authorization', 'proxy-connection', 'server', 'set-cookie', 'te', 'trailer',
-  'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
+  'age', 'alt-svc', 'authentication-info', 'authorization', 'connection', 'content-length',
+  'cookie', 'date', 'idempotency-replayed', 'keep-alive', 'proxy-authenticate',
+  'proxy-authentication-info', 'proxy-authorization', 'proxy-connection', 'server', 'set-cookie',
+  'te', 'trailer', 'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
 ]);
 
 // What idem.problem() says of the errors that concern the client, for when the database is away.
@@ -21,6 +21,15 @@ const PROBLEMS = {
   ID009: [429, 'limit_exceeded', 'Too many operations'],
   ID010: [412, 'stale_key', 'Idempotency key too old'],
 };
+
+// The status that idem.http_status() has for an error that the client should see; else undefined.
+function statusOf(error) {
+  const code = sqlstate(error) ?? '';
+  if (PROBLEMS[code]) return PROBLEMS[code][0];
+  if (error instanceof Failure) return 409;
+  if (code.startsWith('22')) return 400;
+  return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
+}
 
 const DEFAULTS = {
   wait: '1 second', // a waiting request occupies a connection
@@ -76,18 +85,17 @@ async function respond(pool, { tenant, neverStored = [], ...options }, request, 
     return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });
   } catch (error) {
     if (error instanceof NotStored) return responseOf(error.answer);
-    if (error instanceof Failure) {
-      return responseOf(error.body ? { ...error, status: error.status ?? 409 } : problem(error));
-    }
-    if (PROBLEMS[sqlstate(error)] || isTransient(error)) return responseOf(problem(error));
-    throw error;
+    const status = error instanceof Failure && error.status ? error.status : statusOf(error);
+    if (!status) throw error;
+    return responseOf(error.body ? { ...error, status } : problem(error, status));
   }
 }
 
 // What is bound to the key.
 function boundRequest({ method, originalUrl, headers, body }) {
-  if (body === undefined && (headers['transfer-encoding'] || Number(headers['content-length']) > 0)) {
-    throw new Error('the request has a body, but nothing has parsed it: use express.json(), for example');
+  const hasBody = headers['transfer-encoding'] || Number(headers['content-length']) > 0;
+  if (hasBody && body === undefined) {
+    throw new Error('nothing has parsed the body of the request: use express.json(), for example');
   }
   return { method, url: originalUrl, body: Buffer.isBuffer(body) ? body.toString('base64') : body };
 }
@@ -103,7 +111,8 @@ function answerOf(response) {
     return { status, headers: lowerCase(headers), response: body };
   }
   const type = typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/octet-stream';
-  return { status, headers: { 'content-type': type, ...lowerCase(headers) }, body: Buffer.from(body) };
+  const typed = { 'content-type': type, ...lowerCase(headers) };
+  return { status, headers: typed, body: Buffer.from(body) };
 }
 
 function responseOf({ status = 200, headers, response, body, replayed }) {
@@ -115,10 +124,9 @@ function responseOf({ status = 200, headers, response, body, replayed }) {
 }
 
 // A problem document (RFC 9457). The client does not get messages of internal errors.
-function problem(error) {
+function problem(error, status) {
   const code = sqlstate(error) ?? '08006'; // a lost connection has no SQLSTATE
-  const [fits, name, title] = PROBLEMS[code] ?? [error instanceof Failure ? 409 : 503];
-  const status = error.status ?? fits;
+  const [, name, title] = PROBLEMS[code] ?? [];
   const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
   return {
     status,

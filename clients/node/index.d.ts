@@ -20,6 +20,8 @@ export interface Retry {
   longest?: number;
   /** Whether to retry too if idem refuses for now (ID001, ID009). true; false over HTTP. */
   refusals?: boolean;
+  /** Called before each pause, with its milliseconds: to log it. */
+  onRetry?: (error: unknown, attempt: number, delay: number) => void;
 }
 
 export interface Options {

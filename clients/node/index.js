@@ -1,6 +1,6 @@
 'use strict';
-// Runs an operation once per idempotency key: claim, effect and answer are one transaction, which is
-// retried as a whole, with the same key.
+// Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
+// is retried as a whole, with the same key.
 const { setTimeout: sleep } = require('node:timers/promises');
 
 // Of the server's errors, those that a retry can cure: lost connections (08), a standby (25006),
@@ -17,6 +17,7 @@ const RETRY = {
   first: 50, // milliseconds of backoff, doubled with each attempt
   longest: 5_000,
   refusals: true, // also if idem refuses for now: ID001, ID009
+  onRetry: (error, attempt, delay) => {}, // to log it
 };
 
 const CLAIM = `
@@ -97,6 +98,7 @@ async function transaction(pool, work, { begin = 'BEGIN', retry } = {}) {
       if (attempt >= policy.attempts || refused || !isTransient(error)) throw error;
       const delay = pause(error, attempt, policy);
       if (performance.now() + delay > latest) throw error;
+      policy.onRetry(error, attempt, delay);
       await sleep(delay);
     }
   }
@@ -111,7 +113,7 @@ async function attemptOnce(pool, begin, work) {
     await client.query(begin);
     const result = await work(client);
     const { command } = await client.query('COMMIT');
-    if (command !== 'COMMIT') throw new Error('an error was ignored, and the transaction rolled back');
+    if (command !== 'COMMIT') throw new Error('an error was ignored, and all is rolled back');
     return result;
   } catch (error) {
     await client.query('ROLLBACK').catch((failed) => { broken ??= failed; });
@@ -162,7 +164,9 @@ async function operate(client, token, work) {
 }
 
 function stored({ outcome, response, status, headers, body, error, retryAfter }, key) {
-  const rest = { status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined };
+  const rest = {
+    status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined,
+  };
   if (outcome === 'completed') return { response: JSON.parse(response), ...rest, replayed: true };
   if (outcome === 'failed') {
     const message = error?.message ?? `operation "${key}" has failed permanently`;
@@ -183,4 +187,6 @@ function idempotent(pool, options, handler) {
   };
 }
 
-module.exports = { idempotent, run, transaction, Failure, Refused, isTransient, retryAfter, sqlstate };
+module.exports = {
+  idempotent, run, transaction, Failure, Refused, isTransient, retryAfter, sqlstate,
+};

@@ -17,7 +17,7 @@ module.exports = (pool) => {
       await client.query('ROLLBACK').catch(() => {});
       res.status(503).end();
     } finally {
-      client.release(true);
+      client.release();
     }
   });
   return app;

@@ -203,11 +203,14 @@ test('lost races are retried', async () => {
 
 test('the last error is thrown when the attempts are used up', async () => {
   let calls = 0;
+  const seen = [];
+  const onRetry = (error, attempt, delay) => seen.push([error.code, attempt, delay >= 0]);
   const error = await rejected(transaction(pool, (client) => {
     calls++;
     return client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`);
-  }, { retry: { attempts: 4, first: 1 } }));
+  }, { retry: { attempts: 4, first: 1, onRetry } }));
   assert.deepEqual([error.code, calls], ['40001', 4]);
+  assert.deepEqual(seen, [1, 2, 3].map((attempt) => ['40001', attempt, true]));
 });
 
 test('transactions begin as the caller says', async () => {

@@ -51,6 +51,11 @@ const routes = {
     await client.query('SELECT lose_race()');
     return { body: await pay(client, request.body) };
   }],
+  '/slow': [{ scope: 'payments' }, async (request, client) => {
+    await client.query(`SET LOCAL statement_timeout = '1 ms'`);
+    await client.query('SELECT pg_sleep(600)');
+  }],
+  '/number': [{ scope: 'payments' }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
   '/lost': [{ scope: 'payments' }, (request, client) =>
     client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`)],
 };
@@ -166,7 +171,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.deepEqual(JSON.parse((await post('/cards', card.key, card.request)).body), { card: { brand: 'visa' } });
     });
 
-    await t.test('400: the key is missing or invalid', async () => {
+    await t.test('400: the key is missing or invalid, or the request', async () => {
       const { request } = operation();
       const type = `${urn}invalid_key`;
       await isProblem(await post('/payments', undefined, request), 400, type, /missing/);
@@ -175,6 +180,8 @@ for (const [name, listen] of Object.entries(frameworks)) {
       await isProblem(await post('/payments', ['one', 'two'], request), 400, type);
       await isProblem(await post('/payments', '"open', request), 400, type);
       await isProblem(await post('/strong', '4711', request), 400, type, /weak/);
+      await isProblem(await post('/number', operation().key, request), 400, 'about:blank', /numeric/);
+      await isProblem(await post('/payments', operation().key, { note: '\0' }), 400, 'about:blank');
       assert.equal(await effects(request), 0);
     });
 
@@ -259,7 +266,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
       await pool.query('ALTER SEQUENCE tries RESTART');
       assert.equal((await post('/races', key, request)).status, 200);
       assert.equal(await effects(request), 1);
-      for (const path of ['/lost', '/away']) {
+      for (const path of ['/lost', '/slow', '/away']) {
         const response = await post(path, operation().key, request);
         assert.equal(response.headers['retry-after'], '1');
         await isProblem(response, 503, 'about:blank');
@@ -275,7 +282,7 @@ test('express: a body that nothing has parsed is a mistake', async (t) => {
   const server = await listen();
   servers.push(server);
   const response = await sender(server)('/unparsed', operation().key, { amount: 1 });
-  assert.deepEqual([response.status, /nothing has parsed it/.test(response.body)], [500, true]);
+  assert.deepEqual([response.status, /nothing has parsed the body/.test(response.body)], [500, true]);
 });
 
 test('keys', () => {
