@@ -31,6 +31,8 @@ export interface Options {
   ttl?: Interval;
   /** How long to wait for another caller that holds the key. '2 seconds'; '1 second' over HTTP. */
   wait?: Interval;
+  /** How the transaction begins: 'BEGIN ISOLATION LEVEL SERIALIZABLE', for example. */
+  begin?: string;
   retry?: Retry;
 }
 

@@ -133,12 +133,12 @@ function rethrowAsLost(error) {
 
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
-async function run(pool, { scope, key, request, tenant, ttl, wait = WAIT, retry }, work) {
+async function run(pool, { scope, key, request, tenant, ttl, wait = WAIT, begin, retry }, work) {
   const outcome = await transaction(pool, async (client) => {
     const { rows: [claim] } =
       await client.query(CLAIM, [scope, key, json(request), tenant, ttl, wait]);
     return claim.claimed ? operate(client, claim.token, work) : stored(claim, key);
-  }, { retry });
+  }, { begin, retry });
   if (outcome instanceof Failure) throw outcome;
   return outcome;
 }

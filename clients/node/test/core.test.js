@@ -53,6 +53,26 @@ test('many callers with one key: one effect, one answer', async () => {
   assert.equal(await effects(request), 1);
 });
 
+test('a claim waits for two seconds unless the caller says otherwise, and passes its ttl', async () => {
+  const { key, request } = operation();
+  const claims = [];
+  const spy = {
+    async connect() {
+      const client = await pool.connect();
+      const { query } = Object.getPrototypeOf(client);
+      client.query = (sql, values, ...more) => {
+        if (/try_claim/.test(sql)) claims.push(values);
+        return query.call(client, sql, values, ...more);
+      };
+      return client;
+    },
+  };
+  await run(spy, { scope: 'payments', key, request, ttl: '1 hour' }, () => {});
+  await run(spy, { scope: 'payments', key, request, wait: '3 seconds' }, () => {});
+  assert.deepEqual(claims.map((values) => values[5]), ['2 seconds', '3 seconds']);
+  assert.equal(await one(`SELECT expires_at - now() < '1 hour' FROM idem.lookup('payments', $1)`, [key]), true);
+});
+
 // Refusals ----------------------------------------------------------------------------------------
 
 test('another request under the same key is refused', async () => {
@@ -218,6 +238,14 @@ test('transactions begin as the caller says', async () => {
     (await client.query('SHOW transaction_isolation')).rows[0].transaction_isolation,
   { begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE' });
   assert.equal(level, 'serializable');
+});
+
+test('serializable operations: one effect, one answer', async () => {
+  const { key, request } = operation();
+  const begin = 'BEGIN ISOLATION LEVEL SERIALIZABLE';
+  const answers = await Promise.all(Array.from({ length: 20 }, () => payOnce(key, request, { begin })));
+  assert.deepEqual(answers, Array(20).fill(answers[0]));
+  assert.equal(await effects(request), 1);
 });
 
 test('no server: retried, then reported', async () => {
