@@ -31,10 +31,8 @@ function statusOf(error) {
   return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
 }
 
-const DEFAULTS = {
-  wait: '1 second', // a waiting request occupies a connection
-  retry: { attempts: 3, deadline: 5_000, refusals: false }, // the client has the key, and retries
-};
+const WAIT = '1 second'; // a waiting request occupies a connection
+const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
 
 // The key in the header: a string as in RFC 8941, with or without parameters, or a bare token,
 // which many clients send. Node joins several headers with commas, which neither form allows.
@@ -64,7 +62,7 @@ class NotStored extends Error {
 
 // The response { status, headers, body } to a request of Express or Fastify. work(client) returns a
 // response of the same form, or throws a Failure. Throws the errors that do not concern the client.
-async function respond(pool, { tenant, neverStored = [], ...options }, request, work) {
+async function respond(pool, { tenant, neverStored = [], retry, ...options }, request, work) {
   const denied = new Set([...NEVER_STORED, ...neverStored.map((name) => name.toLowerCase())]);
   let given; // by the last attempt
   async function operation(client) {
@@ -79,7 +77,7 @@ async function respond(pool, { tenant, neverStored = [], ...options }, request, 
   }
   try {
     const answer = await run(pool, {
-      ...DEFAULTS, ...options, tenant: tenant?.(request),
+      wait: WAIT, ...options, retry: { ...RETRY, ...retry }, tenant: tenant?.(request),
       key: parseKey(request.headers['idempotency-key']), request: boundRequest(request),
     }, operation);
     return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });

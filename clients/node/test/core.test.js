@@ -102,7 +102,7 @@ test('a key in flight: refused with a time, and answered once the holder has com
 test('refusals are not retried if the caller does not want it', async () => {
   const { key, request } = operation();
   const held = await holder(key, request);
-  const retry = { attempts: Infinity, deadline: Infinity, refusals: false };
+  const retry = { refusals: false, onRetry: () => assert.fail('retried') };
   assert.equal((await rejected(payOnce(key, request, { wait: '0', retry }))).code, 'ID001');
   await held.complete({});
 });
@@ -117,7 +117,9 @@ test('the limit of a tenant, a stale key, a weak key', async () => {
   assert.ok(retryAfter(error) > 1000 && retryAfter(error) <= 60_000);
   assert.equal((await limited('first')).replayed, true);
   // Longer than the deadline: the caller gets it at once.
-  assert.equal((await rejected(run(pool, { scope: 'limited', key, tenant }, () => ({})))).code, 'ID009');
+  const retry = { onRetry: () => assert.fail('retried') };
+  const late = await rejected(run(pool, { scope: 'limited', key, tenant, retry }, () => ({})));
+  assert.equal(late.code, 'ID009');
 
   const stale = await rejected(
     payOnce('018f0000-0000-7000-8000-000000000000', request, { scope: 'fresh' }));
@@ -228,7 +230,7 @@ test('the last error is thrown when the attempts are used up', async () => {
   const error = await rejected(transaction(pool, (client) => {
     calls++;
     return client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`);
-  }, { retry: { attempts: 4, first: 1, onRetry } }));
+  }, { retry: { attempts: 4, first: 1, deadline: 2_000, onRetry } }));
   assert.deepEqual([error.code, calls], ['40001', 4]);
   assert.deepEqual(seen, [1, 2, 3].map((attempt) => ['40001', attempt, true]));
 });

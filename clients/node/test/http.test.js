@@ -10,6 +10,8 @@ const { effects, finish, holder, one, operation, pay, pool, state } = require('.
 const servers = [];
 after(() => Promise.all([finish(), ...servers.map((server) => server.close())]));
 
+let retried = 0;
+
 // What both frameworks serve: path, options, handler.
 const routes = {
   '/payments': [{ scope: 'payments' }, async (request, client) => ({
@@ -17,6 +19,7 @@ const routes = {
     headers: { Location: '/payments/1', 'Set-Cookie': ['a=1', 'b=2'], 'X-Trace': 'first' },
     body: await pay(client, request.body),
   })],
+  '/impatient': [{ scope: 'payments', wait: '0', retry: { onRetry: () => retried++ } }, async () => ({})],
   '/text': [{ scope: 'payments' }, async () => ({ body: 'päid' })],
   '/bytes': [{ scope: 'payments' }, async () => ({
     headers: { 'content-type': 'image/png' }, body: Buffer.from([0, 255, 10]),
@@ -196,6 +199,15 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.deepEqual([answered.status, answered.headers['idempotency-replayed'], JSON.parse(answered.body)],
         [200, 'true', { payment: 'of the holder' }]);
       assert.equal(await effects(request), 0);
+    });
+
+    await t.test('409 is for the client to retry, after at least a second', async () => {
+      const { key, request } = operation();
+      const held = await holder(key, { method: 'POST', url: '/impatient', body: request });
+      const refused = await post('/impatient', key, request);
+      await isProblem(refused, 409, `${urn}in_progress`);
+      assert.deepEqual([refused.headers['retry-after'], retried], ['1', 0]);
+      await held.complete({});
     });
 
     await t.test('422: another request: body, path or query', async () => {
