@@ -252,7 +252,7 @@ test('serializable operations: one effect, one answer', async () => {
 
 test('no server: retried, then reported', async () => {
   const nowhere = new Pool({ host: '127.0.0.1', port: 1 });
-  const error = await rejected(transaction(nowhere, () => {}, { retry: { attempts: 2, first: 1 } }));
+  const error = await rejected(transaction(nowhere, () => {}, { retry: { attempts: 2, first: 1, deadline: 2_000 } }));
   assert.deepEqual([error.code, isTransient(error)], ['ECONNREFUSED', true]);
   await nowhere.end();
 });
