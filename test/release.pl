@@ -86,6 +86,8 @@ for my $n (0 .. $#before)
 }
 my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian, $control, 'and debian/changelog');
+is(decode_json(slurp('clients/node/package.json'))->{version}, $control, 'and the Node package');
+like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 

@@ -1,4 +1,4 @@
-"""Impatient clients in front of a network that cuts connections; run by ../../../test/t/clients.pl.
+"""Impatient clients in front of a network that cuts connections; run by ../../../test/t/client_python.pl.
 
     storm.py STACK FIRST OPERATIONS SENDS PORT...
 

@@ -1,0 +1,19 @@
+'use strict';
+const { respond } = require('./http.js');
+
+// A route handler that runs handler(req, client) once for each Idempotency-Key, in a transaction of
+// the pool, and sends the response { status, headers, body } that it returns.
+function idempotent(pool, options, handler) {
+  return async (req, res, next) => {
+    try {
+      const response = await respond(pool, options, req, (client) => handler(req, client));
+      res.status(response.status);
+      for (const [name, value] of Object.entries(response.headers)) res.setHeader(name, value);
+      res.end(response.body);
+    } catch (error) {
+      next(error);
+    }
+  };
+}
+
+module.exports = { idempotent };

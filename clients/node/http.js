@@ -1,0 +1,149 @@
+'use strict';
+// The Idempotency-Key header as the IETF draft has it, for both frameworks. The answer is sent
+// after COMMIT.
+const { STATUS_CODES } = require('node:http');
+const { Failure, Refused, isTransient, retryAfter, run, sqlstate } = require('./index.js');
+
+// Headers that concern one connection, one moment or one client's session.
+const NEVER_STORED = new Set([
+  'age', 'alt-svc', 'authentication-info', 'authorization', 'connection', 'content-length',
+  'cookie', 'date', 'idempotency-replayed', 'keep-alive', 'proxy-authenticate',
+  'proxy-authentication-info', 'proxy-authorization', 'proxy-connection', 'server', 'set-cookie',
+  'te', 'trailer', 'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
+]);
+
+// What idem.problem() says of the errors that concern the client, for when the database is away.
+const PROBLEMS = {
+  ID001: [409, 'in_progress', 'Operation in progress'],
+  ID002: [422, 'key_conflict', 'Key used for a different request'],
+  ID003: [409, 'key_failed', 'Operation failed permanently'],
+  ID007: [400, 'invalid_key', 'Idempotency key missing or invalid'],
+  ID009: [429, 'limit_exceeded', 'Too many operations'],
+  ID010: [412, 'stale_key', 'Idempotency key too old'],
+};
+
+// The status that idem.http_status() has for an error that the client should see; else undefined.
+function statusOf(error) {
+  const code = sqlstate(error) ?? '';
+  if (PROBLEMS[code]) return PROBLEMS[code][0];
+  if (error instanceof Failure) return 409;
+  if (code.startsWith('22')) return 400;
+  return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
+}
+
+const WAIT = '1 second'; // a waiting request occupies a connection
+const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
+
+// The key in the header: a string as in RFC 8941, with or without parameters, or a bare token,
+// which many clients send. Node joins several headers with commas, which neither form allows.
+function parseKey(header) {
+  if (header === undefined) throw invalid('header Idempotency-Key is missing');
+  const value = header.trim();
+  const quoted = /^"((?:[ !#-[\]-~]|\\["\\])*)"(?: *;[ -~]*)?$/.exec(value);
+  if (!quoted && !/^[!#-+\--:<-~]*$/.test(value)) { // no space and none of " , ;
+    throw invalid('Idempotency-Key must be a string in double quotes, or a token');
+  }
+  const key = quoted ? quoted[1].replace(/\\(.)/g, '$1') : value;
+  if (key === '' || key.length > 255) {
+    throw invalid('Idempotency-Key must have 1 to 255 characters');
+  }
+  return key;
+}
+
+const invalid = (message) => new Refused('ID007', 'invalid_key', message);
+
+// Thrown through the transaction, which is thereby rolled back.
+class NotStored extends Error {
+  constructor(answer) {
+    super(`status ${answer.status}`);
+    this.answer = answer;
+  }
+}
+
+// The response { status, headers, body } to a request of Express or Fastify. work(client) returns a
+// response of the same form, or throws a Failure. Throws the errors that do not concern the client.
+async function respond(pool, { tenant, neverStored = [], retry, ...options }, request, work) {
+  const denied = new Set([...NEVER_STORED, ...neverStored.map((name) => name.toLowerCase())]);
+  let given; // by the last attempt
+  async function operation(client) {
+    try {
+      given = answerOf(await work(client));
+    } catch (error) {
+      if (error instanceof Failure) error.headers = without(denied, lowerCase(error.headers));
+      throw error;
+    }
+    if (given.status >= 400) throw new NotStored(given);
+    return { ...given, headers: without(denied, given.headers) };
+  }
+  try {
+    const answer = await run(pool, {
+      wait: WAIT, ...options, retry: { ...RETRY, ...retry }, tenant: tenant?.(request),
+      key: parseKey(request.headers['idempotency-key']), request: boundRequest(request),
+    }, operation);
+    return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });
+  } catch (error) {
+    if (error instanceof NotStored) return responseOf(error.answer);
+    const status = error instanceof Failure && error.status ? error.status : statusOf(error);
+    if (!status) throw error;
+    return responseOf(error.body ? { ...error, status } : problem(error, status));
+  }
+}
+
+// What is bound to the key.
+function boundRequest({ method, originalUrl, headers, body }) {
+  const hasBody = headers['transfer-encoding'] || Number(headers['content-length']) > 0;
+  if (hasBody && body === undefined) {
+    throw new Error('nothing has parsed the body of the request: use express.json(), for example');
+  }
+  return { method, url: originalUrl, body: Buffer.isBuffer(body) ? body.toString('base64') : body };
+}
+
+// Text and bytes are stored as they are. Anything else is JSON, which the scope can redact.
+function answerOf(response) {
+  const known = ['status', 'headers', 'body'];
+  if (!response || !Object.keys(response).every((name) => known.includes(name))) {
+    throw new TypeError('the handler must return { status, headers, body }');
+  }
+  const { status = 200, headers, body } = response;
+  if (typeof body !== 'string' && !Buffer.isBuffer(body)) {
+    return { status, headers: lowerCase(headers), response: body };
+  }
+  const type = typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/octet-stream';
+  const typed = { 'content-type': type, ...lowerCase(headers) };
+  return { status, headers: typed, body: Buffer.from(body) };
+}
+
+function responseOf({ status = 200, headers, response, body, replayed }) {
+  const sent = lowerCase(headers);
+  if (replayed) sent['idempotency-replayed'] = 'true';
+  if (body || response === null || response === undefined) return { status, headers: sent, body };
+  const type = { 'content-type': 'application/json; charset=utf-8' };
+  return { status, headers: { ...type, ...sent }, body: Buffer.from(JSON.stringify(response)) };
+}
+
+// A problem document (RFC 9457). The client does not get messages of internal errors.
+function problem(error, status) {
+  const code = sqlstate(error) ?? '08006'; // a lost connection has no SQLSTATE
+  const [, name, title] = PROBLEMS[code] ?? [];
+  const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
+  return {
+    status,
+    headers: {
+      ...lowerCase(error.headers), 'content-type': 'application/problem+json',
+      ...(after !== undefined && { 'retry-after': String(Math.max(1, Math.ceil(after / 1000))) }),
+    },
+    response: {
+      type: name ? `urn:idem:problem:${name}` : 'about:blank', title: title ?? STATUS_CODES[status],
+      status, sqlstate: code, ...(status < 500 && { detail: error.message }),
+    },
+    replayed: error.replayed,
+  };
+}
+
+const lowerCase = (headers) => Object.fromEntries(
+  Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));
+
+const without = (denied, headers) => Object.fromEntries(
+  Object.entries(headers).filter(([name]) => !denied.has(name)));
+
+module.exports = { respond, parseKey };

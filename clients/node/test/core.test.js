@@ -1,0 +1,302 @@
+'use strict';
+const assert = require('node:assert/strict');
+const { after, test } = require('node:test');
+const { Pool } = require('pg');
+const { Failure, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
+const { effects, finish, holder, one, operation, pay, pool, state } = require('./support.js');
+
+after(finish);
+
+const once = { attempts: 1 };
+const payOnce = idempotent(pool, { scope: 'payments' }, pay);
+const rejected = (promise) => promise.then(() => assert.fail('not rejected'), (error) => error);
+
+test('a retry gets the first answer, and has no second effect', async () => {
+  const { key, request } = operation();
+  const first = await payOnce(key, request);
+  assert.deepEqual(await payOnce(key, { amount: request.amount }), first);
+  assert.equal(await effects(request), 1);
+});
+
+test('run() tells a replay from the first answer, which are otherwise the same', async () => {
+  const { key, request } = operation();
+  const answer = {
+    response: { at: new Date(0), none: undefined, amounts: [1.5] }, status: 201,
+    headers: { location: '/payments/1' }, body: Buffer.from([0, 255]),
+  };
+  const work = async (client) => { await pay(client, request); return answer; };
+  const { replayed, ...first } = await run(pool, { scope: 'payments', key, request }, work);
+  const { replayed: again, ...retry } = await run(pool, { scope: 'payments', key, request }, work);
+  assert.deepEqual([replayed, again], [false, true]);
+  assert.deepEqual(retry, first);
+  assert.deepEqual(first.response, { at: '1970-01-01T00:00:00.000Z', amounts: [1.5] });
+  assert.equal(await effects(request), 1);
+});
+
+test('an operation without an answer', async () => {
+  const { key, request } = operation();
+  const nothing = idempotent(pool, { scope: 'payments' }, async () => {});
+  assert.deepEqual([await nothing(key, request), await nothing(key, request)], [null, null]);
+});
+
+test('the same key in two tenants is two operations', async () => {
+  const { key, request } = operation();
+  await payOnce(key, request, { tenant: 'acme' });
+  await payOnce(key, request, { tenant: 'apex' });
+  assert.equal(await effects(request), 2);
+});
+
+test('many callers with one key: one effect, one answer', async () => {
+  const { key, request } = operation();
+  const answers = await Promise.all(Array.from({ length: 50 }, () => payOnce(key, request)));
+  assert.deepEqual(answers, Array(50).fill(answers[0]));
+  assert.equal(await effects(request), 1);
+});
+
+test('a claim waits for two seconds unless the caller says otherwise, and passes its ttl', async () => {
+  const { key, request } = operation();
+  const claims = [];
+  const spy = {
+    async connect() {
+      const client = await pool.connect();
+      const { query } = Object.getPrototypeOf(client);
+      client.query = (sql, values, ...more) => {
+        if (/try_claim/.test(sql)) claims.push(values);
+        return query.call(client, sql, values, ...more);
+      };
+      return client;
+    },
+  };
+  await run(spy, { scope: 'payments', key, request, ttl: '1 hour' }, () => {});
+  await run(spy, { scope: 'payments', key, request, wait: '3 seconds' }, () => {});
+  assert.deepEqual(claims.map((values) => values[5]), ['2 seconds', '3 seconds']);
+  assert.equal(await one(`SELECT expires_at - now() < '1 hour' FROM idem.lookup('payments', $1)`, [key]), true);
+});
+
+// Refusals ----------------------------------------------------------------------------------------
+
+test('another request under the same key is refused', async () => {
+  const { key, request } = operation();
+  await payOnce(key, request);
+  const other = operation().request;
+  const error = await rejected(payOnce(key, other));
+  assert.ok(error instanceof Refused);
+  assert.deepEqual([error.code, error.schema, error.constraint], ['ID002', 'idem', 'key_conflict']);
+  assert.equal(isTransient(error), false);
+  assert.equal(await effects(other), 0);
+});
+
+test('a key in flight: refused with a time, and answered once the holder has completed', async () => {
+  const { key, request } = operation();
+  const held = await holder(key, request);
+  const error = await rejected(payOnce(key, request, { wait: '0', retry: once }));
+  assert.deepEqual([error.code, error.constraint, isTransient(error)], ['ID001', 'in_progress', true]);
+  assert.ok(retryAfter(error) >= 100);
+  const answer = payOnce(key, request, { wait: '0' });
+  await rejected(payOnce(key, request, { wait: '0', retry: once })); // the holder still has it
+  await held.complete({ payment: 'of the holder' });
+  assert.deepEqual(await answer, { payment: 'of the holder' });
+  assert.equal(await effects(request), 0);
+});
+
+test('refusals are not retried if the caller does not want it', async () => {
+  const { key, request } = operation();
+  const held = await holder(key, request);
+  const retry = { refusals: false, onRetry: () => assert.fail('retried') };
+  assert.equal((await rejected(payOnce(key, request, { wait: '0', retry }))).code, 'ID001');
+  await held.complete({});
+});
+
+test('the limit of a tenant, a stale key, a weak key', async () => {
+  const { key, request } = operation();
+  const tenant = key;
+  const limited = (name) => run(pool, { scope: 'limited', key: name, tenant, retry: once }, () => ({}));
+  await limited('first');
+  const error = await rejected(limited('second'));
+  assert.deepEqual([error.code, error.constraint, isTransient(error)], ['ID009', 'limit_exceeded', true]);
+  assert.ok(retryAfter(error) > 1000 && retryAfter(error) <= 60_000);
+  assert.equal((await limited('first')).replayed, true);
+  // Longer than the deadline: the caller gets it at once.
+  const retry = { onRetry: () => assert.fail('retried') };
+  const late = await rejected(run(pool, { scope: 'limited', key, tenant, retry }, () => ({})));
+  assert.equal(late.code, 'ID009');
+
+  const stale = await rejected(
+    payOnce('018f0000-0000-7000-8000-000000000000', request, { scope: 'fresh' }));
+  assert.deepEqual([stale.code, stale.constraint], ['ID010', 'stale_key']);
+  const weak = await rejected(payOnce('4711', request, { scope: 'strong' }));
+  assert.deepEqual([weak.code, weak.constraint], ['ID007', 'invalid_key']);
+});
+
+test('the errors of idem itself: the time is in a field, or else in the hint', async () => {
+  const { key, request } = operation();
+  const held = await holder(key, request);
+  const claim = (client) =>
+    client.query(`SELECT * FROM idem.claim('payments', $1, $2, wait => '0')`, [key, request]);
+  const error = await rejected(transaction(pool, claim, { retry: once }));
+  assert.deepEqual([error.code, error.schema, error.constraint], ['ID001', 'idem', 'in_progress']);
+  assert.match(error.column, /^\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)$/);
+  assert.equal(retryAfter(error), Number(error.dataType));
+  assert.ok(retryAfter(error) >= 100);
+  error.dataType = undefined;
+  assert.match(error.hint, /after ([\d.]+) seconds/);
+  assert.equal(retryAfter(error), 1000 * Number(/after ([\d.]+) seconds/.exec(error.hint)[1]));
+  await held.complete({});
+
+  const twice = await rejected(transaction(pool, async (client) => {
+    await client.query(`SELECT * FROM idem.claim('payments', $1, $2)`, [`${key} twice`, request]);
+    await client.query(`SELECT * FROM idem.claim('payments', $1, $2)`, [`${key} twice`, request]);
+  }));
+  assert.deepEqual([twice.code, isTransient(twice)], ['ID001', false]);
+});
+
+// Failures ----------------------------------------------------------------------------------------
+
+test('a Failure undoes the effect, is stored, and is what every retry gets', async () => {
+  const { key, request } = operation();
+  let calls = 0;
+  const decline = idempotent(pool, { scope: 'payments' }, async (client) => {
+    calls++;
+    await pay(client, request);
+    throw new Failure('card declined', { sqlstate: 'P0402', hint: 'Use another card.', status: 402 });
+  });
+  const first = await rejected(decline(key, request));
+  const retry = await rejected(decline(key, request));
+  for (const error of [first, retry]) {
+    assert.ok(error instanceof Failure);
+    assert.deepEqual([error.message, error.code, error.hint, error.status],
+      ['card declined', 'P0402', 'Use another card.', 402]);
+  }
+  assert.deepEqual([first.replayed, retry.replayed, calls], [false, true, 1]);
+  assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
+  const raised = await rejected(pool.query(`SELECT idem.claim('payments', $1, $2)`, [key, request]));
+  assert.deepEqual([raised.code, raised.message], ['P0402', 'card declined']);
+});
+
+test('a Failure after an error of the server', async () => {
+  const { key, request } = operation();
+  const error = await rejected(run(pool, { scope: 'payments', key, request }, async (client) => {
+    await client.query('SELECT 1 / 0').catch((zero) => { throw new Failure(zero.message); });
+  }));
+  assert.deepEqual([error.message, error.code, await state(key)], ['division by zero', 'ID003', 'failed']);
+});
+
+test('an operation whose attempts are used up has failed', async () => {
+  const { key, request } = operation();
+  await pool.query(`SELECT idem.claim('once only', $1, lease => '1 microsecond')`, [key]);
+  const error = await rejected(run(pool, { scope: 'once only', key }, () => assert.fail('runs')));
+  assert.deepEqual([error instanceof Failure, error.code, error.replayed], [true, 'ID003', true]);
+});
+
+test('any other error rolls back and frees the key', async () => {
+  const { key, request } = operation();
+  let calls = 0;
+  const error = await rejected(run(pool, { scope: 'payments', key, request }, async (client) => {
+    calls++;
+    await pay(client, request);
+    throw new TypeError('a mistake');
+  }));
+  assert.ok(error instanceof TypeError);
+  assert.deepEqual([calls, await effects(request), await state(key)], [1, 0, 'absent']);
+  await payOnce(key, request);
+  assert.equal(await effects(request), 1);
+});
+
+test('an ignored error is not taken for success', async () => {
+  const { key, request } = operation();
+  const ignore = (client) => client.query('SELECT 1 / 0').catch(() => ({}));
+  assert.equal((await rejected(run(pool, { scope: 'payments', key, request }, ignore))).code, '25P02');
+  assert.equal(await state(key), 'absent');
+  assert.match((await rejected(transaction(pool, ignore))).message, /an error was ignored/);
+});
+
+// Retries -----------------------------------------------------------------------------------------
+
+test('lost races are retried', async () => {
+  const { key, request } = operation();
+  await pool.query('ALTER SEQUENCE tries RESTART');
+  await run(pool, { scope: 'payments', key, request }, async (client) => {
+    await client.query('SELECT lose_race()');
+    return { response: await pay(client, request) };
+  });
+  assert.equal(await one('SELECT last_value::integer FROM tries'), 3);
+  assert.equal(await effects(request), 1);
+});
+
+test('the last error is thrown when the attempts are used up', async () => {
+  let calls = 0;
+  const seen = [];
+  const onRetry = (error, attempt, delay) => seen.push([error.code, attempt, delay >= 0]);
+  const error = await rejected(transaction(pool, (client) => {
+    calls++;
+    return client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`);
+  }, { retry: { attempts: 4, first: 1, deadline: 2_000, onRetry } }));
+  assert.deepEqual([error.code, calls], ['40001', 4]);
+  assert.deepEqual(seen, [1, 2, 3].map((attempt) => ['40001', attempt, true]));
+});
+
+test('transactions begin as the caller says', async () => {
+  const level = await transaction(pool, async (client) =>
+    (await client.query('SHOW transaction_isolation')).rows[0].transaction_isolation,
+  { begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE' });
+  assert.equal(level, 'serializable');
+});
+
+test('serializable operations: one effect, one answer', async () => {
+  const { key, request } = operation();
+  const begin = 'BEGIN ISOLATION LEVEL SERIALIZABLE';
+  const answers = await Promise.all(Array.from({ length: 20 }, () => payOnce(key, request, { begin })));
+  assert.deepEqual(answers, Array(20).fill(answers[0]));
+  assert.equal(await effects(request), 1);
+});
+
+test('no server: retried, then reported', async () => {
+  const nowhere = new Pool({ host: '127.0.0.1', port: 1 });
+  const error = await rejected(transaction(nowhere, () => {}, { retry: { attempts: 2, first: 1, deadline: 2_000 } }));
+  assert.deepEqual([error.code, isTransient(error)], ['ECONNREFUSED', true]);
+  await nowhere.end();
+});
+
+test('a refused connection of another kind, outside the database, is not retried', async () => {
+  let calls = 0;
+  const error = await rejected(transaction(pool, async () => {
+    calls++;
+    throw Object.assign(new Error('no such service'), { code: 'EPIPE' });
+  }));
+  assert.deepEqual([error.code, calls, isTransient(error)], ['EPIPE', 1, false]);
+});
+
+test('the session is terminated between two statements', async () => {
+  const { key, request } = operation();
+  let calls = 0;
+  await run(pool, { scope: 'payments', key, request }, async (client) => {
+    const { rows: [{ pid }] } = await client.query('SELECT pg_backend_pid() AS pid');
+    await pay(client, request);
+    if (++calls === 1) {
+      await pool.query('SELECT pg_terminate_backend($1)', [pid]);
+      await new Promise((resolve) => client.once('error', resolve));
+    }
+    return {};
+  });
+  assert.deepEqual([calls, await effects(request)], [2, 1]);
+});
+
+// IDEM_TEST_PROXIES names proxies that cut two connections each: "answer=5433 effect=5434".
+for (const [place, port] of (process.env.IDEM_TEST_PROXIES ?? '').split(' ').filter(Boolean).map((p) => p.split('='))) {
+  test(`two connections cut (${place}): one effect, and the stored answer`, async () => {
+    const { key, request } = operation();
+    const cut = new Pool({ host: '127.0.0.1', port });
+    const answer = await idempotent(cut, { scope: 'payments' }, pay)(key, request);
+    assert.deepEqual(answer, await one(`SELECT response FROM idem.lookup('payments', $1)`, [key]));
+    assert.equal(await effects(request), 1);
+    assert.equal(cut.totalCount, 1); // the others were closed
+    await cut.end();
+  });
+}
+
+test('no connection is lost by the pool', () => assert.equal(pool.idleCount, pool.totalCount));
+
+test('the package can be imported', async () => {
+  const imported = await import('pg-idem');
+  assert.equal(imported.idempotent, idempotent);
+});

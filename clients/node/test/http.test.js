@@ -1,0 +1,311 @@
+'use strict';
+const assert = require('node:assert/strict');
+const http = require('node:http');
+const { after, test } = require('node:test');
+const { Pool } = require('pg');
+const { Failure } = require('pg-idem');
+const { parseKey } = require('../http.js');
+const { effects, finish, holder, one, operation, pay, pool, state } = require('./support.js');
+
+const servers = [];
+after(() => Promise.all([finish(), ...servers.map((server) => server.close())]));
+
+let retried = 0;
+
+// What both frameworks serve: path, options, handler.
+const routes = {
+  '/payments': [{ scope: 'payments' }, async (request, client) => ({
+    status: 201,
+    headers: { Location: '/payments/1', 'Set-Cookie': ['a=1', 'b=2'], 'X-Trace': 'first' },
+    body: await pay(client, request.body),
+  })],
+  '/impatient': [{ scope: 'payments', wait: '0', retry: { onRetry: () => retried++ } }, async () => ({})],
+  '/text': [{ scope: 'payments' }, async () => ({ body: 'päid' })],
+  '/bytes': [{ scope: 'payments' }, async () => ({
+    headers: { 'content-type': 'image/png' }, body: Buffer.from([0, 255, 10]),
+  })],
+  '/nothing': [{ scope: 'payments' }, async () => ({ status: 204 })],
+  '/tenants': [{ scope: 'payments', tenant: (request) => request.headers['x-account'] },
+    async (request, client) => ({ body: await pay(client, request.body) })],
+  '/traced': [{ scope: 'payments', neverStored: ['X-Trace'] },
+    async () => ({ headers: { 'x-trace': 'first' }, body: {} })],
+  '/cards': [{ scope: 'secretive' }, async () => ({ body: { card: { number: '4111', brand: 'visa' } } })],
+  '/limited': [{ scope: 'limited', tenant: (request) => request.headers['x-account'] }, async () => ({})],
+  '/fresh': [{ scope: 'fresh' }, async () => ({})],
+  '/strong': [{ scope: 'strong' }, async () => ({})],
+  '/unknown': [{ scope: 'payment' }, async () => ({})],
+  '/declined': [{ scope: 'payments' }, async (request, client) => {
+    await pay(client, request.body);
+    throw new Failure('card declined', { status: 402, headers: { 'X-Reason': '51', 'Set-Cookie': 'a=1' } });
+  }],
+  '/refused': [{ scope: 'payments' }, async () => {
+    throw new Failure('no', { body: Buffer.from('<no/>'), headers: { 'content-type': 'text/xml' } });
+  }],
+  '/teapot': [{ scope: 'payments' }, async (request, client) => {
+    await pay(client, request.body);
+    return { status: 418, body: { short: true } };
+  }],
+  '/mistake': [{ scope: 'payments' }, async (request, client) => {
+    await pay(client, request.body);
+    throw new TypeError('a mistake');
+  }],
+  '/naked': [{ scope: 'payments' }, async (request, client) => pay(client, request.body)],
+  '/races': [{ scope: 'payments' }, async (request, client) => {
+    await client.query('SELECT lose_race()');
+    return { body: await pay(client, request.body) };
+  }],
+  '/slow': [{ scope: 'payments' }, async (request, client) => {
+    await client.query(`SET LOCAL statement_timeout = '1 ms'`);
+    await client.query('SELECT pg_sleep(600)');
+  }],
+  '/number': [{ scope: 'payments' }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
+  '/lost': [{ scope: 'payments' }, (request, client) =>
+    client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`)],
+};
+
+// Listening applications, by framework. /away is on a pool without a server, /unparsed has no parser.
+const away = new Pool({ host: '127.0.0.1', port: 1 });
+const frameworks = {
+  async express() {
+    const express = require('express');
+    const { idempotent } = require('pg-idem/express');
+    const app = express();
+    app.post('/unparsed', idempotent(pool, { scope: 'payments' }, async () => ({})));
+    app.use(express.json());
+    for (const [path, [options, handler]] of Object.entries(routes)) {
+      app.post(path, idempotent(pool, options, handler));
+    }
+    app.post('/away', idempotent(away, { scope: 'payments' }, async () => ({})));
+    app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
+    return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
+  },
+  async fastify() {
+    const fastify = require('fastify')();
+    const { idempotent, plugin } = require('pg-idem/fastify');
+    fastify.register(plugin, { pool });
+    fastify.register(async (child) => { // in a child: the plugin is for the whole application
+      for (const [path, [options, handler]] of Object.entries(routes)) {
+        child.post(path, child.idempotent(options, handler));
+      }
+    });
+    fastify.post('/away', idempotent(away, { scope: 'payments' }, async () => ({})));
+    fastify.setErrorHandler((error, request, reply) => reply.code(500).send({ error: error.message }));
+    await fastify.listen({ host: '127.0.0.1', port: 0 });
+    return fastify.server;
+  },
+};
+
+function sender(server) {
+  const { port } = server.address();
+  return (path, key, body, more) => new Promise((resolve, reject) => {
+    const headers = { 'content-type': 'application/json', ...more };
+    if (key !== undefined) headers['idempotency-key'] = key;
+    const request = http.request({ port, path, method: 'POST', headers, agent: false }, async (response) => {
+      const chunks = [];
+      for await (const chunk of response) chunks.push(chunk);
+      resolve({ status: response.statusCode, headers: response.headers, body: Buffer.concat(chunks) });
+    });
+    request.on('error', reject);
+    request.end(JSON.stringify(body));
+  });
+}
+
+async function isProblem(response, status, type, detail) {
+  const problem = JSON.parse(response.body);
+  assert.equal(response.status, status);
+  assert.match(response.headers['content-type'], /^application\/problem\+json/);
+  assert.equal(response.headers['idempotency-replayed'], undefined);
+  assert.deepEqual([problem.status, problem.type], [status, type]);
+  if (detail) assert.match(problem.detail ?? '', detail);
+  // idem.problem() says the same.
+  assert.deepEqual({ ...problem, detail: undefined },
+    { ...await one('SELECT idem.problem($1)', [problem.sqlstate]), detail: undefined });
+}
+
+for (const [name, listen] of Object.entries(frameworks)) {
+  let installed = true;
+  try { require(name); } catch { installed = false; }
+  test(name, { skip: !installed && `${name} is not installed` }, async (t) => {
+    const server = await listen();
+    servers.push(server);
+    const post = sender(server);
+    const urn = 'urn:idem:problem:';
+
+    await t.test('first answer and replay', async () => {
+      const { key, request } = operation();
+      const first = await post('/payments', `"${key}"`, request);
+      assert.deepEqual([first.status, first.headers.location], [201, '/payments/1']);
+      assert.match(first.headers['content-type'], /^application\/json/);
+      assert.deepEqual(first.headers['set-cookie'], ['a=1', 'b=2']);
+      assert.equal(first.headers['idempotency-replayed'], undefined);
+      const retry = await post('/payments', key, request); // the bare token is the same key
+      assert.deepEqual([retry.status, retry.headers.location], [201, '/payments/1']);
+      assert.equal(retry.headers['idempotency-replayed'], 'true');
+      assert.deepEqual(retry.body, first.body);
+      assert.equal(retry.headers['content-type'], first.headers['content-type']);
+      assert.equal(retry.headers['set-cookie'], undefined);
+      assert.equal(await effects(request), 1);
+      assert.deepEqual(await one(`SELECT headers FROM idem.lookup('payments', $1)`, [key]),
+        { location: '/payments/1', 'x-trace': 'first' });
+    });
+
+    await t.test('text, bytes, nothing', async () => {
+      for (const [path, body, type] of [
+        ['/text', Buffer.from('päid'), 'text/plain; charset=utf-8'],
+        ['/bytes', Buffer.from([0, 255, 10]), 'image/png'],
+        ['/nothing', Buffer.alloc(0), undefined],
+      ]) {
+        const { key, request } = operation();
+        const first = await post(path, key, request);
+        const retry = await post(path, key, request);
+        assert.deepEqual([first.body, retry.body], [body, body]);
+        assert.deepEqual([first.headers['content-type'], retry.headers['content-type']], [type, type]);
+        assert.deepEqual([first.status, retry.status], path === '/nothing' ? [204, 204] : [200, 200]);
+        assert.equal(retry.headers['idempotency-replayed'], 'true');
+      }
+    });
+
+    await t.test('headers that the caller lists are not stored; the scope redacts JSON', async () => {
+      const { key, request } = operation();
+      assert.equal((await post('/traced', key, request)).headers['x-trace'], 'first');
+      assert.equal((await post('/traced', key, request)).headers['x-trace'], undefined);
+      const card = operation();
+      assert.equal(JSON.parse((await post('/cards', card.key, card.request)).body).card.number, '4111');
+      assert.deepEqual(JSON.parse((await post('/cards', card.key, card.request)).body), { card: { brand: 'visa' } });
+    });
+
+    await t.test('400: the key is missing or invalid, or the request', async () => {
+      const { request } = operation();
+      const type = `${urn}invalid_key`;
+      await isProblem(await post('/payments', undefined, request), 400, type, /missing/);
+      await isProblem(await post('/payments', '""', request), 400, type);
+      await isProblem(await post('/payments', 'k'.repeat(256), request), 400, type);
+      await isProblem(await post('/payments', ['one', 'two'], request), 400, type);
+      await isProblem(await post('/payments', '"open', request), 400, type);
+      await isProblem(await post('/strong', '4711', request), 400, type, /weak/);
+      await isProblem(await post('/number', operation().key, request), 400, 'about:blank', /numeric/);
+      await isProblem(await post('/payments', operation().key, { note: '\0' }), 400, 'about:blank');
+      assert.equal(await effects(request), 0);
+    });
+
+    await t.test('409: in progress', async () => {
+      const { key, request } = operation();
+      const held = await holder(key, { method: 'POST', url: '/payments', body: request });
+      const refused = await post('/payments', key, request);
+      await isProblem(refused, 409, `${urn}in_progress`, /in progress/);
+      assert.match(refused.headers['retry-after'], /^[1-9]\d*$/);
+      await held.complete({ payment: 'of the holder' });
+      const answered = await post('/payments', key, request);
+      assert.deepEqual([answered.status, answered.headers['idempotency-replayed'], JSON.parse(answered.body)],
+        [200, 'true', { payment: 'of the holder' }]);
+      assert.equal(await effects(request), 0);
+    });
+
+    await t.test('409 is for the client to retry, after at least a second', async () => {
+      const { key, request } = operation();
+      const held = await holder(key, { method: 'POST', url: '/impatient', body: request });
+      const refused = await post('/impatient', key, request);
+      await isProblem(refused, 409, `${urn}in_progress`);
+      assert.deepEqual([refused.headers['retry-after'], retried], ['1', 0]);
+      await held.complete({});
+    });
+
+    await t.test('422: another request: body, path or query', async () => {
+      const { key, request } = operation();
+      await post('/payments', key, request);
+      const type = `${urn}key_conflict`;
+      await isProblem(await post('/payments', key, operation().request), 422, type, /different request/);
+      await isProblem(await post('/text', key, request), 422, type);
+      await isProblem(await post('/payments?dry', key, request), 422, type);
+      assert.equal(await effects(request), 1);
+    });
+
+    await t.test('412: a stale key; 429: the limit of a tenant', async () => {
+      const { key, request } = operation();
+      await isProblem(await post('/fresh', '018f0000-0000-7000-8000-000000000000', request), 412, `${urn}stale_key`);
+      assert.equal((await post('/limited', key, request, { 'x-account': key })).status, 200);
+      const limited = await post('/limited', 'another', request, { 'x-account': key });
+      await isProblem(limited, 429, `${urn}limit_exceeded`);
+      assert.ok(limited.headers['retry-after'] >= 1 && limited.headers['retry-after'] <= 60);
+    });
+
+    await t.test('tenants have keys of their own', async () => {
+      const { key, request } = operation();
+      await post('/tenants', key, request, { 'x-account': 'acme' });
+      await post('/tenants', key, request, { 'x-account': 'apex' });
+      await post('/tenants', key, request, { 'x-account': 'apex' });
+      assert.equal(await effects(request), 2);
+    });
+
+    await t.test('a Failure: the effect is undone, and the answer stored', async () => {
+      const { key, request } = operation();
+      const first = await post('/declined', key, request);
+      const retry = await post('/declined', key, request);
+      assert.deepEqual([first.status, retry.status], [402, 402]);
+      assert.deepEqual(retry.body, first.body);
+      assert.deepEqual(JSON.parse(first.body).detail, 'card declined');
+      assert.match(retry.headers['content-type'], /^application\/problem\+json/);
+      assert.deepEqual([retry.headers['x-reason'], retry.headers['set-cookie']], ['51', undefined]);
+      assert.deepEqual([first, retry].map((r) => r.headers['idempotency-replayed']), [undefined, 'true']);
+      assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
+      const other = operation();
+      for (const replayed of [undefined, 'true']) {
+        const { status, headers, body } = await post('/refused', other.key, other.request);
+        assert.deepEqual([status, headers['content-type'], body.toString(), headers['idempotency-replayed']],
+          [409, 'text/xml', '<no/>', replayed]);
+      }
+    });
+
+    await t.test('a status from 400 on: rolled back, and not stored', async () => {
+      const { key, request } = operation();
+      const response = await post('/teapot', key, request);
+      assert.deepEqual([response.status, JSON.parse(response.body)], [418, { short: true }]);
+      assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+    });
+
+    await t.test('a mistake goes to the framework, and nothing is stored', async () => {
+      for (const [path, message] of [['/mistake', /a mistake/], ['/naked', /must return/], ['/unknown', /scope/]]) {
+        const { key, request } = operation();
+        const response = await post(path, key, request);
+        assert.equal(response.status, 500);
+        assert.match(JSON.parse(response.body).error, message);
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+    });
+
+    await t.test('races are retried; what stays lost is a 503', async () => {
+      const { key, request } = operation();
+      await pool.query('ALTER SEQUENCE tries RESTART');
+      assert.equal((await post('/races', key, request)).status, 200);
+      assert.equal(await effects(request), 1);
+      for (const path of ['/lost', '/slow', '/away']) {
+        const response = await post(path, operation().key, request);
+        assert.equal(response.headers['retry-after'], '1');
+        await isProblem(response, 503, 'about:blank');
+        assert.equal(JSON.parse(response.body).detail, undefined);
+      }
+    });
+  });
+}
+
+test('express: a body that nothing has parsed is a mistake', async (t) => {
+  let listen;
+  try { require('express'); listen = frameworks.express; } catch { return t.skip('not installed'); }
+  const server = await listen();
+  servers.push(server);
+  const response = await sender(server)('/unparsed', operation().key, { amount: 1 });
+  assert.deepEqual([response.status, /nothing has parsed the body/.test(response.body)], [500, true]);
+});
+
+test('keys', () => {
+  for (const [header, key] of [
+    ['"8e03978e-40d5-43dd-bc93-6894a57f9324"', '8e03978e-40d5-43dd-bc93-6894a57f9324'],
+    ['8e03978e-40d5-43dd-bc93-6894a57f9324', '8e03978e-40d5-43dd-bc93-6894a57f9324'],
+    ['"a b, c"', 'a b, c'], [String.raw`"a\"b\\"`, String.raw`a"b\\`.slice(0, -1)], [' "k" ', 'k'],
+    ['"k";v=1', 'k'], ['order:4711/a', 'order:4711/a'], [`"${'k'.repeat(255)}"`, 'k'.repeat(255)],
+  ]) assert.equal(parseKey(header), key);
+  for (const header of [undefined, '', ' ', '""', '"', '"a', 'a"', '"a"b', 'a b', 'a,b', '"a", "b"',
+    String.raw`"\n"`, '"ä"', 'ä', 'a;b', 'k'.repeat(256)]) {
+    assert.throws(() => parseKey(header), { code: 'ID007', constraint: 'invalid_key' }, header);
+  }
+});

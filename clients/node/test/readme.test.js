@@ -1,0 +1,83 @@
+'use strict';
+// The README's code runs as it stands, and its figures are those of the files.
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const { readFileSync } = require('node:fs');
+const { createRequire } = require('node:module');
+const path = require('node:path');
+const { after, test } = require('node:test');
+const { inspect } = require('node:util');
+const { Client } = require('pg');
+const { finish, pool } = require('./support.js');
+
+const folder = path.join(__dirname, '..');
+const readme = readFileSync(path.join(folder, 'README.md'), 'utf8');
+const blocks = (kind) => [...readme.matchAll(new RegExp(`^\`\`\`${kind}\n(.*?)^\`\`\``, 'gms'))].map((m) => m[1]);
+
+const closing = [finish];
+after(() => Promise.all(closing.map((close) => close())));
+
+// With what the README's SQL creates. The README's pools connect to it.
+async function freshDatabase(sql) {
+  await pool.query('DROP DATABASE IF EXISTS readme');
+  await pool.query('CREATE DATABASE readme');
+  process.env.PGDATABASE = 'readme';
+  const client = new Client();
+  await client.connect();
+  await client.query(sql);
+  await client.end();
+}
+
+function isInstalled(name) {
+  try { return Boolean(require(name)); } catch { return false; }
+}
+const skip = !['express', 'fastify'].every(isInstalled) && 'express or fastify is not installed';
+
+test('the code: "//> value" is what it prints', { skip }, async () => {
+  const code = blocks('js').join('').replace(/^(app|fastify)\.listen\(.*\);$/gm, 'await serve($1);');
+  const printed = [];
+  const ports = [];
+  async function serve(app) {
+    const server = app.server ?? await new Promise((resolve) => { const s = app.listen(0, () => resolve(s)); });
+    if (app.server) await app.listen({ port: 0 });
+    closing.push(() => (app.server ? app.close() : server.close()));
+    ports.push(server.address().port);
+  }
+  const log = { log: (...values) => printed.push(values.map((v) => (typeof v === 'string' ? v : inspect(v))).join(' ')) };
+  const AsyncFunction = (async () => {}).constructor;
+  await freshDatabase(blocks('sql').join(''));
+  const pools = [];
+  const require = createRequire(path.join(folder, 'README.md'));
+  const tracked = (name) => {
+    if (name !== 'pg') return require(name);
+    return { ...require('pg'), Pool: class extends require('pg').Pool { constructor(o) { super(o); pools.push(this); } } };
+  };
+  closing.push(() => Promise.all(pools.map((pool) => pool.end())));
+  await new AsyncFunction('require', 'console', 'serve', code)(tracked, log, serve);
+  assert.deepEqual(printed, [...code.matchAll(/\/\/> (.*)$/gm)].map((m) => m[1]));
+
+  assert.equal(ports.length, 2);
+  for (const [amount, port] of [[1, ports[0]], [2, ports[1]]]) {
+    const replies = [];
+    for (let request = 0; request < 2; request++) {
+      const reply = await fetch(`http://localhost:${port}/payments`, {
+        method: 'POST', body: JSON.stringify({ amount }),
+        headers: { 'content-type': 'application/json', 'idempotency-key': `"order-${amount}"` },
+      });
+      replies.push([reply.status, reply.headers.get('idempotency-replayed'), await reply.json()]);
+    }
+    assert.deepEqual(replies.map(([status, replayed]) => [status, replayed]), [[201, null], [201, 'true']]);
+    assert.deepEqual(replies[0][2], replies[1][2]);
+    const { rows } = await pools[0].query('SELECT 1 FROM payment WHERE amount = $1', [amount]);
+    assert.equal(rows.length, 1);
+  }
+});
+
+test('the difference is that of before.js and after.js', () => {
+  const { stdout } = spawnSync('diff', ['-U', '100', 'before.js', 'after.js'], { cwd: __dirname, encoding: 'utf8' });
+  const lines = stdout.split('\n').slice(3).join('\n');
+  assert.equal(blocks('diff')[0], lines);
+  const count = (sign) => lines.split('\n').filter((line) => line.startsWith(sign)).length;
+  const figures = /(\d+) lines go, (\d+) come/.exec(readme);
+  assert.deepEqual(figures.slice(1).map(Number), [count('-'), count('+')]);
+});

@@ -1,0 +1,23 @@
+-- What the tests need: npm test runs them on the database that PGHOST and so on name.
+CREATE EXTENSION idem;
+SELECT idem.create_scope('payments', ttl => '7 days', request_required => true);
+CREATE TABLE payment (id bigserial PRIMARY KEY, amount numeric NOT NULL);
+CREATE TABLE ledger (payment bigint NOT NULL, amount numeric NOT NULL);
+
+-- Other rules, one scope for each.
+SELECT idem.create_scope('limited', claims_per_minute => 1);
+SELECT idem.create_scope('fresh', reject_stale_keys => true);
+SELECT idem.create_scope('once only', max_attempts => 1);
+SELECT idem.create_scope('strong', weak_keys => 'reject');
+SELECT idem.create_scope('secretive', response_exclude => '{card.number}');
+
+-- Loses the first two races since the sequence was restarted.
+CREATE SEQUENCE tries;
+CREATE FUNCTION lose_race() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  CASE nextval('tries')
+    WHEN 1 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40001';
+    WHEN 2 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40P01';
+    ELSE NULL;
+  END CASE;
+END $$;

@@ -1,0 +1,53 @@
+// The types, as a caller uses them. Checked by tsc; not run.
+import express from 'express';
+import fastify from 'fastify';
+import { Pool, type PoolClient } from 'pg';
+import { Failure, Refused, idempotent, isTransient, retryAfter, run, sqlstate, transaction } from 'pg-idem';
+import { idempotent as route } from 'pg-idem/express';
+import { idempotent as fastifyRoute, plugin } from 'pg-idem/fastify';
+
+const pool = new Pool();
+
+interface Payment { amount: string }
+
+const pay = idempotent(pool, { scope: 'payments', wait: '2 seconds', retry: { attempts: 3 } },
+  async (client: PoolClient, payment: Payment) => {
+    const { rows } = await client.query<{ id: number }>('SELECT 1 AS id', [payment.amount]);
+    return { payment: rows[0].id };
+  });
+const answer: Promise<{ payment: number }> = pay('key', { amount: '10' }, { tenant: 'acme' });
+// @ts-expect-error: the request has the handler's type
+pay('key', { amount: 10 });
+// @ts-expect-error: the scope is missing
+idempotent(pool, {}, async () => 1);
+
+const outcome = run(pool, { scope: 'payments', key: 'key', request: { amount: '10' } },
+  async () => ({ response: 1, status: 201, headers: { location: '/' }, body: Buffer.from('1') }));
+outcome.then(({ replayed, response, status }) => [replayed satisfies boolean, response satisfies number, status]);
+run(pool, { scope: 'messages', key: 'key' }, async (client) => { await client.query('SELECT 1'); });
+// @ts-expect-error: response is the member
+run(pool, { scope: 'payments', key: 'key' }, async () => ({ answer: 1 }));
+
+transaction(pool, async (client) => client.query('SELECT 1'), { begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE' })
+  .catch((error: unknown) => {
+    const seconds: number = (retryAfter(error) ?? 0) / 1000;
+    if (error instanceof Refused && error.constraint === 'in_progress') return [error.dataType, seconds];
+    if (error instanceof Failure) return error.replayed;
+    return [isTransient(error), sqlstate(error)?.startsWith('23')];
+  });
+
+express().post('/payments', route(pool, { scope: 'payments', tenant: (req) => req.get('x') },
+  async (req, client) => {
+    if (req.body.amount > 1000) throw new Failure('too much', { status: 403, sqlstate: 'P0403' });
+    await client.query('SELECT 1');
+    return { status: 201, headers: { location: '/payments/1' }, body: { payment: 1 } };
+  }));
+// @ts-expect-error: a payment is not a response
+express().post('/', route(pool, { scope: 'payments' }, async () => ({ payment: 1 })));
+
+const app = fastify();
+app.register(plugin, { pool });
+app.post('/payments', app.idempotent({ scope: 'payments' }, async (request) => ({ body: request.body })));
+app.post('/', fastifyRoute(pool, { scope: 'payments', neverStored: ['x-trace'] }, async () => ({ status: 204 })));
+
+export { answer };
