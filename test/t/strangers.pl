@@ -120,6 +120,7 @@ my @intervals = (q('1 second'), q('1 millisecond'), q('1 hour'), q('1 year'), 'N
 my %by_type = (
 	jsonb => sub { pick(@requests) },
 	interval => sub { pick(@intervals) },
+	'wait interval' => sub { pick(q('0'), q('1 millisecond'), q('-1 second'), 'NULL') },    # what is waited for may never come
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
@@ -187,7 +188,7 @@ sub call
 		for my $version (0, 1)
 		{
 			my $value;
-			if (!$make || $argument->{type} !~ /^text/) { $value = $version ? $values[0][-1] : $by_type{ $argument->{type} }->(); $value =~ s/^.* => // if $version }
+			if (!$make || $argument->{type} !~ /^text/) { $value = $version ? $values[0][-1] : ($by_type{"$name $argument->{type}"} // $by_type{ $argument->{type} })->(); $value =~ s/^.* => // if $version }
 			elsif (!$pair) { $value = 'NULL' }
 			else
 			{
