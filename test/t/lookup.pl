@@ -20,7 +20,7 @@ my $directory = PostgreSQL::Test::Utils::tempdir;
 my ($shim, $endless) = ("$directory/nap.so", "$directory/endless");
 my $built = system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/nap.c", '-ldl') == 0;
 my $node = PostgreSQL::Test::Cluster->new('woken');
-$node->init;
+$node->init(allows_streaming => 1);    # commits can wait for a standby
 $node->append_conf('postgresql.conf', <<'CONF');
 shared_preload_libraries = 'idem'
 max_connections = 60
@@ -162,6 +162,21 @@ is(join(' ', map { answer($_) } @crowd), join(' ', ('completed|1') x 25), 'one c
 $node->safe_psql('postgres', "SELECT idem.complete('$other_token')");
 is(answer($other), 'completed|1', 'the waiter for another key is woken by its own');
 nobody_waits('waits that were answered');
+
+# The wake-up comes after the commit, however long that takes: here it waits for a standby.
+$token = begin('durable');
+my $durable = waiter(lookup('durable'));
+my $committer = $node->background_psql('postgres');
+my $committing = $committer->query_safe('SELECT pg_backend_pid()');
+$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = 'absent'});
+$node->reload;
+$node->poll_query_until('postgres', q{SELECT current_setting('synchronous_standby_names') = 'absent'}) or die 'no reload';
+$committer->query_until(qr/ending/, "\\echo ending\nSELECT idem.complete('$token');\n");
+waits_for($node, $committing, 'IPC');
+$node->safe_psql('postgres', 'ALTER SYSTEM RESET synchronous_standby_names');
+$node->reload;
+is(answer($durable), 'completed|1', 'lookup is woken after a commit that waits for a standby');
+$committer->quit;
 
 # A wake-up between a waiter's look and its nap is not lost. A lease ends when the first waiter has
 # announced its wait, and others are about to. Long after the last lease has ended, a session that
