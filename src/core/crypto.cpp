@@ -1,7 +1,8 @@
 #include "core/crypto.hpp"
 
-#include <openssl/crypto.h>
+#include <openssl/core_names.h>
 #include <openssl/evp.h>
+#include <openssl/params.h>
 
 #include <algorithm>
 
@@ -13,69 +14,66 @@ constinit EVP_MD* sha256 = nullptr;
 constinit EVP_MD_CTX* sha256_context = nullptr;
 constinit EVP_CIPHER* aes = nullptr;
 
-// Makes the context if there is none yet.
-bool is_ready(EVP_MD_CTX*& context) noexcept {
+bool sha256_is_ready() noexcept {
     if (sha256 == nullptr) sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-    if (context == nullptr) context = EVP_MD_CTX_new();
-    return sha256 != nullptr && context != nullptr;
+    if (sha256_context == nullptr) sha256_context = EVP_MD_CTX_new();
+    return sha256 != nullptr && sha256_context != nullptr;
 }
 
 const unsigned char* raw(Bytes bytes) noexcept {
     return reinterpret_cast<const unsigned char*>(bytes.data());
 }
 
-bool finish_hash(EVP_MD_CTX* context, Hash& out) noexcept {
-    static_assert(sizeof(Hash) == 32, "EVP_DigestFinal_ex writes as many bytes as SHA-256 has");
-    auto* bytes = reinterpret_cast<unsigned char*>(out.data());
-    return EVP_DigestFinal_ex(context, bytes, nullptr) == 1;
-}
-
-// Begins a hash with the key, which is combined with the pad of RFC 2104 and fills one block.
-bool begin_with(EVP_MD_CTX*& context, const Secret& key, std::byte pad) noexcept {
-    std::array<std::byte, 64> block;
-    block.fill(pad);
-    std::transform(key.begin(), key.end(), block.begin(), [pad](std::byte b) { return b ^ pad; });
-    const bool begun = is_ready(context) && EVP_DigestInit_ex2(context, sha256, nullptr) == 1 &&
-                       EVP_DigestUpdate(context, block.data(), block.size()) == 1;
-    OPENSSL_cleanse(block.data(), block.size());
-    return begun;
+EVP_MAC_CTX* new_hmac_context() noexcept {
+    EVP_MAC* hmac = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
+    if (hmac == nullptr) return nullptr;
+    EVP_MAC_CTX* context = EVP_MAC_CTX_new(hmac);
+    EVP_MAC_free(hmac);  // the context holds its own reference
+    return context;
 }
 
 }  // namespace
 
 Sha256::Sha256() noexcept
-    : good_(is_ready(sha256_context) && EVP_DigestInit_ex2(sha256_context, sha256, nullptr) == 1) {}
+    : good_(sha256_is_ready() && EVP_DigestInit_ex2(sha256_context, sha256, nullptr) == 1) {}
 
 void Sha256::write(Bytes bytes) noexcept {
     good_ = good_ && EVP_DigestUpdate(sha256_context, bytes.data(), bytes.size()) == 1;
 }
 
 bool Sha256::finish(Hash& out) noexcept {
-    return good_ && finish_hash(sha256_context, out);
+    static_assert(sizeof(Hash) == 32, "EVP_DigestFinal_ex writes as many bytes as SHA-256 has");
+    auto* bytes = reinterpret_cast<unsigned char*>(out.data());
+    return good_ && EVP_DigestFinal_ex(sha256_context, bytes, nullptr) == 1;
 }
 
 bool Hmac::key_with(const Secret& secret) noexcept {
-    keyed_ = begin_with(inner_, secret, std::byte{0x36}) &&
-             begin_with(outer_, secret, std::byte{0x5c}) && is_ready(working_);
+    if (context_ == nullptr) context_ = new_hmac_context();
+    if (context_ == nullptr) return false;
+    char digest[] = "SHA256";
+    const OSSL_PARAM parameters[] = {
+        OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
+        OSSL_PARAM_construct_end()};
+    keyed_ = EVP_MAC_init(context_, raw(secret), secret.size(), parameters) == 1;
     keyed_with_ = secret;
     return keyed_;
 }
 
 bool Hmac::start(const Secret& secret) noexcept {
-    const bool keyed = (keyed_ && keyed_with_ == secret) || key_with(secret);
-    good_ = keyed && EVP_MD_CTX_copy_ex(working_, inner_) == 1;
+    good_ = keyed_ && keyed_with_ == secret ? EVP_MAC_init(context_, nullptr, 0, nullptr) == 1
+                                            : key_with(secret);
     return good_;
 }
 
 void Hmac::write(Bytes bytes) noexcept {
-    good_ = good_ && EVP_DigestUpdate(working_, bytes.data(), bytes.size()) == 1;
+    good_ = good_ && EVP_MAC_update(context_, raw(bytes), bytes.size()) == 1;
 }
 
 bool Hmac::finish(Hash& out) noexcept {
-    Hash inner;
-    return good_ && finish_hash(working_, inner) && EVP_MD_CTX_copy_ex(working_, outer_) == 1 &&
-           EVP_DigestUpdate(working_, inner.data(), inner.size()) == 1 &&
-           finish_hash(working_, out);
+    std::size_t written = 0;
+    auto* mac = reinterpret_cast<unsigned char*>(out.data());
+    return good_ && EVP_MAC_final(context_, mac, &written, out.size()) == 1 &&
+           written == out.size();
 }
 
 bool BlockCipher::ready(const AesKey& key) noexcept {

@@ -8,7 +8,7 @@
 
 #include "core/bytes.hpp"
 
-struct evp_md_ctx_st;      // OpenSSL's EVP_MD_CTX
+struct evp_mac_ctx_st;     // OpenSSL's EVP_MAC_CTX
 struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 
 namespace idem::core {
@@ -31,8 +31,7 @@ class Sha256 {
 
 using Secret = std::array<std::byte, 32>;
 
-// HMAC-SHA-256 of a message that is written in pieces, as RFC 2104 defines it, by OpenSSL's
-// SHA-256: for a short message, OpenSSL's own HMAC costs more in bookkeeping than in hashing.
+// HMAC-SHA-256 of a message that is written in pieces.
 //
 // Setting the key costs more than hashing a short message. Keep an object for each use of it: it
 // sets the key only when the key changes. start() abandons any unfinished message.
@@ -46,10 +45,7 @@ class Hmac {
   private:
     bool key_with(const Secret& secret) noexcept;
 
-    // Never freed. The first two have hashed nothing but the key, and are copied for each message.
-    evp_md_ctx_st* inner_ = nullptr;
-    evp_md_ctx_st* outer_ = nullptr;
-    evp_md_ctx_st* working_ = nullptr;
+    evp_mac_ctx_st* context_ = nullptr;  // never freed
     Secret keyed_with_{};
     bool keyed_ = false;
     bool good_ = false;
