@@ -1,10 +1,10 @@
 // idem's own tables: finding and scanning them, and writing rows without SPI.
 //
 // Without SPI there is no plan that can become stale, no row-level security to pass and no role to
-// switch to. Privileges are checked before, in api. The OIDs of the tables are kept per backend
-// until the relation cache reports a change. Every index that the relation has at that moment is
-// maintained, whatever created it and whatever its access method; the OIDs of indexes are never
-// kept. A deferrable constraint is checked at once.
+// switch to. Privileges are checked before, in api. The OIDs of the tables, and the conditions of
+// partial indexes, are kept per backend until the relation cache reports a change. Every index that
+// the relation has at the moment of a write is maintained, whatever created it and whatever its
+// access method. A deferrable constraint is checked at once.
 //
 // A keyed table has a 128-bit digest as its primary key. DigestScan reads that index with a dirty
 // snapshot, as the check of INSERT ... ON CONFLICT does: it sees the newest committed row whatever
@@ -12,7 +12,7 @@
 // locks behind.
 //
 // A caller that is about to write locks table and index RowExclusive until the transaction ends, so
-// that index builds wait for it. A caller that only reads, or has yet to wait for a key lock, takes
+// that index builds wait for it. Later calls of the transaction open them without a lock. A caller that only reads, or has yet to wait for a key lock, takes
 // AccessShare and keeps nothing: otherwise a waiting claim, the holder of the key and an ALTER
 // TABLE could wait for each other.
 #pragma once
