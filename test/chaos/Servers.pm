@@ -10,7 +10,7 @@ use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Shim;
-use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC sleep);
+use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC CLOCK_REALTIME sleep);
 
 my $conf = <<'CONF';
 shared_preload_libraries = 'idem'
@@ -40,6 +40,7 @@ sub new
 {
 	my ($class, $directory, $library) = @_;
 	my $self = bless { directory => $directory, library => $library, shim => {}, offset => 0, highest => 0 }, $class;
+	$self->{monotonic_zero} = int 1_000_000 * (clock_gettime(CLOCK_REALTIME) - clock_gettime(CLOCK_MONOTONIC));
 	my @nodes = map { $self->prepare($_) } qw(alpha beta);
 	return $self;
 }
@@ -47,7 +48,11 @@ sub new
 sub prepare
 {
 	my ($self, $name) = @_;
-	$self->{shim}{$name} = Shim->new($self->{library}, "$self->{directory}/faults.$name") if $self->{library};
+	if ($self->{library})
+	{
+		$self->{shim}{$name} = Shim->new($self->{library}, "$self->{directory}/faults.$name");
+		$self->{shim}{$name}->set(clock => $self->{monotonic_zero});
+	}
 	if (!$self->{primary})
 	{
 		local %ENV = (%ENV, $self->environment($name));
@@ -205,7 +210,7 @@ sub set_clock
 	my ($self, $offset) = @_;
 	return unless $self->{library};
 	my $before = clock_gettime(CLOCK_MONOTONIC);
-	$_->set(clock => $offset * 1_000_000) for values %{ $self->{shim} };
+	$_->set(clock => $self->{monotonic_zero} + $offset * 1_000_000) for values %{ $self->{shim} };
 	append_to_file($self->{history}, join("\t", $before, clock_gettime(CLOCK_MONOTONIC), 'clock', $offset) . "\n");
 	$self->{offset} = $offset;
 	$self->{highest} = $offset if $offset > $self->{highest};

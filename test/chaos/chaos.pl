@@ -49,6 +49,7 @@ my $faults = Faults->new(servers => $servers, cutter => $cutter, directory => $d
 	only => [ split /,/, $ENV{CHAOS_FAULTS} // '' ]);
 
 my ($acknowledged, $unknown, $violations) = (0, 0, 0);
+my @reports;    # of the first violations of each epoch
 
 # Clients and faults -----------------------------------------------------------------------------
 
@@ -203,11 +204,10 @@ sub judge
 	$unknown += $checker->{unknown};
 	$violations += @found;
 	$happened{$_} += $checker->{count}{$_} for keys %{ $checker->{count} };
-	for my $violation (@found[ 0 .. ($#found < 9 ? $#found : 9) ])
-	{
-		diag "VIOLATION, seed $seed, epoch $epoch, key $violation->{key}: $violation->{rule}: $violation->{seen}\n"
-		  . $checker->history($violation->{key});
-	}
+	my @first = map { "VIOLATION, seed $seed, epoch $epoch, key $_->{key}: $_->{rule}: $_->{seen}\n"
+		  . $checker->history($_->{key}) } @found[ 0 .. ($#found < 9 ? $#found : 9) ];
+	diag $_ for @first;
+	push @reports, @first;
 	return scalar @found;
 }
 
@@ -268,6 +268,8 @@ for my $node (@$servers{qw(primary standby)})
 diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d sessions stuck, %d violations",
   $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary, $faults->{stuck}, $violations;
 diag 'among them: ' . join ', ', map { "$_ " . ($happened{$_} // 0) } @must_happen;
+# Once more at the end, where a log that was cut off still has them.
+diag $_ for !$unprotected ? @reports[ 0 .. ($#reports < 2 ? $#reports : 2) ] : ();
 done_testing();
 
 # Also of a run that has died, which is not done.

@@ -18,7 +18,7 @@
 
 /* In the order in which Shim.pm writes them. */
 struct Faults {
-    int64_t clock;        /* microseconds to add to the time of day */
+    int64_t clock;        /* microseconds from the monotonic clock to the time of day */
     int64_t disk;         /* 1: the files of tables are on a full disk, 2: the WAL is */
     int64_t memory;       /* the process that runs out of memory */
     int64_t one_in;       /* one in so many allocations fails */
@@ -43,14 +43,16 @@ __attribute__((constructor)) static void open_page(void) {
 
 /* The clock ---------------------------------------------------------------------------------- */
 
+/* The checker measures by the monotonic clock, and so do the servers: their time of day moves only as
+ * the test says, even if something else sets the machine's clock during the test. */
 int gettimeofday(struct timeval* restrict tv, void* restrict tz) {
+    int64_t clock = __atomic_load_n(&faults->clock, __ATOMIC_RELAXED);
     struct timespec now;
     int64_t time;
 
     (void)tz;
-    clock_gettime(CLOCK_REALTIME, &now);
-    time = now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
-    time += __atomic_load_n(&faults->clock, __ATOMIC_RELAXED);
+    clock_gettime(clock ? CLOCK_MONOTONIC : CLOCK_REALTIME, &now);
+    time = now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000 + clock;
     tv->tv_sec = time / 1000000;
     tv->tv_usec = time % 1000000;
     return 0;
