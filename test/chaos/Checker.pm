@@ -340,21 +340,25 @@ sub check_end
 	return;
 }
 
-# An operation that was released with a pause is not claimed before it is due, unless it is revoked.
+# An operation that was released with a pause is not claimed before it is due, unless it is revoked. A
+# claim that may have come when it was due ends the pause, also if the clock is set back later.
 sub check_pauses
 {
 	my ($self, $key, $calls) = @_;
 	my @revoked = grep { $_->{kind} eq 'revoke' && $_->{answer} =~ /^(?:revoked|\?)$/ } @$calls;
+	my @claims = grep { !$_->{of} && $_->{answer} =~ /^(?:did|hold|\?)/ } @$calls;
 	for my $pause (grep { $_->{kind} eq 'pause' && $_->{answer} eq 'free' } @$calls)
 	{
 		my ($released) = $self->clock_between($pause->{invoked}, $pause->{returned});
-		for my $claim (grep { $_->{invoked} > $pause->{returned} && !$_->{of} && $_->{answer} =~ /^(?:did|hold)/ } @$calls)
+		my @later = grep { $_->{returned} > $pause->{invoked} } @claims;
+		my @due = grep { ($self->clock_between($_->{invoked}, $_->{returned}))[1] >= $released + $self->{pause} } @later;
+		my $early = first
 		{
-			my (undef, $claimed) = $self->clock_between($claim->{invoked}, $claim->{returned});
-			next if $claimed >= $released + $self->{pause};
-			next if any { $_->{returned} > $pause->{invoked} && $_->{invoked} < $claim->{returned} } @revoked;
-			$self->violation($key, 'claimed too early', "by $claim->{uid}, after $pause->{uid} had released it");
-		}
+			my $claim = $_;
+			$claim->{invoked} > $pause->{returned} && $claim->{answer} ne '?'
+			  && !any { $_->{invoked} < $claim->{returned} } @due, grep { $_->{returned} > $pause->{invoked} } @revoked
+		} @later;
+		$self->violation($key, 'claimed too early', "by $early->{uid}, after $pause->{uid} had released it") if $early;
 	}
 	return;
 }

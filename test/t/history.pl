@@ -345,6 +345,24 @@ accepts('a pause that the clock has jumped over', <<'END');
 4.01  4.02  clock  10
 4.05  4.1  c2  take  a1  h2  hold 2 -
 END
+accepts('a pause that ended while the clock had jumped over it', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.01  4.02  clock  10
+4.03  4.04  c1  lease  a1  h2  hold 2 -
+4.05  4.06  clock  0
+4.07  4.08  c1  checkpoint  a1  u2  ok  h2
+4.09  4.10  c1  drop  a1  u3  free  h2
+4.11  4.12  c2  take  a1  h3  hold 3 u2
+END
+accepts('a pause that a claim of unknown outcome can have ended', <<'END');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.01  4.02  clock  10
+4.03  inf  c1  try  a1  u2  ?
+4.05  4.06  clock  0
+4.11  4.12  c2  take  a1  h3  hold 2 -
+END
 accepts('a pause that was revoked', <<'END');
 1  2  c1  lease  a1  h1  hold 1 -
 3.98  4  c1  pause  a1  u1  free  h1
@@ -355,6 +373,20 @@ finds('claimed too early', <<'END', 'taken too early');
 1  2  c1  lease  a1  h1  hold 1 -
 3.98  4  c1  pause  a1  u1  free  h1
 4.05  4.1  c2  take  a1  h2  hold 2 -
+END
+finds('claimed too early', <<'END', 'after a claim that was too early itself');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.01  4.02  c2  take  a1  h2  hold 2 -
+4.03  4.04  c2  drop  a1  u2  free  h2
+4.05  4.06  c1  lease  a1  h3  hold 3 -
+END
+finds('claimed too early', <<'END', 'after the clock was set back, and no claim before that');
+1  2  c1  lease  a1  h1  hold 1 -
+3.98  4  c1  pause  a1  u1  free  h1
+4.01  4.02  clock  10
+4.05  4.06  clock  0
+4.11  4.12  c2  take  a1  h2  hold 2 -
 END
 finds('claimed too early', <<'END', 'finished too early by an atomic claim');
 1  2  c1  lease  a1  h1  hold 1 -
