@@ -271,8 +271,8 @@ AS 'MODULE_PATHNAME', 'idem_key_weakness'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
 COMMENT ON FUNCTION idem.key_weakness IS
-    'Returns why a key is likely to be used for two different operations: timestamp, number, short '
-    'or repetitive; NULL if nothing in its form suggests that. '
+    'Returns why a key is likely to be used for two different operations: generic, timestamp, '
+    'number, short or repetitive; NULL if nothing in its form suggests that. '
     'Raises 22004.';
 
 -- ---------------------------------------------------------------------------------------------

@@ -16,6 +16,10 @@ constexpr bool is_letter(char c) noexcept {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 128;
 }
 
+constexpr bool is_separator(char c) noexcept {
+    return std::string_view("-_:/.#").find(c) != std::string_view::npos;
+}
+
 bool all_digits(std::string_view text) noexcept {
     return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
 }
@@ -112,13 +116,13 @@ bool is_counter(std::string_view key) noexcept {
     return key.size() - zeros <= max_counter_digits;
 }
 
-// Two or more letters, a separator and a number, such as 'order-7'.
+// Letters and a number, with or without a separator between them, such as 'o-7' and 'ab1'.
 bool is_named_number(std::string_view key) noexcept {
-    const auto separator = std::find_if_not(key.begin(), key.end(), is_letter);
-    const auto at = static_cast<std::size_t>(separator - key.begin());
-    constexpr std::string_view separators = "-_:/.#";
-    return at >= 2 && at < key.size() && separators.find(key[at]) != std::string_view::npos &&
-           all_digits(key.substr(at + 1));
+    const auto name = std::find_if_not(key.begin(), key.end(), is_letter);
+    if (name == key.begin()) return false;
+    std::string_view number = key.substr(static_cast<std::size_t>(name - key.begin()));
+    if (!number.empty() && is_separator(number.front())) number.remove_prefix(1);
+    return all_digits(number);
 }
 
 bool is_repetitive(std::string_view key) noexcept {
@@ -132,9 +136,78 @@ bool is_repetitive(std::string_view key) noexcept {
     return different <= 2 || different * 8 < key.size();
 }
 
+// The letters and digits of a key, in lower case: '[object Object]' and 'object_object' have the
+// same. Empty where a byte is not ASCII, or if there are more than the 32 that a UUID has.
+struct Essence {
+    std::array<char, 32> characters{};
+    std::size_t size = 0;
+
+    std::string_view view() const noexcept { return {characters.data(), size}; }
+};
+
+Essence essence_of(std::string_view key) noexcept {
+    Essence essence;
+    for (char c : key) {
+        if (!is_letter(c) && !is_digit(c)) continue;
+        if (static_cast<unsigned char>(c) >= 128 || essence.size == essence.characters.size())
+            return {};
+        const bool upper = c >= 'A' && c <= 'Z';
+        essence.characters[essence.size++] = upper ? static_cast<char>(c - 'A' + 'a') : c;
+    }
+    return essence;
+}
+
+// What languages print for a missing value, what the header and its parameter are called, and words
+// that name a kind of operation but none of them. Sorted.
+// clang-format off
+constexpr std::array<std::string_view, 64> generic_words{
+    "cart", "changeme", "charge", "checkout", "claim", "confirm", "create", "createorder",
+    "createpayment", "default", "delete", "deposit", "dummy", "empty", "event", "example",
+    "false", "guid", "id", "idempotency", "idempotencykey", "idempotent", "idempotentkey",
+    "infinity", "insert", "invoice", "key", "message", "mykey", "nan", "nil", "none", "null",
+    "objectobject", "order", "orders", "password", "pay", "payment", "payments", "payout",
+    "placeholder", "purchase", "random", "refund", "request", "requestid", "reservation",
+    "reserve", "retry", "secret", "string", "submit", "subscription", "test", "testkey", "token",
+    "transaction", "transfer", "true", "undefined", "update", "uuid", "xidempotencykey",
+};
+// clang-format on
+static_assert(std::is_sorted(generic_words.begin(), generic_words.end()));
+
+// One step of a composed key for which the client had no value, spelled as its language prints it:
+// 'order-undefined', 'null:7'. Shorter words would be met in random keys.
+bool has_missing_step(std::string_view key) noexcept {
+    constexpr std::array<std::string_view, 3> missing{"undefined", "null", "None"};
+    while (!key.empty()) {
+        const auto end = std::find_if(key.begin(), key.end(), is_separator);
+        const std::string_view step = key.substr(0, static_cast<std::size_t>(end - key.begin()));
+        if (std::find(missing.begin(), missing.end(), step) != missing.end()) return true;
+        key.remove_prefix(std::min(step.size() + 1, key.size()));
+    }
+    return false;
+}
+
+// A template's parameter that was not filled in: '{{order_id}}', '${orderId}', '<order id>'.
+bool is_placeholder(std::string_view key) noexcept {
+    const auto encloses = [key](std::string_view begin, std::string_view end) {
+        return key.size() >= begin.size() + end.size() && key.starts_with(begin) &&
+               key.ends_with(end);
+    };
+    return encloses("{{", "}}") || encloses("${", "}") || encloses("<", ">");
+}
+
+bool is_generic(std::string_view key) noexcept {
+    constexpr std::string_view nil_uuid = "00000000000000000000000000000000";
+    constexpr std::string_view max_uuid = "ffffffffffffffffffffffffffffffff";
+    const Essence essence = essence_of(key);
+    const std::string_view word = essence.view();
+    return std::binary_search(generic_words.begin(), generic_words.end(), word) ||
+           word == nil_uuid || word == max_uuid || is_placeholder(key) || has_missing_step(key);
+}
+
 }  // namespace
 
 Weakness weakness(std::string_view key) noexcept {
+    if (is_generic(key)) return Weakness::generic;
     if (is_epoch_time(key) || is_iso_time(key)) return Weakness::timestamp;
     if (is_counter(key)) return Weakness::number;
     if (key.size() < min_strong_bytes)
@@ -144,6 +217,8 @@ Weakness weakness(std::string_view key) noexcept {
 
 std::string_view weakness_name(Weakness weakness) noexcept {
     switch (weakness) {
+        case Weakness::generic:
+            return "generic";
         case Weakness::timestamp:
             return "timestamp";
         case Weakness::number:
