@@ -42,7 +42,13 @@ CREATE TABLE idem.scope (
     transient_sqlstates text[]      NOT NULL DEFAULT '{}',
     store_request       boolean     NOT NULL DEFAULT false,
     answer_ttl          interval,
-    min_ttl             interval
+    min_ttl             interval,
+    header_exclude      text[]      NOT NULL
+                                    DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
+                                            'www-authenticate}',
+    tenant_from         text        NOT NULL DEFAULT 'argument',
+    explain_conflicts   boolean     NOT NULL DEFAULT false,
+    max_bytes           bigint
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;

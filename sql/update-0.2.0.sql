@@ -53,7 +53,13 @@ ALTER TABLE idem.scope
     ADD COLUMN transient_sqlstates text[] NOT NULL DEFAULT '{}',
     ADD COLUMN store_request boolean NOT NULL DEFAULT false,
     ADD COLUMN answer_ttl interval,
-    ADD COLUMN min_ttl interval;
+    ADD COLUMN min_ttl interval,
+    ADD COLUMN header_exclude text[] NOT NULL
+        DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
+                'www-authenticate}',
+    ADD COLUMN tenant_from text NOT NULL DEFAULT 'argument',
+    ADD COLUMN explain_conflicts boolean NOT NULL DEFAULT false,
+    ADD COLUMN max_bytes bigint;
 
 -- ---------------------------------------------------------------------------------------------
 -- Functions with new arguments

@@ -25,7 +25,11 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         transient_sqlstates,
         store_request,
         answer_ttl,
-        min_ttl
+        min_ttl,
+        header_exclude,
+        tenant_from,
+        explain_conflicts,
+        max_bytes
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;

@@ -121,10 +121,24 @@ bool force_arg(FunctionCallInfo fcinfo, int n) {
 
 namespace {
 
+// The role that has logged in or was taken on by SET ROLE: inside a SECURITY DEFINER function it is
+// the role that calls the function, not the function's owner.
+const char* caller_name() {
+    return GetUserNameFromId(GetOuterUserId(), false);
+}
+
+// Whether the caller could take on the role of this name.
+bool may_act_for(const char* role) {
+    const Oid oid = get_role_oid(role, true);
+    return OidIsValid(oid) ? has_privs_of_role(GetOuterUserId(), oid)
+                           : superuser_arg(GetOuterUserId());
+}
+
 using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 
 pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                   DigestOf digest_of) {
+    tenant = tenant_in(scope, tenant);
     if (scope.tenant_required && tenant.empty())
         report::invalid_key("tenant is missing",
                             psprintf("Scope \"%s\" requires a tenant.", scope.name),
@@ -135,6 +149,15 @@ pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_v
 }
 
 }  // namespace
+
+std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
+    if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
+    const char* caller = caller_name();
+    if (tenant.empty() || tenant == caller) return caller;
+    const char* named = pnstrdup(tenant.data(), tenant.size());
+    if (!may_act_for(named)) report::tenant_of_another_role(scope.name, named, caller);
+    return tenant;
+}
 
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
     return named(scope, tenant, key, core::key_digest);

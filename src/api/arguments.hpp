@@ -38,6 +38,11 @@ std::string_view checked_source(std::optional<std::string_view> source);
 // NULL means the tenant of the setting idem.tenant; '' means no tenant.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);
 
+// The tenant that the call is for: the checked one or, in a scope that takes the tenant from the
+// role, the caller's role. Raises 42501 there for another tenant, unless the caller has the
+// privileges of the role of that name. In a scope that takes it from the role, it is never empty.
+std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
+
 // The argument "force" of the functions that throw something away.
 bool force_arg(FunctionCallInfo fcinfo, int n);
 

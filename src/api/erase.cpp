@@ -52,7 +52,7 @@ TenantCall read_tenant_call(FunctionCallInfo fcinfo, const char* function) {
     if (!tenant) pg::report::missing_argument("tenant");
     const bool force = force_arg(fcinfo, tenant_force);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, tenant_scope), function);
-    return {&scope, checked_tenant(tenant), force};
+    return {&scope, tenant_in(scope, checked_tenant(tenant)), force};
 }
 
 }  // namespace idem::api

@@ -31,6 +31,8 @@ StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
     if (scope == nullptr || !scope->store_response) {
         kept.headers = nullptr;
         kept.body = nullptr;
+    } else {
+        kept.headers = pg::redact_headers(answer.headers, scope->header_exclude);
     }
     return {kept, kept.headers != answer.headers || kept.response != answer.response ||
                       kept.body != answer.body};

@@ -124,13 +124,14 @@ void sort_by_digest(Batch& batch) {
 Batch read_batch(FunctionCallInfo fcinfo) {
     Batch batch{};
     batch.keys = checked_keys(pg::array_arg(fcinfo, each_keys));
-    batch.tenant = checked_tenant(pg::text_arg(fcinfo, each_tenant));
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, each_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, each_scope), "once_each");
     if (scope.request_required)
         report::invalid_argument("scope",
                                  "The scope requires requests, and idem.once_each() takes none.",
                                  "Call idem.once() with the key and the request of each message.");
     batch.scope = scope;
+    batch.tenant = tenant_in(scope, tenant);
     batch.is_new = array_of<bool>(batch.keys.size());
     sort_by_digest(batch);
     return batch;

@@ -40,6 +40,10 @@ enum Argument {
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
+    arg_header_exclude,
+    arg_tenant_from,
+    arg_explain_conflicts,
+    arg_max_bytes,
     arguments,
     arg_if_not_exists = arguments,  // of create_scope() only
     create_arguments
@@ -63,6 +67,10 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "store_request",
                                                                       "answer_ttl",
                                                                       "min_ttl",
+                                                                      "header_exclude",
+                                                                      "tenant_from",
+                                                                      "explain_conflicts",
+                                                                      "max_bytes",
                                                                       "if_not_exists"};
 
 const char* name_of(int argument) {
@@ -82,7 +90,8 @@ bool of_this_release(FunctionCallInfo fcinfo) {
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
-           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl;
+           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl ||
+           argument == arg_max_bytes;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
@@ -118,6 +127,26 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     return paths;
 }
 
+// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
+void check_headers(const char* name, ArrayType* headers) {
+    if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    const pg::TextElements elements = pg::elements_of(headers);
+    for (int i = 0; i < elements.count; ++i)
+        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
+            elements[i].find_first_of(" :") != std::string_view::npos)
+            report::invalid_argument(
+                name,
+                "Each element must be the name of a header, of 1 to 255 bytes, "
+                "such as \"set-cookie\".");
+}
+
+ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
+    if (!has_argument(fcinfo, n)) return nullptr;
+    ArrayType* headers = pg::array_arg(fcinfo, n);
+    if (headers != nullptr) check_headers(name_of(n), headers);
+    return headers;
+}
+
 void check_sqlstates(const char* name, ArrayType* states) {
     if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
@@ -148,8 +177,8 @@ const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
     return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
 }
 
-std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    const auto limit = pg::int_arg(fcinfo, n);
+template <class Limit>
+std::optional<Limit> checked_limit(int n, std::optional<Limit> limit, Purpose purpose) {
     if (!limit || *limit >= 1) return limit;
     if (purpose == Purpose::create)
         report::invalid_argument(name_of(n), "The limit must be at least 1.");
@@ -158,10 +187,27 @@ std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose pu
     return limit;
 }
 
+std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
+    return checked_limit(n, pg::int_arg(fcinfo, n), purpose);
+}
+
 std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
     const auto rate = limit_arg(fcinfo, arg_claims_per_minute, purpose);
     if (rate && *rate != pg::no_limit) require_limits_available();
     return rate;
+}
+
+std::optional<std::int64_t> bytes_arg(FunctionCallInfo fcinfo, Purpose purpose) {
+    if (!has_argument(fcinfo, arg_max_bytes)) return std::nullopt;
+    return checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
+}
+
+std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
+    if (!has_argument(fcinfo, arg_tenant_from)) return std::nullopt;
+    const auto from = pg::text_arg(fcinfo, arg_tenant_from);
+    if (from && !pg::tenant_from_of(*from))
+        report::invalid_argument("tenant_from", "The value must be argument or role.");
+    return from;
 }
 
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
@@ -189,6 +235,10 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .store_request = bool_arg_since_0_3(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
+        .header_exclude = headers_arg(fcinfo, arg_header_exclude),
+        .tenant_from = tenant_from_arg(fcinfo),
+        .explain_conflicts = bool_arg_since_0_3(fcinfo, arg_explain_conflicts),
+        .max_bytes = bytes_arg(fcinfo, purpose),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }

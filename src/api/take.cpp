@@ -167,13 +167,21 @@ std::optional<std::string_view> tenant_arg(FunctionCallInfo fcinfo) {
     return given || !tenant.empty() ? std::optional(tenant) : std::nullopt;
 }
 
+// Where tenants are roles, only superusers may act for every one.
+std::optional<std::string_view> permitted(const pg::Scope& scope,
+                                          std::optional<std::string_view> tenant) {
+    if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
+    if (!tenant && superuser_arg(GetOuterUserId())) return std::nullopt;
+    return tenant_in(scope, tenant.value_or(""));
+}
+
 TakeCall read_call(FunctionCallInfo fcinfo) {
     const auto tenant = tenant_arg(fcinfo);
     const auto lease = pg::positive_duration_arg(fcinfo, arg_lease, "lease");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
     return {&scope,
-            {scope.id, tenant, scope.max_attempts},
+            {scope.id, permitted(scope, tenant), scope.max_attempts},
             lease.value_or(scope.lease),
             wait.value_or(0)};
 }

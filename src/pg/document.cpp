@@ -85,12 +85,13 @@ void convert(JsonbValue& string) {
 // encoding of the database.
 Jsonb* in_utf8(Jsonb* request, PathList exclude) {
     compat::JsonbBuilder builder;
-    walk_without(request, exclude, [&](JsonbIteratorToken token, JsonbValue& value) {
-        const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
-        if (item && value.type == jbvString) convert(value);
-        const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
-        builder.push(token, item || scalar_root ? &value : nullptr);
-    });
+    walk_without(request, core::PathFilter(exclude),
+                 [&](JsonbIteratorToken token, JsonbValue& value) {
+                     const bool item = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+                     if (item && value.type == jbvString) convert(value);
+                     const bool scalar_root = token == WJB_BEGIN_ARRAY && value.val.array.rawScalar;
+                     builder.push(token, item || scalar_root ? &value : nullptr);
+                 });
     return builder.finish();
 }
 
@@ -125,28 +126,29 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
 
 void walk(CanonicalForm& form, Jsonb* request, PathList exclude) {
     bool scalar_root = false;
-    walk_without(request, exclude, [&](JsonbIteratorToken token, const JsonbValue& value) {
-        switch (token) {
-            case WJB_BEGIN_ARRAY:
-                scalar_root = value.val.array.rawScalar;
-                if (!scalar_root) form.begin_array();
-                break;
-            case WJB_END_ARRAY:
-                if (!scalar_root) form.end_array();
-                break;
-            case WJB_BEGIN_OBJECT:
-                form.begin_object();
-                break;
-            case WJB_END_OBJECT:
-                form.end_object();
-                break;
-            case WJB_KEY:
-                form.member(bytes_of(value));
-                break;
-            default:
-                write_scalar(form, value);
-        }
-    });
+    walk_without(request, core::PathFilter(exclude),
+                 [&](JsonbIteratorToken token, const JsonbValue& value) {
+                     switch (token) {
+                         case WJB_BEGIN_ARRAY:
+                             scalar_root = value.val.array.rawScalar;
+                             if (!scalar_root) form.begin_array();
+                             break;
+                         case WJB_END_ARRAY:
+                             if (!scalar_root) form.end_array();
+                             break;
+                         case WJB_BEGIN_OBJECT:
+                             form.begin_object();
+                             break;
+                         case WJB_END_OBJECT:
+                             form.end_object();
+                             break;
+                         case WJB_KEY:
+                             form.member(bytes_of(value));
+                             break;
+                         default:
+                             write_scalar(form, value);
+                     }
+                 });
 }
 
 core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
@@ -167,6 +169,34 @@ core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secr
 bytea* bytea_of(const core::StoredFingerprint& stored) {
     return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.buffer.data()),
                                     static_cast<int>(stored.size));
+}
+
+// Names of headers are the same in upper and lower case, wherever a member has them: some drivers
+// pass an object, others an array of objects.
+struct HeaderFilter {
+    TextList names;
+
+    void begin_object() const {}
+    void end_object() const {}
+    bool excludes(std::string_view member) const {
+        return std::ranges::any_of(names, [member](std::string_view name) {
+            return name.size() == member.size() &&
+                   pg_strncasecmp(name.data(), member.data(), name.size()) == 0;
+        });
+    }
+};
+
+// The same pointer if the filter excludes nothing of it.
+template <class Filter>
+Jsonb* without(Jsonb* document, Filter filter) {
+    if (document == nullptr || JB_ROOT_IS_SCALAR(document)) return document;
+    compat::JsonbBuilder builder;
+    const bool removed =
+        walk_without(document, filter, [&](JsonbIteratorToken token, JsonbValue& value) {
+            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+            builder.push(token, has_value ? &value : nullptr);
+        });
+    return removed ? builder.finish() : document;
 }
 
 }  // namespace
@@ -226,14 +256,12 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
 }
 
 Jsonb* redact(Jsonb* response, PathList paths) {
-    if (response == nullptr || paths.empty() || JB_ROOT_IS_SCALAR(response)) return response;
-    compat::JsonbBuilder builder;
-    const bool removed =
-        walk_without(response, paths, [&](JsonbIteratorToken token, JsonbValue& value) {
-            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
-            builder.push(token, has_value ? &value : nullptr);
-        });
-    return removed ? builder.finish() : response;
+    if (paths.empty()) return response;
+    return without(response, core::PathFilter(paths));
+}
+
+Jsonb* redact_headers(Jsonb* headers, TextList names) {
+    return without(headers, HeaderFilter{names});
 }
 
 }  // namespace idem::pg

@@ -70,10 +70,9 @@ void check_paths(const char* name, ArrayType* paths, Quotes quotes);
 PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes);
 
 // Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
-// the paths name. Returns true when a member was left out.
-template <class Visit>
-bool walk_without(Jsonb* root, PathList paths, Visit visit) {
-    core::PathFilter filter(paths);
+// the filter excludes. Returns true when a member was left out.
+template <class Filter, class Visit>
+bool walk_without(Jsonb* root, Filter filter, Visit visit) {
     JsonbIterator* iterator = JsonbIteratorInit(&root->root);
     JsonbValue value;
     bool any = false;
@@ -119,5 +118,8 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude);
 
 // The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);
+
+// The headers without the members of these names, whatever their case; likewise.
+Jsonb* redact_headers(Jsonb* headers, TextList names);
 
 }  // namespace idem::pg

@@ -604,6 +604,17 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
     pg_unreachable();
 }
 
+void tenant_of_another_role(const char* scope, const char* tenant, const char* caller) {
+    ereport(ERROR,
+            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+             errmsg("permission denied for tenant \"%s\"", tenant),
+             errdetail("In scope \"%s\", the tenant is the role that calls, here \"%s\".", scope,
+                       caller),
+             errhint("Leave the tenant out. To act for another tenant, the calling role needs the "
+                     "privileges of the role of that name.")));
+    pg_unreachable();
+}
+
 void ttl_too_short(const char* scope, std::int64_t min_ttl) {
     const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
     ereport(ERROR,

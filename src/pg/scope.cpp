@@ -57,6 +57,11 @@ std::optional<std::int32_t> read_int(TupleTableSlot* slot, Column which) {
     return value ? std::optional(DatumGetInt32(*value)) : std::nullopt;
 }
 
+std::optional<std::int64_t> read_bigint(TupleTableSlot* slot, Column which) {
+    const auto value = column(slot, which);
+    return value ? std::optional(DatumGetInt64(*value)) : std::nullopt;
+}
+
 // False in a table that does not have the column yet.
 bool read_bool(TupleTableSlot* slot, Column which) {
     return DatumGetBool(column(slot, which).value_or(BoolGetDatum(false)));
@@ -81,6 +86,14 @@ WeakKeys read_weak_keys(TupleTableSlot* slot) {
     return *rule;
 }
 
+TenantFrom read_tenant_from(TupleTableSlot* slot) {
+    const auto value = column(slot, column_tenant_from);
+    if (!value) return TenantFrom::argument;
+    const auto from = tenant_from_of(view_of(DatumGetTextPP(*value)));
+    if (!from) elog(ERROR, "unexpected tenant_from in table idem.scope");
+    return *from;
+}
+
 void read_scope(TupleTableSlot* slot, Scope& scope) {
     const std::string_view name = view_of(DatumGetTextPP(*column(slot, column_name)));
     static_assert(core::max_scope_bytes < NAMEDATALEN);
@@ -102,6 +115,10 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.min_ttl = read_limit(slot, column_min_ttl, "min_ttl");
     scope.request_exclude = read_path_list(slot, column_request_exclude);
     scope.response_exclude = read_path_list(slot, column_response_exclude);
+    scope.header_exclude = read_text_list(slot, column_header_exclude);
+    scope.tenant_from = read_tenant_from(slot);
+    scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
+    scope.max_bytes = read_bigint(slot, column_max_bytes);
     scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
 }
 
@@ -131,6 +148,11 @@ void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
     row.set_int(which, limit);
 }
 
+void set_limit(ScopeRow& row, Column which, std::optional<std::int64_t> limit) {
+    if (limit == no_limit) return row.clear(which);
+    row.set_bigint(which, limit);
+}
+
 void set_limit(ScopeRow& row, Column which, const Interval* limit) {
     if (limit != nullptr && duration("limit", *limit) == 0) return row.clear(which);
     row.set_pointer(which, limit);
@@ -153,6 +175,10 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_bool(column_store_request, rules.store_request);
     set_limit(row, column_answer_ttl, rules.answer_ttl);
     set_limit(row, column_min_ttl, rules.min_ttl);
+    row.set_pointer(column_header_exclude, rules.header_exclude);
+    if (rules.tenant_from) row.set_text(column_tenant_from, *rules.tenant_from);
+    row.set_bool(column_explain_conflicts, rules.explain_conflicts);
+    set_limit(row, column_max_bytes, rules.max_bytes);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
 }
 
@@ -225,6 +251,12 @@ std::optional<WeakKeys> weak_keys_of(std::string_view text) {
     if (text == "allow") return WeakKeys::allow;
     if (text == "warn") return WeakKeys::warn;
     if (text == "reject") return WeakKeys::reject;
+    return std::nullopt;
+}
+
+std::optional<TenantFrom> tenant_from_of(std::string_view text) {
+    if (text == "argument") return TenantFrom::argument;
+    if (text == "role") return TenantFrom::role;
     return std::nullopt;
 }
 
@@ -386,7 +418,7 @@ int column_of_argument(TupleDesc table, const char* name) {
 
 const char* literal(Oid type, const char* value) {
     if (type == BOOLOID) return *value == 't' ? "true" : "false";
-    return type == INT4OID ? value : quote_literal_cstr(value);
+    return type == INT4OID || type == INT8OID ? value : quote_literal_cstr(value);
 }
 
 // Appends the argument to the call unless its default is the stored value. The owner's default is
@@ -447,7 +479,8 @@ bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken take
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
     Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
-           (rules.transient_sqlstates != nullptr && rules.store_request));
+           (rules.transient_sqlstates != nullptr && rules.store_request &&
+            rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts));
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);

@@ -19,6 +19,12 @@ namespace idem::pg {
 // What happens to a new key that is likely to be used twice (see core/weakness.hpp).
 enum class WeakKeys { allow, warn, reject };
 
+// Who says which tenant a call is for.
+enum class TenantFrom {
+    argument,  // the caller, by the argument or the setting idem.tenant
+    role,      // the server: it is the caller's role
+};
+
 struct Scope {
     char name[NAMEDATALEN];  // the hash key
     std::int32_t id;
@@ -38,12 +44,19 @@ struct Scope {
     std::optional<std::int64_t> answer_ttl;  // nothing: as long as the record
     PathList request_exclude;
     PathList response_exclude;
+    TextList header_exclude;
+    TenantFrom tenant_from;
+    bool explain_conflicts;
+    std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
     TextList transient_sqlstates;  // codes and classes, beside those that are always transient
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
 // Nothing unless the text is allow, warn or reject.
 std::optional<WeakKeys> weak_keys_of(std::string_view text);
+
+// Nothing unless the text is argument or role.
+std::optional<TenantFrom> tenant_from_of(std::string_view text);
 
 // NULL when there is no such scope.
 const Scope* find_scope(std::string_view name);
@@ -89,6 +102,10 @@ enum Column {
     column_store_request,
     column_answer_ttl,
     column_min_ttl,
+    column_header_exclude,
+    column_tenant_from,
+    column_explain_conflicts,
+    column_max_bytes,
     columns
 };
 
@@ -139,7 +156,7 @@ bool scan_for(Match match, Use use) {
 // --- Changes ------------------------------------------------------------------------------------
 
 // Stands for "no limit" where NULL means "unchanged".
-inline constexpr std::int32_t no_limit = -1;
+inline constexpr int no_limit = -1;
 
 // The settings of create_scope() and alter_scope(), checked. One that is NULL or empty is left as
 // it is.
@@ -160,6 +177,10 @@ struct ScopeRules {
     std::optional<bool> store_request;
     const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
     const Interval* min_ttl;     // likewise
+    ArrayType* header_exclude;
+    std::optional<std::string_view> tenant_from;
+    std::optional<bool> explain_conflicts;
+    std::optional<std::int64_t> max_bytes;
     std::optional<Oid> owner;
 };
 
