@@ -4,8 +4,9 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.postgresql.util.PSQLException;
+import org.postgresql.util.ServerErrorMessage;
 
 /**
  * Makes a payment exactly once, however often it is requested (JDBC).
@@ -24,8 +25,6 @@ public class Pay {
      * limit (ID009).
      */
     private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|57P|ID001|ID009).*");
-    /** The hints of ID001 and ID009, which the driver adds to the message. */
-    private static final Pattern COME_BACK = Pattern.compile("after ([\\d.]+) seconds");
 
     /** Claims the key, makes the payment and completes the claim, in one transaction. */
     static String payOnce(Connection connection, String key, String amount) throws SQLException {
@@ -73,22 +72,23 @@ public class Pay {
         }
     }
 
-    /** The time to wait, in seconds. */
+    /** The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds. */
     private static double retryAfter(SQLException error) {
-        Matcher found = COME_BACK.matcher(error.getMessage());
-        return found.find() ? Double.parseDouble(found.group(1)) : 0;
+        if (!error.getSQLState().matches("ID001|ID009")) return 0;
+        String milliseconds = fields(error).getDatatype();
+        return milliseconds == null ? 0 : Long.parseLong(milliseconds) / 1000.0;
+    }
+
+    /** The fields of an error of the server; null for an error of the driver. */
+    private static ServerErrorMessage fields(SQLException error) {
+        return ((PSQLException) error).getServerErrorMessage();
     }
 
     private static String problem(SQLException error) throws SQLException {
         try (Connection connection = connect()) {
-            return value(
-                    connection, "SELECT idem.problem(?, ?)", error.getSQLState(), message(error));
+            String message = fields(error) == null ? null : fields(error).getMessage();
+            return value(connection, "SELECT idem.problem(?, ?)", error.getSQLState(), message);
         }
-    }
-
-    /** The driver's message also has the severity and the hint; this is the primary message. */
-    private static String message(SQLException error) {
-        return error.getMessage().lines().findFirst().orElse("").replaceFirst("^\\S+: ", "");
     }
 
     private static Connection connect() throws SQLException {

@@ -58,8 +58,8 @@ std::string pay_once(pqxx::connection& connection, const std::string& key,
     return answer;
 }
 
-// The time to wait, in seconds. The hints of ID001 and ID009, which libpqxx adds to the message,
-// contain "after 1.5 seconds".
+// The time to wait, in seconds. ID001 and ID009 have it in a field of the error, which libpqxx
+// hides. Their hints, which libpqxx adds to the message, contain it as "after 1.5 seconds".
 double retry_after(const std::string& message) {
     std::smatch found;
     return std::regex_search(message, found, std::regex("after ([0-9.]+) seconds"))

@@ -24,13 +24,9 @@ import (
 
 const attempts = 10
 
-var (
-	// Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-	// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-	transient = regexp.MustCompile(`^(08|40|53|57P|ID001|ID009)`)
-	// The hints of ID001 and ID009 contain "after 1.5 seconds".
-	comeBack = regexp.MustCompile(`after ([\d.]+) seconds`)
-)
+// Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
+// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
+var transient = regexp.MustCompile(`^(08|40|53|57P|ID001|ID009)`)
 
 // payOnce claims the key, makes the payment and completes the claim, in one transaction.
 func payOnce(db *sql.DB, key, amount string) (answer string, err error) {
@@ -81,18 +77,15 @@ func isTransient(err error) bool {
 	return !errors.As(err, &fromServer) || transient.MatchString(string(fromServer.Code))
 }
 
-// retryAfter returns the time to wait, in seconds.
+// retryAfter returns the time to wait, in seconds. ID001 and ID009 have it in a field, in
+// milliseconds.
 func retryAfter(err error) float64 {
 	var fromServer *pq.Error
-	if !errors.As(err, &fromServer) {
+	if !errors.As(err, &fromServer) || fromServer.Code != "ID001" && fromServer.Code != "ID009" {
 		return 0
 	}
-	found := comeBack.FindStringSubmatch(fromServer.Hint)
-	if found == nil {
-		return 0
-	}
-	seconds, _ := strconv.ParseFloat(found[1], 64)
-	return seconds
+	milliseconds, _ := strconv.Atoi(fromServer.DataTypeName) // 0 if there is none
+	return float64(milliseconds) / 1000
 }
 
 func problem(db *sql.DB, err *pq.Error) (document string, failed error) {

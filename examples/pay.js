@@ -63,10 +63,9 @@ function isTransient(error) {
   return !fromServer || TRANSIENT.test(error.code);
 }
 
-// The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
+// The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
 function retryAfter(error) {
-  const found = /after ([\d.]+) seconds/.exec(error.hint);
-  return found ? Number(found[1]) : 0;
+  return ['ID001', 'ID009'].includes(error.code) ? Number(error.dataType ?? 0) / 1000 : 0;
 }
 
 async function problem(error) {

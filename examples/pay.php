@@ -70,7 +70,8 @@ function sqlstate(PDOException $error): string
     return $error->errorInfo[0] ?? '08001'; // none: it could not connect
 }
 
-// The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
+// The time to wait, in seconds. ID001 and ID009 have it in a field of the error, which PDO hides.
+// Their hints, which PDO adds to the message, contain it as "after 1.5 seconds".
 function retry_after(PDOException $error): float
 {
     $known = preg_match('/after ([\d.]+) seconds/', $error->getMessage(), $found);

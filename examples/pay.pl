@@ -53,12 +53,19 @@ sub pay
 		my $dbh;
 		my $answer = eval { $dbh = connection(); pay_once($dbh, $key, $amount) };
 		return $answer if defined $answer;
-		my $message = $@;
-		my $state = $DBI::state;
-		die { state => $state, message => $message }
-		  if $attempt == $ATTEMPTS || !lost($dbh) && $state !~ $TRANSIENT;
-		sleep max(retry_after($message), rand min(5, 0.05 * 2**$attempt));
+		my $error = error_of($dbh, $@);
+		die $error if $attempt == $ATTEMPTS || !lost($dbh) && $error->{state} !~ $TRANSIENT;
+		sleep max(retry_after($error), rand min(5, 0.05 * 2**$attempt));
 	}
+}
+
+# The next call of the driver forgets the SQLSTATE, and the next statement, even a ping, the fields.
+sub error_of
+{
+	my ($dbh, $message) = @_;
+	my $state = $DBI::state;
+	my ($primary, $type) = map { $dbh && $dbh->pg_error_field($_) } qw(primary type);
+	return { state => $state, message => $primary // $message, type => $type };
 }
 
 sub lost
@@ -67,20 +74,17 @@ sub lost
 	return !$dbh || !$dbh->ping;
 }
 
-# The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
+# The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
 sub retry_after
 {
-	my ($message) = @_;
-	return $message =~ /after ([\d.]+) seconds/ ? $1 : 0;
+	my ($error) = @_;
+	return $error->{state} =~ /^ID00[19]$/ ? ($error->{type} // 0) / 1000 : 0;
 }
 
-# The driver's message also has the hint and the context. The primary message is the rest of its
-# first line.
 sub problem
 {
 	my ($error) = @_;
-	my ($detail) = $error->{message} =~ /:  (.*)/;
-	return connection()->selectrow_array('SELECT idem.problem(?, ?)', undef, $error->{state}, $detail);
+	return connection()->selectrow_array('SELECT idem.problem(?, ?)', undef, @$error{qw(state message)});
 }
 
 my ($key, $amount) = @ARGV;

@@ -59,9 +59,9 @@ def is_transient(error):
 
 
 def retry_after(error):
-    """The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds"."""
-    found = re.search(r"after ([\d.]+) seconds", error.diag.message_hint or "")
-    return float(found[1]) if found else 0
+    """The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds."""
+    milliseconds = error.diag.datatype_name if error.sqlstate in ("ID001", "ID009") else None
+    return int(milliseconds or 0) / 1000
 
 
 def problem(error):

@@ -59,9 +59,11 @@ def transient?(error)
   state.nil? || state.match?(TRANSIENT) # no state: not from the server, the connection is lost
 end
 
-# The time to wait, in seconds. The hints of ID001 and ID009 contain "after 1.5 seconds".
+# The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
 def retry_after(error)
-  field(error, PG::PG_DIAG_MESSAGE_HINT).to_s[/after ([\d.]+) seconds/, 1].to_f
+  return 0 unless %w[ID001 ID009].include?(field(error, PG::PG_DIAG_SQLSTATE))
+
+  field(error, PG::PG_DIAG_DATATYPE_NAME).to_i / 1000.0
 end
 
 def problem(error)

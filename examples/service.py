@@ -98,10 +98,9 @@ def payment_request(body):
 def problem(error):
     """The problem document and Retry-After. The client does not get messages of internal errors."""
     if isinstance(error, Refused):
-        sqlstate, message, hint = error.sqlstate, str(error), None
+        sqlstate, message = error.sqlstate, str(error)
     else:
-        sqlstate = error.sqlstate or "08006"
-        message, hint = error.diag.message_primary, error.diag.message_hint
+        sqlstate, message = error.sqlstate or "08006", error.diag.message_primary
     try:
         with psycopg.connect() as connection:
             document = connection.execute(
@@ -110,9 +109,8 @@ def problem(error):
                 (sqlstate, message)).fetchone()[0]
     except psycopg.OperationalError:  # the database is not reachable
         document = {"type": "about:blank", "title": "Service Unavailable", "status": 503}
-    after = re.search(r"after ([\d.]+) seconds", hint or "")  # the hints of ID001 and ID009
-    if after:
-        return document, math.ceil(float(after[1]))
+    if sqlstate in ("ID001", "ID009") and error.diag.datatype_name:  # when to retry, in ms
+        return document, math.ceil(int(error.diag.datatype_name) / 1000)
     return document, 1 if document["status"] == 503 else None
 
 

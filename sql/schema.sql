@@ -247,7 +247,8 @@ COMMENT ON COLUMN idem.claim_result.recovery_point IS
 COMMENT ON COLUMN idem.claim_result.recovery_state IS
     'The state of the recovery point.';
 COMMENT ON COLUMN idem.claim_result.created_at IS
-    'When the operation was first claimed.';
+    'When the operation was first claimed. For in_progress, since when the key has been held; NULL '
+    'if that is not known.';
 COMMENT ON COLUMN idem.claim_result.expires_at IS
     'When the answer expires; NULL until completed.';
 COMMENT ON COLUMN idem.claim_result.redacted IS

@@ -479,6 +479,12 @@ Result retry_row(std::string_view outcome, std::int64_t retry_after) {
     return row;
 }
 
+Result held_row(const ClaimResult& result) {
+    Result row = retry_row("in_progress", result.retry_after);
+    row.set_time(column_created_at, result.holder.since);
+    return row;
+}
+
 Result claimed_row(const ClaimResult& result) {
     const pg::Claim& claim = *result.claim;
     const core::TokenText token = pg::token_text(claim.token);
@@ -517,7 +523,7 @@ Result row_of(const ClaimResult& result) {
         case Outcome::exhausted:
             return stored_row("failed", result.record);
         case Outcome::in_progress:
-            return retry_row("in_progress", result.retry_after);
+            return held_row(result);
         case Outcome::open_here:
             return refusal_row("in_progress");
         case Outcome::conflict:

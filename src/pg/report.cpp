@@ -208,9 +208,13 @@ struct OwnError {
     consteval OwnError(const char* own_name) : name(own_name), code(errcode_named(own_name)) {}
 };
 
+int erridem(const char* name) {
+    (void)errname(name);
+    return err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
+}
+
 int own_error(OwnError error) {
-    (void)err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
-    (void)errname(error.name);
+    (void)erridem(error.name);
     return errcode(error.code);
 }
 
@@ -328,6 +332,7 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant,
                     errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
 }
 
+// Whatever the code, the fields tell a replayed failure from an error that is raised now.
 void stored_failure(std::string_view key, Jsonb* error) {
     const char* message = error_member(error, "message");
     const char* detail = error_member(error, "detail");
@@ -340,10 +345,9 @@ void stored_failure(std::string_view key, Jsonb* error) {
         detail = "The failure is stored, and every retry receives it.";
     if (without_code && hint == nullptr)
         hint = "To run the operation again, use a new key. idem.lookup() shows the stored failure.";
-    ereport(ERROR,
-            (without_code ? own_error("key_failed") : errcode(code), errmsg_internal("%s", message),
-             detail != nullptr ? errdetail_internal("%s", detail) : 0,
-             hint != nullptr ? errhint("%s", hint) : 0));
+    ereport(ERROR, (errcode(code), erridem("key_failed"), errmsg_internal("%s", message),
+                    detail != nullptr ? errdetail_internal("%s", detail) : 0,
+                    hint != nullptr ? errhint("%s", hint) : 0));
     pg_unreachable();
 }
 

@@ -13,10 +13,10 @@ CREATE VIEW seen AS SELECT key, state, coalesce(attempt, 1) AS attempt, state = 
   recovery_point, recovery_state, response, error FROM idem.record ORDER BY key;
 
 -- claim, then continue in other transactions
-SELECT token AS t, claimed, outcome, attempt, recovery_point, expires_at FROM idem.claim('jobs', 'a', '{"n": 1}', lease => '1 minute') \gset
+SELECT token AS t, claimed, outcome, attempt, recovery_point, expires_at, created_at AS born FROM idem.claim('jobs', 'a', '{"n": 1}', lease => '1 minute') \gset
 \echo :claimed :outcome :attempt
 SELECT state, attempt, holder_pid, lease_end > now() + interval '50 s' AS minute, expires_at - lease_end AS ttl FROM idem.lookup('jobs', 'a');
-SELECT outcome, claimed, retry_after <= interval '10 s' AS soon FROM idem.try_claim('jobs', 'a', '{"n": 1}');
+SELECT outcome, claimed, retry_after <= interval '10 s' AS soon, created_at = :'born' AS since FROM idem.try_claim('jobs', 'a', '{"n": 1}');
 SELECT outcome FROM idem.try_claim('jobs', 'a', '{"n": 2}');  -- a conflict comes before the state
 \set VERBOSITY sqlstate
 SELECT idem.claim('jobs', 'a', '{"n": 1}');

@@ -1,6 +1,6 @@
 # The example in each language, under network and server faults: one effect, one answer. Then the
 # same example, changed to send a new key with each retry: two effects, which shows that the test
-# can fail.
+# can fail. Then the statements of test/drivers, with parameters as the driver sends them.
 use strict;
 use warnings;
 
@@ -14,7 +14,9 @@ use Test::More;
 use Time::HiRes qw(usleep);
 
 # Name; file; a command that tells whether toolchain and driver are installed; how to build SOURCE
-# into BUILT and run it; the change that makes a retry use a new key.
+# into BUILT and run it; the change that makes a retry use a new key; the program of test/drivers,
+# and the ways in which it can send parameters; how the driver writes a placeholder, if not as "?";
+# whether it hides the fields of an error.
 my @languages = (
 	{
 		name    => 'Python (psycopg)',
@@ -22,6 +24,8 @@ my @languages = (
 		probe   => 'PYTHON -c "import psycopg"',
 		run     => 'PYTHON SOURCE',
 		new_key => [ 'return pay_once(connection, key, amount)' => 'return pay_once(connection, f"{key} {attempt}", amount)' ],
+		untyped     => [ 'untyped.py', qw(parameters prepared literals) ],
+		placeholder => sub { '%s' },
 	},
 	{
 		name    => 'Node (pg)',
@@ -29,6 +33,8 @@ my @languages = (
 		probe   => q(cd examples && node -e "require('pg')"),
 		run     => 'node SOURCE',
 		new_key => [ 'payOnce(client, key, amount))' => 'payOnce(client, key + attempt, amount))' ],
+		untyped     => [ 'untyped.js', qw(parameters prepared) ],
+		placeholder => sub { "\$$_[0]" },
 	},
 	{
 		name    => 'Perl (DBD::Pg)',
@@ -36,6 +42,7 @@ my @languages = (
 		probe   => 'perl -MDBD::Pg -e 1',
 		run     => 'perl SOURCE',
 		new_key => [ 'pay_once($dbh, $key, $amount)' => 'pay_once($dbh, "$key $attempt", $amount)' ],
+		untyped => [ 'untyped.pl', qw(parameters prepared) ],
 	},
 	{
 		name    => 'PHP (PDO)',
@@ -43,6 +50,8 @@ my @languages = (
 		probe   => q(php -r 'exit(extension_loaded("pdo_pgsql") ? 0 : 1);'),
 		run     => 'php SOURCE',
 		new_key => [ q|new PDO('pgsql:'), $key, $amount| => q|new PDO('pgsql:'), $key . $attempt, $amount| ],
+		untyped      => [ 'untyped.php', qw(parameters prepared literals) ],
+		hides_fields => 1,
 	},
 	{
 		name    => 'Ruby (pg)',
@@ -51,6 +60,8 @@ my @languages = (
 		run     => 'ruby SOURCE',
 		new_key => [ '|connection| pay_once(connection, key, amount)' =>
 			  '|connection| pay_once(connection, "#{key} #{attempt}", amount)' ],
+		untyped     => [ 'untyped.rb', qw(parameters prepared) ],
+		placeholder => sub { "\$$_[0]" },
 	},
 	{
 		name    => 'C++ (libpqxx)',
@@ -60,14 +71,18 @@ my @languages = (
 		run     => 'BUILT',
 		new_key => [ 'return pay_once(connection, key, amount)' =>
 			  'return pay_once(connection, key + std::to_string(attempt), amount)' ],
+		untyped      => [ 'untyped.cpp', qw(parameters prepared) ],
+		placeholder  => sub { "\$$_[0]" },
+		hides_fields => 1,
 	},
 	{
 		name    => 'Java (JDBC)',
 		file    => 'Pay.java',
 		probe   => 'javac -version && test -f JDBC',
-		build   => 'mkdir -p BUILT && javac -d BUILT SOURCE',
-		run     => 'java -cp BUILT:JDBC Pay',
+		build   => 'mkdir -p BUILT && javac -cp JDBC -d BUILT SOURCE',
+		run     => 'java -cp BUILT:JDBC CLASS',
 		new_key => [ 'return payOnce(connection, key, amount)' => 'return payOnce(connection, key + attempt, amount)' ],
+		untyped => [ 'Untyped.java', qw(untyped varchar prepared literals) ],
 	},
 	{
 		name    => 'Go (lib/pq)',
@@ -76,6 +91,8 @@ my @languages = (
 		build   => 'go build -o BUILT SOURCE',
 		run     => 'BUILT',
 		new_key => [ 'payOnce(db, key, amount)' => 'payOnce(db, key+strconv.Itoa(attempt), amount)' ],
+		untyped     => [ 'untyped.go', qw(parameters described prepared) ],
+		placeholder => sub { "\$$_[0]" },
 	},
 );
 
@@ -93,10 +110,14 @@ sub command
 {
 	my ($template, %paths) = @_;
 	my %words = (PYTHON => $python // 'python3', JDBC => '/usr/share/java/postgresql.jar', %paths);
-	return $template =~ s/\b(PYTHON|JDBC|SOURCE|BUILT)\b/$words{$1}/gr;
+	return $template =~ s/\b(PYTHON|JDBC|SOURCE|BUILT|CLASS)\b/$words{$1}/gr;
 }
 
-my $node = idem_node('examples', bare => 1, conf => "max_connections = 40\nlisten_addresses = '127.0.0.1'");
+my $node = idem_node('examples', bare => 1, conf => <<"CONF");
+max_connections = 40
+listen_addresses = '127.0.0.1'
+shared_preload_libraries = 'idem'
+CONF
 $node->safe_psql('postgres', slurp_file('examples/setup.sql'));
 # A claim gives up soon, so that the client has something to retry. A trigger makes it lose races on
 # demand.
@@ -263,6 +284,46 @@ SQL
 	return;
 }
 
+# A schema in the place of idem's, which refuses the first call of a key, tells the client when to
+# come back, and answers the second call with the time that has passed. A hint without the time shows
+# that the client reads the field of the error.
+$node->safe_psql('postgres', 'CREATE DATABASE told');
+$node->safe_psql('told', <<'SQL');
+CREATE SCHEMA idem;
+CREATE SEQUENCE idem.calls;
+CREATE SEQUENCE idem.refused;
+CREATE FUNCTION idem.claim(scope text, key text, request jsonb, OUT claimed boolean, OUT token text, OUT response jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE microseconds bigint := 1e6 * extract(epoch FROM clock_timestamp());
+BEGIN
+  IF nextval('idem.calls') % 2 = 0 THEN
+    claimed := false;
+    response := to_jsonb(microseconds - (SELECT last_value FROM idem.refused));
+    RETURN;
+  END IF;
+  PERFORM setval('idem.refused', microseconds);
+  IF key LIKE '%hint' THEN
+    RAISE 'not now' USING ERRCODE = left(key, 5), HINT = 'Retry with the same key after 0.7 seconds.';
+  ELSE
+    RAISE 'not now' USING ERRCODE = left(key, 5), DATATYPE = '700', HINT = 'Retry later.';
+  END IF;
+END $$;
+SQL
+
+sub waits_as_told
+{
+	my ($language) = @_;
+	my $where = $language->{hides_fields} ? 'hint' : 'field';
+	for my $sqlstate (qw(ID001 ID009))
+	{
+		local %ENV = (%ENV, at_server(), PGDATABASE => 'told');
+		my ($stdout, $stderr) = ('', '');
+		IPC::Run::run([ split(' ', $language->{command}), "$sqlstate in the $where", 1 ], '>', \$stdout, '2>', \$stderr);
+		cmp_ok($stdout || 0, '>=', 700_000, "$sqlstate: waits as long as the $where says") or diag $stderr;
+	}
+	return;
+}
+
 # The mistake that idempotency keys prevent.
 sub pays_twice_with_new_keys
 {
@@ -276,13 +337,90 @@ sub pays_twice_with_new_keys
 	return;
 }
 
+# What drivers send ------------------------------------------------------------------------------------
+
+# A database for each run, so that each begins with the same keys.
+$node->safe_psql('postgres', 'CREATE DATABASE drivers');
+$node->safe_psql('drivers', <<'SQL');
+CREATE EXTENSION idem;
+SELECT idem.create_scope('payments', store_request => true);
+SELECT idem.create_scope('limited', claims_per_minute => 1);
+CREATE FUNCTION echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+SQL
+
+# Name of the result, if it has one; statement; parameters.
+my @statements = map { [ /^(?:(\w+)=)?(SELECT [^\t]*)\t(.*)$/ ] }
+  grep { !/^(?:#|$)/ } split /\n/, slurp_file('test/drivers/statements.tsv');
+
+is($node->safe_psql('drivers', <<'SQL'), join("\n", sort keys %{ { map { map { $_ => 1 } $_->[1] =~ /idem\.(\w+)\(\?/g } @statements } }), 'test/drivers calls every function that takes a key or a token');
+SELECT DISTINCT proname FROM pg_proc JOIN pg_depend ON objid = pg_proc.oid AND classid = 'pg_proc'::regclass AND deptype = 'e'
+ WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
+   AND (proargnames[1:pronargs] && '{key,keys,token,source}' OR proname IN ('take', 'derive_key')) AND proname <> 'reset_stream' ORDER BY 1
+SQL
+
+# As the driver wants the placeholders. Each statement has one result, and that is a text.
+sub input_of
+{
+	my ($language) = @_;
+	my $input = '';
+	for my $statement (@statements)
+	{
+		my ($name, $sql, $parameters) = @$statement;
+		my $n = 0;
+		my $placeholder = $language->{placeholder} // sub { '?' };
+		$sql =~ s/\?/$placeholder->(++$n)/ge;
+		$sql = "SELECT r::text FROM ($sql) AS r" unless defined $name;
+		$input .= join("\t", $name // '', $sql, $parameters) . "\n";
+	}
+	return $input;
+}
+
+# Each statement with its result, without what differs from run to run.
+sub transcript
+{
+	my (@results) = @_;
+	my $transcript = '';
+	for my $statement (@statements)
+	{
+		my ($name, $sql) = @$statement;
+		my $result = shift @results // 'nothing';
+		$result =~ s/^[\w-]{30,}$/a token/ if defined $name;
+		$result =~ s/^(ERROR \w+ \S+ \S+) 0*[1-9]\d* /$1 MILLISECONDS /;
+		$result =~ s/ \d{4}-\d\d-\d\dT[\d:.]+\+00:00$/ SINCE/;
+		$transcript .= "$sql\n--> $result\n";
+	}
+	return $transcript;
+}
+
+sub sends_untyped_parameters
+{
+	my ($language) = @_;
+	my ($file, @modes) = @{ $language->{untyped} };
+	my $program = prepared($language, "test/drivers/$file");
+	my $expected = slurp_file('test/drivers/expected.out');
+	$expected =~ s/^(--> ERROR \w{5}) .*/$1/mg if $language->{hides_fields};
+	for my $mode (@modes)
+	{
+		my $database = "drivers_${mode}_$file";
+		$node->safe_psql('postgres', qq(CREATE DATABASE "$database" TEMPLATE drivers));
+		local %ENV = (%ENV, at_server(), PGDATABASE => $database);
+		my $input = input_of($language);
+		my ($stdout, $stderr) = ('', '');
+		IPC::Run::run([ split(' ', $program->{command}), $mode ], '<', \$input, '>', \$stdout, '2>', \$stderr);
+		is($stderr, '', "$file, $mode: runs");
+		is(transcript(split /\n/, $stdout), $expected, "$file, $mode: every statement has its result");
+	}
+	return;
+}
+
 # Running them -----------------------------------------------------------------------------------------
 
 # Builds the example, or a changed one, and returns the command that runs it.
 sub prepared
 {
 	my ($language, $source) = @_;
-	my %paths = (SOURCE => $source, BUILT => PostgreSQL::Test::Utils::tempdir . '/built');
+	my ($class) = $source =~ m{(\w+)\.\w+$};
+	my %paths = (SOURCE => $source, BUILT => PostgreSQL::Test::Utils::tempdir . '/built', CLASS => $class);
 	if ($language->{build})
 	{
 		my $build = command($language->{build}, %paths);
@@ -321,7 +459,9 @@ for my $language (@languages)
 			loses_connections($example);
 			loses_races($example);
 			waits_its_turn($example);
+			waits_as_told($example);
 			pays_twice_with_new_keys(prepared($language, with_new_keys($language)));
+			sends_untyped_parameters($language);
 		};
 	}
 }

@@ -627,6 +627,39 @@ sub http
 }
 
 # ---------------------------------------------------------------------------------------------
+# Functions of other types
+# ---------------------------------------------------------------------------------------------
+
+sub without_result
+{
+	my $ship = sub { my ($key, $item, $quantity) = @_; return "SELECT ship('$key', '$item', $quantity)"; };
+	ask('BEGIN; ' . $ship->('s1', 'pen', 2) . '; ROLLBACK');
+	my @said = (ask($ship->('s1', 'pen', 2)), ask($ship->('s1', 'pen', 2)), ask($ship->('s1', 'ink', 2)));
+	push @said, ask($ship->('s2', 'pen', 0)), ask($ship->('s2', 'pen', 1));
+	return facts(map({ $_ eq '' ? 'void' : $_ } @said), 'shipped ' . ask(q{SELECT string_agg(item || quantity, ' ' ORDER BY id) FROM shipment}));
+}
+
+sub returns_rows
+{
+	ask(q{INSERT INTO seat SELECT 'A' || n, 10 + n * 0.50 FROM generate_series(1, 3) n});
+	my $reserve = sub { my ($key, $guest, $seats) = @_; return ask("SELECT * FROM reserve('$key', '$guest', $seats)") =~ s/\n/ /gr; };
+	my @said = ($reserve->('r1', 'ann', 2), $reserve->('r2', 'bob', 2), $reserve->('r3', 'cyd', 2));
+	ask(q{UPDATE seat SET guest = NULL});
+	push @said, map { $reserve->("r$_->[0]", $_->[1], 2) } [ 1, 'ann' ], [ 2, 'bob' ], [ 3, 'cyd' ], [ 3, 'dan' ];
+	return facts(@said, 'free ' . ask('SELECT count(*) FROM seat WHERE guest IS NULL'));
+}
+
+# A retry may come in a session with other settings.
+sub returns_composite
+{
+	my $pay = q{SELECT id, amount, extract(epoch FROM paid) FROM pay('p1', 10.50)};
+	my ($first, $again) = (ask($pay), ask("SET timezone = 'Asia/Kolkata'; SET datestyle = 'German'; $pay"));
+	my ($kept) = $first =~ /^(.*)\|/;
+	return facts("first $kept", 'again ' . ($again eq $first ? 'the same' : 'another'), ask(q{SELECT pay('p1', 11)}),
+		'receipts ' . ask('SELECT count(*) FROM receipt'));
+}
+
+# ---------------------------------------------------------------------------------------------
 # The recipes, their results, and their results without idem's call
 # ---------------------------------------------------------------------------------------------
 
@@ -749,10 +782,34 @@ my %test = (
 			fail => [ qr/PERFORM idem\.fail\(.*\);/, 'PERFORM idem.release(c.token);', qr/refusal absent/ ],
 		},
 	},
+	'A function without a result' => {
+		run => \&without_result,
+		shows => 'void, void, ID002, 23514, void, shipped pen2 pen1',
+		without => {
+			once => [ qr/NOT idem\.once\(.*\)\)/, 'false', qr/^void, void, void, 23514, void, shipped pen2 pen2 ink2 pen1/ ],
+			request => [ qr/, jsonb_build_object\('item', item, 'quantity', quantity\)/, q{, '{}'}, qr/^void, void, void/ ],
+		},
+	},
+	'A function that returns rows' => {
+		run => \&returns_rows,
+		shows => 'A1|10.50 A2|11.00, A3|11.50, , A1|10.50 A2|11.00, A3|11.50, , ID002, free 3',
+		without => {
+			claim => [ qr/idem\.claim\('reservations', key/, q{idem.claim('reservations', idem.new_key()}, qr/free 0/ ],
+			complete => [ qr/idem\.complete\(c\.token, answer\)/, 'idem.complete(c.token)', qr/A3\|11\.50, , , , , ID002/ ],
+		},
+	},
+	'A function that returns a row' => {
+		run => \&returns_composite,
+		shows => 'first 1|10.50, again the same, ID002, receipts 1',
+		without => {
+			claim => [ qr/idem\.claim\('receipts', key/, q{idem.claim('receipts', idem.new_key()}, qr/receipts 3/ ],
+			complete => [ qr/idem\.complete\(c\.token, to_jsonb\(r\)\)/, 'idem.complete(c.token)', qr/again another, ID002, receipts 1/ ],
+		},
+	},
 );
 is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
 		'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance', 'A guarded table',
-		'An HTTP handler' ], 'every recipe is tested');
+		'An HTTP handler', 'A function without a result', 'A function that returns rows', 'A function that returns a row' ], 'every recipe is tested');
 
 # Runs a recipe's scenario on it, or on what is left of it, in a database of its own.
 sub run_recipe

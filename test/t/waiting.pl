@@ -1,5 +1,5 @@
-# The bound of a wait, when the clock is set back, and when a timeout fires just as the lock is
-# granted.
+# The bound of a wait, when the clock is set back, when another session waits for this one at the same
+# time, and when a timeout fires just as the lock is granted.
 use strict;
 use warnings;
 
@@ -31,13 +31,41 @@ SQL
 	eval { $waiter->quit };
 }
 
+my $node = idem_node('waiting');
+$node->safe_psql('postgres', "SELECT idem.create_scope('jobs', wait => '0')");
+
+# DROP DATABASE waits until each backend has closed its files. The waiter is stopped, so that this
+# request and the end of its own wait reach it together. It must see to both.
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE scratch');
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe("BEGIN; SELECT FROM idem.claim('jobs', 'held')");
+	my $waiter = $node->background_psql('postgres');
+	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
+	$waiter->query_until(qr/waiting/, <<'SQL');
+\echo waiting
+SELECT outcome FROM idem.try_claim('jobs', 'held', wait => '1 s');
+SQL
+	waits_for($node, $pid, 'Lock');
+	kill 'STOP', $pid;
+	my $dropper = $node->background_psql('postgres', on_error_stop => 0);
+	my $dropping = $dropper->query_safe('SELECT pg_backend_pid()');
+	$dropper->query_until(qr/dropping/, "\\echo dropping\nDROP DATABASE scratch;\n");
+	$node->poll_query_until('postgres', "SELECT wait_event = 'ProcSignalBarrier' FROM pg_stat_activity WHERE pid = $dropping")
+	  or die 'DROP DATABASE does not wait';
+	sleep 2;
+	kill 'CONT', $pid;
+	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'the wait ends');
+	ok($node->poll_query_until('postgres', q{SELECT NOT EXISTS (SELECT FROM pg_database WHERE datname = 'scratch')}),
+		'no session waits for a backend whose wait has ended');
+	$holder->query_safe('ROLLBACK');
+	$_->quit for $waiter, $dropper, $holder;
+}
+
 # A debugger stops the waiter at the instant when the lock is granted, until the time is up. The timeout
 # ends that wait, and is not an error of what comes next.
 my $gdb = grep({ -x "$_/gdb" } split(/:/, $ENV{PATH}));
 if (!$gdb) { done_testing(); exit; }
-
-my $node = idem_node('waiting');
-$node->safe_psql('postgres', "SELECT idem.create_scope('jobs', wait => '0')");
 
 my $holder = $node->background_psql('postgres');
 $holder->query_safe("BEGIN; SELECT token AS t FROM idem.claim('jobs', 'k') \\gset");
