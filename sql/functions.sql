@@ -413,11 +413,11 @@ COMMENT ON FUNCTION idem.create_scope IS
     'raises in addition to those that are always transient; store_request keeps the request of a '
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
-    'headers of answers that are not stored; tenant_from says where the tenant comes from, the '
-    'argument or the role; explain_conflicts makes ID002 name the members that differ; max_bytes '
-    'limits what a tenant may store (NULL: no limit). With if_not_exists, a scope '
-    'that has exactly these settings is left as it is. For superusers and roles that are granted '
-    'EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'headers of answers that are not stored; tenant_from is argument, or role for the role that '
+    'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
+    'is how much a tenant may store. With if_not_exists, a scope that has exactly these settings '
+    'is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
+    'to SET ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
@@ -452,10 +452,10 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of zero removes '
-    'answer_ttl or min_ttl. Stored records do not change. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be able to '
-    'SET ROLE to a new owner. '
+    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
+    'zero removes answer_ttl or min_ttl. Stored records do not change. For superusers and roles '
+    'that are granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be '
+    'able to SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
     '22023.';
 

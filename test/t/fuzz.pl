@@ -286,6 +286,11 @@ my %values = (
 	'wait interval' => [ 'NULL', q('0'), q('1 ms'), q('20 ms'), q('-1 s'), @infinite ],
 	'retry_after interval' => [ 'NULL', q('0'), q('1 ms'), q('10 ms'), q('1 hour'), q('-1 s'), q('1001 years'), @infinite ],
 	'answer_ttl interval' => [ 'NULL', q('1 ms'), q('20 ms'), q('10 ms'), q('0'), q('1 hour'), q('-1 s'), @infinite ],
+	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'), q('{ä}') ],
+	# not 'role': the fuzzer would no longer know which tenants are the same
+	'tenant_from text' => [ 'NULL', q('argument'), q('user'), q('') ],
+	'explain_conflicts boolean' => [qw(NULL true false)],
+	'max_bytes bigint' => [ 'NULL', -2, -1, 0, 1, 1000, 9223372036854775807 ],
 	'min_ttl interval' => [ 'NULL', q('1 ms'), q('0'), q('10 ms'), q('1 hour'), q('-1 s'), @infinite ],
 	'base interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
 	'cap interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
