@@ -40,7 +40,7 @@ OWN_ERRORS = {
     "ID005": (409, "not_claimed", "Operation not claimed"),
     "ID006": (500, "claim_incomplete", "Operation left incomplete"),
     "ID007": (400, "invalid_key", "Idempotency key missing or invalid"),
-    "ID008": (400, "unknown_scope", "Unknown scope"),
+    "ID008": (500, "unknown_scope", "Unknown scope"),
     "ID009": (429, "limit_exceeded", "Too many operations"),
     "ID010": (412, "stale_key", "Idempotency key too old"),
     "ID011": (428, "claim_required", "Idempotency key required"),
