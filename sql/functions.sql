@@ -294,14 +294,45 @@ COMMENT ON FUNCTION idem.require_claim IS
 -- HTTP
 -- ---------------------------------------------------------------------------------------------
 
+CREATE FUNCTION idem.parse_key(header text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_parse_key'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.parse_key IS
+    'Returns the key in the value of an Idempotency-Key header: a string in double quotes (RFC '
+    '8941), or a bare token. NULL if the header is NULL or empty. '
+    'Raises ID007 invalid_key.';
+
 CREATE FUNCTION idem.http_status(sqlstate text)
 RETURNS integer
 AS 'MODULE_PATHNAME', 'idem_http_status'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.http_status IS
+COMMENT ON FUNCTION idem.http_status(text) IS
     'Returns the HTTP status that fits a SQLSTATE: 4xx for errors that concern the client''s '
     'request, 503 for errors that a retry may cure, 500 for all others. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.http_status(result idem.claim_result)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_http_status_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.http_status(idem.claim_result) IS
+    'Returns the HTTP status of what a claim returned: the status in it; else 200 for claimed and '
+    'completed, and that of the error for all other outcomes. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.http_headers(result idem.claim_result)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_http_headers_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.http_headers IS
+    'Returns the HTTP headers of what a claim returned, as an array of objects with one member: '
+    'the headers in it, Idempotency-Replayed for a stored answer, and Retry-After in seconds if '
+    'there is a time to wait. '
     'Raises 22004, 22023.';
 
 CREATE FUNCTION idem.problem(sqlstate text, detail text DEFAULT NULL)
@@ -309,10 +340,20 @@ RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_problem'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.problem IS
+COMMENT ON FUNCTION idem.problem(text, text) IS
     'Returns an error as an application/problem+json document (RFC 9457) with type, title, '
     'status, sqlstate and, if given, detail. '
     'Raises 22004, 22023, 22021.';
+
+CREATE FUNCTION idem.problem(result idem.claim_result)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_problem_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.problem(idem.claim_result) IS
+    'Returns what a claim returned as an application/problem+json document (RFC 9457); the detail '
+    'is the message of a stored failure. NULL for claimed and completed. '
+    'Raises 22004, 22023.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Message consumers

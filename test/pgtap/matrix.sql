@@ -156,6 +156,10 @@ INSERT INTO call VALUES
     ('idem.key_weakness(text)', 'every role', $$SELECT idem.key_weakness('4711')$$),
     ('idem.http_status(text)', 'every role', $$SELECT idem.http_status('ID001')$$),
     ('idem.problem(text,text)', 'every role', $$SELECT idem.problem('ID001')$$),
+    ('idem.parse_key(text)', 'every role', $$SELECT idem.parse_key('"a"')$$),
+    ('idem.http_status(idem.claim_result)', 'every role', $$SELECT idem.http_status(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
+    ('idem.http_headers(idem.claim_result)', 'every role', $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
+    ('idem.problem(idem.claim_result)', 'every role', $$SELECT idem.problem(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
     ('idem.retention_window(interval,interval,interval,interval)', 'every role', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
     ('idem.records_needed(double precision,interval,double precision)', 'every role', $$SELECT idem.records_needed(1, '1 s')$$),
     ('idem.collision_probability(bigint,integer)', 'every role', $$SELECT idem.collision_probability(1, 1)$$);

@@ -285,8 +285,9 @@ sub is_described
 }
 
 my %function = catalog(<<'SQL');
-SELECT 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc
+SELECT DISTINCT ON (proname) 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc
  WHERE pronamespace = 'idem'::regnamespace AND 'uuid'::regtype <> ALL (proargtypes)
+ ORDER BY proname, 'idem.claim_result'::regtype = ANY (proargtypes)
 SQL
 my %returned;
 for my $name (keys %function)
@@ -308,6 +309,10 @@ for my $name (sort keys %section)
 	is(as_written($with_uuid{$name} // ''), $section{$name} =~ /^- `key text`[^-]*`uuid`/m ? $function{$name} : '', "function $name: whether the key may be a uuid");
 }
 is_described('function', \%returned, 'Columns');
+# Nor does it describe those twice that take a SQLSTATE or the result of a claim.
+my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});
+is_deeply([ sort grep { $section{$_} =~ /`result idem\.claim_result`/ } keys %function ], [ sort keys %of_claim ],
+	'which functions take the result of a claim');
 
 # Who may call a function, and what the planner may make of it.
 my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,

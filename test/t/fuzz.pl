@@ -298,6 +298,13 @@ my %values = (
 	'lease interval' => [ q('1 min'), q('1 min'), q('1 ms'), q('10 ms'), 'NULL', 'NULL', q('0') ],
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
+	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem.claim_result' => [
+		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
+			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
+			q('{"outcome": "completed", "headers": [{}]}'), q('{"outcome": "failed", "error": [], "status": -1}'), q('{"outcome": "limited", "retry_after": "-1 s"}'), q('{"outcome": "limited", "retry_after": "1001 years"}'), q('{"outcome": "banana"}'), q('{}'),
+			q(jsonb_build_object('outcome', 'completed', 'headers', (SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)))),
+		'NULL' ],
 	'sqlstate text' => [ q('ID001'), q('42501'), q('x'), 'NULL' ],
 	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole', '0::oid::regrole' ],
 	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],

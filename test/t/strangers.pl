@@ -124,6 +124,7 @@ my %by_type = (
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
+	'idem.claim_result' => sub { pick('NULL', (map { qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) } qw(completed failed conflict x))) },
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
@@ -147,6 +148,7 @@ my %by_name = (
 	source => sub { $pair_of->(pick(@there)) },
 	sqlstate => sub { $same->(pick('ID001', '42501', 'x')) },
 	detail => sub { $same->(pick(@texts)) },
+	header => sub { $pair_of->(pick(@there)) },
 	parts => sub { $pair_of->(pick(@there)) },
 	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) },);
 
