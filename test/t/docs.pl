@@ -29,7 +29,7 @@ use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
 my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 4);
-my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl');
+my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');
@@ -225,7 +225,7 @@ sub check_kinds
 	my ($page) = @_;
 	for my $block (blocks_of($page))
 	{
-		ok($block->{kind} =~ /^(?:sql|python|text)$/ && !$block->{'not run'} && !$block->{indent},
+		ok($block->{kind} =~ /^(?:sql|python|text|sh|diff|ruby|java|js|go)$/ && !$block->{'not run'} && !$block->{indent},
 			"$page, line $block->{line}: run by $tested_elsewhere{$page}, or text");
 	}
 	return;
