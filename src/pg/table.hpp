@@ -45,6 +45,9 @@ Oid find_table_oid(Table table);
 // One function per table. It must not raise errors or read tables.
 void on_invalidation(Table table, void (*forget)());
 
+// The schema of the extension's objects; InvalidOid if there is none.
+Oid own_schema();
+
 // Registers with the relation cache.
 void init_tables();
 
