@@ -891,6 +891,15 @@ void changes_not_counted() {
     pg_unreachable();
 }
 
+// For the log; the client is cut off already.
+void test_crash() {
+    ereport(FATAL, (errcode(ERRCODE_ADMIN_SHUTDOWN),
+                    errmsg("terminating connection before its transaction commits"),
+                    errdetail("The setting \"idem.test_crash_rate\" asks for it."),
+                    errhint("In production, reset the setting.")));
+    pg_unreachable();
+}
+
 // ---- The installation ---------------------------------------------------------------------------
 
 void not_installed(const char* table) {

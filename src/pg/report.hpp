@@ -157,6 +157,7 @@ void warn_of_missing_limit(const char* scope);
 [[noreturn]] void rehearsed_error(const char* call);
 [[noreturn]] void nested_rehearsal();
 [[noreturn]] void changes_not_counted();
+[[noreturn]] void test_crash();  // ends the session
 
 // ---- The installation ---------------------------------------------------------------------------
 

@@ -267,7 +267,9 @@ SELECT set_eq(
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
              ('idem.purge_rate', '100000', 'sighup', 'integer', '0'),
-             ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
+             ('idem.tenant', '', 'user', 'string', NULL),
+             ('idem.test_crash_rate', '0', 'superuser', 'real', '0'),
+             ('idem.test_duplicate_rate', '0', 'superuser', 'real', '0')$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 
 -- What a record takes. A further byte can cost eight, because rows are aligned: the most frequent
