@@ -627,8 +627,8 @@ COMMENT ON FUNCTION idem.rehearse IS
     'refused, and whether a rollback, or an error in any call of idem, leaves nothing half done. '
     'call is one SQL statement that runs the operation with a key that is not in use; '
     'other_request is the same with the same key and another request. Runs both with the '
-    'caller''s privileges, and rolls back what they do. Not undone: sequences, statistics, the '
-    'places in claims_per_minute, effects outside the database. '
+    'caller''s privileges, and rolls back what they do; idem''s statistics and limits do not count '
+    'them. Not undone: sequences, and effects outside the database. '
     'Raises 22004 for a null call, 22023 unless each is one statement, 55000 without track_counts, '
     '25006, 25000, 22021, and what the parser raises for a statement, such as 42601.';
 

@@ -397,7 +397,7 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 void note_conflict(const ClaimCall& call) {
     pg::count(call.scope->id, Counter::conflicts);
     pg::note_conflict();
-    if (pg::guc::log_conflicts != 0)
+    if (pg::guc::log_conflicts != 0 && !pg::rehearsing)
         report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
                              call.name.key);
 }

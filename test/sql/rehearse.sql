@@ -27,6 +27,11 @@ SELECT idem.rehearse($$SELECT pay('test-1', 10)$$, $$SELECT pay('test-1', 11)$$)
 SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM idem.record);
 SELECT idem.rehearse($$SELECT pay('test-1', 10)$$);
 
+-- Conflicts within it are part of the test, and are not reported.
+SET idem.log_conflicts = 'notice';
+SELECT count(*) FROM idem.rehearse($$SELECT pay('test-1', 10)$$, $$SELECT pay('test-1', 11)$$);
+RESET idem.log_conflicts;
+
 -- What comes before in the transaction stays; within and after an EXCEPTION block, and in the other
 -- isolation levels, it is the same.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
