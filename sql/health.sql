@@ -247,7 +247,7 @@ writer (name) AS (
 test_setting (name, setting) AS (
     SELECT s.name, s.setting
     FROM pg_settings s
-    WHERE s.name LIKE 'idem.test\_%' AND s.setting::float8 > 0
+    WHERE s.name LIKE 'idem.test\_%' AND s.setting !~ '^[0.]*$'
 
     UNION
     SELECT o.option_name, o.option_value

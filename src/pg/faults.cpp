@@ -13,11 +13,10 @@ bool is_drawn(double share) {
     return share > 0 && !rehearsing && pg_prng_double(&pg_global_prng_state) < share;
 }
 
-// As a network does it: no message is sent, and the next read finds the end of the connection. It
-// raises no error, because a transaction that has committed must not meet one.
+// As a network does it: what the server sends from now on is lost, and its next read finds the end
+// of the connection. Raises no error, because a transaction that has committed must not meet one.
 void cut_connection() {
     (void)shutdown(MyProcPort->sock, SHUT_RDWR);
-    whereToSendOutput = DestNone;
 }
 
 extern "C" {

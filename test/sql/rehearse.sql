@@ -80,6 +80,12 @@ SELECT idem.rehearse($$CALL pay_out('test-2', 10, NULL)$$, $$CALL pay_out('test-
 CREATE FUNCTION book(request jsonb) RETURNS jsonb LANGUAGE sql AS $$INSERT INTO payment(amount) VALUES (1) RETURNING '{}'::jsonb$$;
 SELECT idem.rehearse($$SELECT response FROM idem.execute('shop', 'test-2', 'book(jsonb)', '{"a": 1}')$$,
                      $$SELECT response FROM idem.execute('shop', 'test-2', 'book(jsonb)', '{"a": 2}')$$);
+-- A rehearsal meets no injected faults.
+SET idem.test_duplicate_rate = 1;
+SET idem.test_crash_rate = 1;
+SELECT line FROM idem.rehearse($$SELECT replayed FROM idem.execute('shop', 'test-2', 'book(jsonb)')$$) line WHERE line LIKE '# First%';
+RESET idem.test_duplicate_rate;
+RESET idem.test_crash_rate;
 CREATE FUNCTION consume(ids text[]) RETURNS void LANGUAGE sql AS $$
   INSERT INTO audit SELECT * FROM idem.once_each('shop', ids) $$;
 BEGIN;

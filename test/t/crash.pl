@@ -108,7 +108,7 @@ my $charge = sub {
 my %lost = (before => 0, after => 0);
 my $spoilt = 0;
 my $operations = 0;
-while ($operations < 100 && !($lost{before} && $lost{after}))
+while ($operations < 30 && !($lost{before} && $lost{after}))
 {
 	my $paid = 'unknown ' . ++$operations;
 	my ($lost, $nothing) = $charge->($paid, "SET idem.test_crash_rate = 1;\n");
@@ -124,7 +124,7 @@ ok($lost{before} && $lost{after}, "idem.test_crash_rate: some before the commit,
 my @calm = $charge->('unknown 1', "SET idem.test_crash_rate = 1;\n");
 is($calm[1], 't', 'idem.test_crash_rate: a replay is not disturbed');
 my $rolled_back = 0;
-for (1 .. 100)
+for (1 .. 30)
 {
 	my @session = $node->psql('postgres', "BEGIN;\nSET idem.test_crash_rate = 1;\n"
 		. "SELECT idem.execute('payments', 'calm', 'charge(jsonb)', '{}');\nRESET idem.test_crash_rate;\nROLLBACK;\nSELECT 'alive'");
