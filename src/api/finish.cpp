@@ -101,8 +101,8 @@ namespace {
 
 void note_finished(pg::Claim& claim, core::State state) {
     pg::close_claim(claim, pg::Phase::finished);
-    const bool failed = state == core::State::failed;
-    pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+    claim.failed = state == core::State::failed;
+    pg::count(claim.scope_id, claim.failed ? Counter::failures : Counter::completions);
 }
 
 void note_released(pg::Claim& claim) {

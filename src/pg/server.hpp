@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <sys/socket.h>
+
 extern "C" {
 #include "postgres.h"
 
@@ -29,6 +31,7 @@ extern "C" {
 #include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/catalog.h"
 #include "catalog/dependency.h"
 #include "catalog/index.h"
 #include "catalog/namespace.h"
@@ -36,6 +39,7 @@ extern "C" {
 #include "catalog/pg_database.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_largeobject.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_publication.h"
@@ -51,6 +55,7 @@ extern "C" {
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "libpq/libpq-be.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
@@ -88,6 +93,8 @@ extern "C" {
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/numeric.h"
+#include "utils/pgstat_internal.h"
+#include "utils/plancache.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 #include "utils/resowner.h"

@@ -1,6 +1,7 @@
 #include "pg/stats.hpp"
 
 #include "pg/guc.hpp"
+#include "pg/rehearsal.hpp"
 #include "pg/table.hpp"
 
 #include "pg/report.hpp"
@@ -215,7 +216,7 @@ bool stats_available() {
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
     Assert(which < Counter::count);
-    if (shared == nullptr) return;
+    if (shared == nullptr || rehearsing) return;
     Slot* slot = slot_of(identity(scope_id));
     if (slot == nullptr) return;
     pg_atomic_fetch_add_u64(&slot->counters[static_cast<std::size_t>(which)], n);

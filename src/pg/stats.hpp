@@ -39,6 +39,7 @@ inline constexpr auto counter_count = static_cast<std::size_t>(Counter::count);
 // False on a server that has not preloaded the library: nothing is counted.
 bool stats_available();
 
+// Calls under rehearsal are not counted: nothing of them stays.
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
 // A scope of any database. The table's OID tells it from a scope with the same id in an extension

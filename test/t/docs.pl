@@ -29,6 +29,8 @@ use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
 my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 4);
+# An extension that the examples of a page use.
+my %uses = ('docs/testing.md' => 'pgtap');
 my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console);
 
@@ -234,6 +236,10 @@ sub check_kinds
 for my $page (glob($ENV{IDEM_DOCS} // 'README.md SECURITY.md docs/*.md examples/*.md'))
 {
 	if ($tested_elsewhere{$page}) { check_kinds($page); }
+	elsif ($uses{$page} && !$node->safe_psql('postgres', "SELECT count(*) FROM pg_available_extensions WHERE name = '$uses{$page}'"))
+	{
+	  SKIP: { skip "$page: no extension $uses{$page} here", 1; }
+	}
 	else { run_page($page); }
 }
 

@@ -143,6 +143,8 @@ my %by_name = (
 	keys => sub { my @keys = map { pick(@there) } 0 .. int(rand(4)); [ \@keys, [ map { unheard_of($_) } @keys ] ] },
 	tenant => sub { my $t = "$mark-tenant"; rand() < 0.3 ? undef : pick($pair_of->($t), $same->($t), $same->('')) },
 	token => sub { my $token = known_token(); [ $token, made_up_token($token) ] },
+	call => sub { $pair_of->(q{SELECT idem.once($q$vault$q$, $q$} . pick(@there) . q{$q$)}) },
+	other_request => sub { $pair_of->(q{SELECT idem.lookup($q$vault$q$, $q$} . pick(@there) . q{$q$)}) },
 	name => sub { $same->(pick('vault', 'strict', 'theirs', 'nowhere', 'step')) },
 	step => sub { $same->(pick(@texts)) },
 	source => sub { $pair_of->(pick(@there)) },
