@@ -17,6 +17,13 @@
 extern "C" {
 #include "postgres.h"
 
+// Where the server supports GSSAPI, this header needs those of Kerberos, which a machine that
+// builds extensions may not have. Without GSSAPI, it has the same structures.
+#pragma push_macro("ENABLE_GSS")
+#undef ENABLE_GSS
+#include "libpq/libpq-be.h"
+#pragma pop_macro("ENABLE_GSS")
+
 #include "access/detoast.h"
 #include "access/genam.h"
 #include "access/heapam.h"
@@ -55,7 +62,6 @@ extern "C" {
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "libpq/libpq-be.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
