@@ -24,9 +24,10 @@ ErrorData* run_in_subtransaction(void (*work)(void*), void* argument, Ending end
         error = CopyErrorData();
         FlushErrorState();
         RollbackAndReleaseCurrentSubTransaction();
-        // If the error was an interrupt, such as a timeout, others that came with it are still to be
-        // processed, but no longer announced. A session that waits for this one to close the files
-        // of a dropped database would wait for as long as nothing else interrupts this backend.
+        // If the error was an interrupt, such as a timeout, others that came with it are still to
+        // be processed, but no longer announced. A session that waits for this one to close the
+        // files of a dropped database would wait for as long as nothing else interrupts this
+        // backend.
         InterruptPending = true;
     }
     PG_END_TRY();

@@ -43,8 +43,8 @@ __attribute__((constructor)) static void open_page(void) {
 
 /* The clock ---------------------------------------------------------------------------------- */
 
-/* The checker measures by the monotonic clock, and so do the servers: their time of day moves only as
- * the test says, even if something else sets the machine's clock during the test. */
+/* The checker measures by the monotonic clock, and so do the servers: their time of day moves only
+ * as the test says, even if something else sets the machine's clock during the test. */
 int gettimeofday(struct timeval* restrict tv, void* restrict tz) {
     int64_t clock = __atomic_load_n(&faults->clock, __ATOMIC_RELAXED);
     struct timespec now;
