@@ -134,6 +134,21 @@ EXCEPTION WHEN dependent_objects_still_exist THEN
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
 
+-- The result of claim() and try_claim() has one more column at its end, so that what uses the others
+-- goes on.
+DO $$
+DECLARE
+    fault text;
+BEGIN
+    ALTER TYPE idem.claim_result ADD ATTRIBUTE differs text[];
+EXCEPTION WHEN feature_not_supported THEN
+    GET STACKED DIAGNOSTICS fault = MESSAGE_TEXT;
+    RAISE feature_not_supported USING
+        MESSAGE = fault,
+        HINT = 'Change the type of the column, such as with ALTER TABLE name ALTER COLUMN name '
+               'TYPE jsonb USING to_jsonb(name), and run ALTER EXTENSION idem UPDATE again.';
+END $$;
+
 CREATE TYPE idem.taken AS (
     token               text,
     key                 text,
