@@ -134,8 +134,8 @@ EXCEPTION WHEN dependent_objects_still_exist THEN
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
 
--- The result of claim() and try_claim() has one more column at its end, so that what uses the others
--- goes on.
+-- The result of claim() and try_claim() gets a column at its end. Functions and views that use the
+-- others are not affected.
 DO $$
 DECLARE
     fault text;

@@ -394,17 +394,21 @@ TEST(Members, KeepTheirValues) {
 
 // Two names may have the same code; the member that stayed is found first.
 TEST(Members, ThatStayedAreMatchedFirst) {
-    const MemberCodes stored = codes({code(7, 1), code(7, 2)});
-    for (const auto& given : {codes({code(7, 3), code(7, 2)}), codes({code(7, 2), code(7, 3)})}) {
-        const auto compared = compare(given, stored);
-        for (std::size_t i = 0; i < 2; ++i)
-            EXPECT_EQ(compared.changes[i],
-                      given.codes[i] == code(7, 2) ? MemberChange::none : MemberChange::changed);
-        EXPECT_EQ(compared.missing, 0U);
-    }
-    EXPECT_EQ(compare(codes({code(7, 2), code(7, 2)}), stored).changes[1], MemberChange::changed)
+    const MemberCode stayed = code(7, 2);
+    const MemberCode before = code(7, 1);
+    const MemberCode now = code(7, 3);
+    for (const auto& stored : {codes({before, stayed}), codes({stayed, before})})
+        for (const auto& given : {codes({now, stayed}), codes({stayed, now})}) {
+            const auto compared = compare(given, stored);
+            for (std::size_t i = 0; i < 2; ++i)
+                EXPECT_EQ(compared.changes[i],
+                          given.codes[i] == stayed ? MemberChange::none : MemberChange::changed);
+            EXPECT_EQ(compared.missing, 0U);
+        }
+    const MemberCodes stored = codes({before, stayed});
+    EXPECT_EQ(compare(codes({stayed, stayed}), stored).changes[1], MemberChange::changed)
         << "a stored member stands for one given member";
-    EXPECT_EQ(compare(codes({code(7, 3)}), stored).missing, 1U);
+    EXPECT_EQ(compare(codes({now}), stored).missing, 1U);
 }
 
 TEST(Members, AreStoredBetweenVersionAndSecretId) {
