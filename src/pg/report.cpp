@@ -360,6 +360,7 @@ const char* account_of(const Differences* differences) {
 ArrayType* array_of(const Differences& differences) {
     const std::size_t named = differences.changed.size() + differences.added.size();
     const std::size_t count = named + static_cast<std::size_t>(differences.missing);
+    Assert(count > 0 && differences.missing >= 0);
     auto* values = static_cast<Datum*>(palloc0(sizeof(Datum) * count));
     auto* nulls = static_cast<bool*>(palloc0(sizeof(bool) * count));
     Datum* value = values;
