@@ -191,9 +191,9 @@ struct MemberDifferences {
 };
 
 // What has become of the members of the stored request in the given one. Both codes were made with
-// the same secret and the same whole fingerprint; their order does not matter. A changed member
-// goes unnoticed once in 65536 times, and so does an added one that is told as changed, for each
-// member that is missing.
+// the same secret and the same whole fingerprint; their order does not matter. Once in 65536 times,
+// a changed member is taken for an unchanged one. As often, for each stored member that is left, an
+// added one is taken for a changed one.
 MemberDifferences compare(const MemberCodes& given, const MemberCodes& stored) noexcept;
 
 }  // namespace idem::core
