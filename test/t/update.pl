@@ -222,6 +222,7 @@ SQL
 	$sql->($name, q{INSERT INTO attempt_log SELECT c FROM unnest('{explained,done}'::text[]) k, idem.try_claim('orders', k, '{"n": 2, "m": 1}') c});
 	is($sql->($name, 'SELECT (claim).differs FROM attempt_log'), "\n{n}\n", "$version: conflicts of new records are explained");
 	$sql->($name, q{SELECT idem.forget('orders', 'explained')});
+	$sql->($name, q{SELECT idem.alter_scope('orders', explain_conflicts => false)});
 	is($outcome->('leased', 3), 'in_progress||', "$version: a lease holds");
 	is($sql->($name, qq{SET ROLE $user; SELECT idem.complete('$token', '{"order": 3}')}), '{"order": 3}', "$version: its token too");
 	is($outcome->('leased', 3), 'completed|{"order": 3}|', "$version: and completes it");
