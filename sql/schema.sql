@@ -213,7 +213,8 @@ CREATE TYPE idem.claim_result AS (
     recovery_state      jsonb,
     created_at          timestamptz,
     expires_at          timestamptz,
-    redacted            boolean
+    redacted            boolean,
+    differs             text[]
 );
 
 COMMENT ON TYPE idem.claim_result IS
@@ -253,6 +254,10 @@ COMMENT ON COLUMN idem.claim_result.expires_at IS
     'When the answer expires; NULL until completed.';
 COMMENT ON COLUMN idem.claim_result.redacted IS
     'Of a stored answer, whether the scope kept a part of it out.';
+COMMENT ON COLUMN idem.claim_result.differs IS
+    'For conflict in a scope with explain_conflicts, the top-level members of the request that '
+    'have another value, then the new ones, then a NULL for each member that is missing. NULL if '
+    'that is not known.';
 
 CREATE TYPE idem.taken AS (
     token               text,

@@ -134,6 +134,10 @@ EXCEPTION WHEN dependent_objects_still_exist THEN
         HINT = 'Drop these objects, run ALTER EXTENSION idem UPDATE, and create them again.';
 END $$;
 
+-- Functions, views and columns of tables that use the type are not affected by a new attribute at
+-- its end.
+ALTER TYPE idem.claim_result ADD ATTRIBUTE differs text[];
+
 CREATE TYPE idem.taken AS (
     token               text,
     key                 text,

@@ -48,7 +48,7 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
 ClaimResult answer(const ClaimCall& call, const Look& seen);
 ClaimResult give_up(const report::Holder& holder);
 void count_wait(const ClaimCall& call, TimestampTz since);
-void count_outcome(const ClaimCall& call, Outcome outcome);
+void count_outcome(const ClaimCall& call, const ClaimResult& result);
 
 // ---- 1. The protocol ----------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ ClaimResult claim_key(const ClaimCall& call) {
         pg::withdraw_wait();
         count_wait(call, waiting_since);
     }
-    count_outcome(call, result.outcome);
+    count_outcome(call, result);
     return result;
 }
 
@@ -223,6 +223,13 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
     return make_claim(call, seen, bound);
 }
 
+// A table of an earlier release takes neither compact fingerprints nor such with codes of members.
+core::FingerprintVersion fingerprint_version(const ClaimCall& call, const Look& seen) {
+    const bool compact = seen.fingerprint_version != core::FingerprintVersion::whole_mac;
+    return compact && call.scope->explain_conflicts ? core::FingerprintVersion::member_codes
+                                                    : seen.fingerprint_version;
+}
+
 // A takeover keeps the creation time and the fingerprint of the operation that it takes over.
 pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     const bool taken_over = seen.verdict == Verdict::take_over;
@@ -239,7 +246,7 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.key = call.name.key;
     claim.fingerprint = taken_over ? old.fingerprint
                                    : pg::new_fingerprint(call.request, call.scope->request_exclude,
-                                                         seen.fingerprint_version);
+                                                         fingerprint_version(call, seen));
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = call.ttl;
     return claim;
@@ -317,6 +324,14 @@ ClaimResult stored_answer(const ClaimCall& call, const Look& seen, Outcome outco
     return result;
 }
 
+ClaimResult conflict(const ClaimCall& call, const Look& seen) {
+    ClaimResult result{.outcome = Outcome::conflict};
+    if (call.scope->explain_conflicts)
+        result.differences = pg::find_differences(call.request, seen.found.record.fingerprint,
+                                                  call.scope->request_exclude);
+    return result;
+}
+
 // The record decides the outcome; the lock is not needed.
 ClaimResult answer(const ClaimCall& call, const Look& seen) {
     switch (seen.verdict) {
@@ -327,7 +342,7 @@ ClaimResult answer(const ClaimCall& call, const Look& seen) {
         case Verdict::exhausted:
             return {.outcome = Outcome::exhausted, .record = seen.found.record};
         case Verdict::conflict:
-            return {.outcome = Outcome::conflict};
+            return conflict(call, seen);
         default:
             Assert(seen.verdict == Verdict::serialization_failure);
             report::serialization_failure(
@@ -367,7 +382,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:
-            report::key_conflict(key);
+            report::key_conflict(key, result.differences);
         case Outcome::stale_key:
             refuse_stale_key(key);
         case Outcome::too_many:
@@ -394,16 +409,16 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 }
 
 // For the server's administrators: the caller learns of the conflict by the outcome.
-void note_conflict(const ClaimCall& call) {
+void note_conflict(const ClaimCall& call, const ClaimResult& result) {
     pg::count(call.scope->id, Counter::conflicts);
     pg::note_conflict();
     if (pg::guc::log_conflicts != 0 && !pg::rehearsing)
         report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
-                             call.name.key);
+                             call.name.key, result.differences);
 }
 
-void count_outcome(const ClaimCall& call, Outcome outcome) {
-    switch (outcome) {
+void count_outcome(const ClaimCall& call, const ClaimResult& result) {
+    switch (result.outcome) {
         case Outcome::claimed:
             return;  // counted by make_claim()
         case Outcome::completed:
@@ -414,7 +429,7 @@ void count_outcome(const ClaimCall& call, Outcome outcome) {
         case Outcome::open_here:
             return pg::count(call.scope->id, Counter::in_flight);
         case Outcome::conflict:
-            return note_conflict(call);
+            return note_conflict(call, result);
         case Outcome::stale_key:
             return pg::count(call.scope->id, Counter::stale);
         case Outcome::too_many:
@@ -443,6 +458,7 @@ enum Column {
     column_created_at,
     column_expires_at,
     column_redacted,
+    column_differs,  // since 0.3.0
     columns
 };
 using Result = pg::Row<columns>;
@@ -484,6 +500,13 @@ Result retry_row(std::string_view outcome, std::int64_t retry_after) {
 Result held_row(const ClaimResult& result) {
     Result row = retry_row("in_progress", result.retry_after);
     row.set_time(column_created_at, result.holder.since);
+    return row;
+}
+
+Result conflict_row(const ClaimResult& result) {
+    Result row = refusal_row("conflict");
+    if (result.differences != nullptr)
+        row.set_pointer(column_differs, report::array_of(*result.differences));
     return row;
 }
 
@@ -529,7 +552,7 @@ Result row_of(const ClaimResult& result) {
         case Outcome::open_here:
             return refusal_row("in_progress");
         case Outcome::conflict:
-            return refusal_row("conflict");
+            return conflict_row(result);
         case Outcome::stale_key:
             return refusal_row("stale_key");
         case Outcome::too_many:
@@ -558,7 +581,7 @@ Datum claim(FunctionCallInfo fcinfo, Refusals refusals, const char* function,
     const bool refused = !claimed && result.outcome != Outcome::completed;
     if (refused && refusals == Refusals::raised) refuse(call, result);
     Result row = row_of(result);
-    return row.as_result_of(fcinfo);
+    return row.as_result_of(fcinfo, column_differs);
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ struct ClaimResult {
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
+    const pg::report::Differences* differences = nullptr;  // conflict; NULL if not known
 };
 
 // Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a

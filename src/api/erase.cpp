@@ -26,7 +26,8 @@ bool is_needed(const pg::Record& record) {
 bool differs(const pg::Record& rest, const pg::Record& record) {
     return rest.headers != record.headers || rest.response != record.response ||
            rest.body != record.body || rest.error != record.error ||
-           rest.request != record.request || rest.recovery_state != record.recovery_state;
+           rest.request != record.request || rest.recovery_state != record.recovery_state ||
+           rest.fingerprint != record.fingerprint;
 }
 
 // An expired record is of no use, so nothing of it is kept.

@@ -21,32 +21,86 @@ constexpr std::size_t id_bytes(const Fingerprint& fingerprint) noexcept {
         1, (static_cast<std::size_t>(std::bit_width(fingerprint.secret_id)) + 7) / 8);
 }
 
+void put(StoredFingerprint& out, Bytes bytes) noexcept {
+    std::copy(bytes.begin(), bytes.end(),
+              out.buffer.begin() + static_cast<std::ptrdiff_t>(out.size));
+    out.size += bytes.size();
+}
+
+void put_id_and_mac(StoredFingerprint& out, const Fingerprint& fingerprint) noexcept {
+    put(out, Bytes(big_endian<4>(fingerprint.secret_id)).last(id_bytes(fingerprint)));
+    put(out, Bytes(fingerprint.mac).first(mac_bytes(fingerprint.version)));
+}
+
+// The codes of the members with their number in front; empty if the number is not that of codes
+// which are there.
+Bytes member_part(Bytes stored) noexcept {
+    if (stored.size() < 2) return {};
+    const auto count = std::to_integer<std::size_t>(stored[1]);
+    const std::size_t size = 1 + count * sizeof(MemberCode);
+    if (count > max_members || stored.size() < 1 + size) return {};
+    return stored.subspan(1, size);
+}
+
+// What follows the version and the codes of members.
+bool unpack_id_and_mac(Bytes rest, Fingerprint& out) noexcept {
+    const std::size_t mac = mac_bytes(out.version);
+    if (rest.size() < 1 + mac || rest.size() > 4 + mac) return false;
+    const std::size_t id = rest.size() - mac;
+    out.secret_id = static_cast<std::uint32_t>(from_big_endian(rest.first(id)));
+    out.mac = {};
+    std::copy(rest.end() - static_cast<std::ptrdiff_t>(mac), rest.end(), out.mac.begin());
+    return id == id_bytes(out);
+}
+
 }  // namespace
 
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept {
     StoredFingerprint out;
-    auto at = out.buffer.begin();
-    const auto put = [&at](Bytes bytes) { at = std::copy(bytes.begin(), bytes.end(), at); };
-    put(big_endian<1>(static_cast<std::uint8_t>(fingerprint.version)));
-    put(Bytes(big_endian<4>(fingerprint.secret_id)).last(id_bytes(fingerprint)));
-    put(Bytes(fingerprint.mac).first(mac_bytes(fingerprint.version)));
-    out.size = static_cast<std::size_t>(at - out.buffer.begin());
+    out.size = 0;
+    put(out, big_endian<1>(static_cast<std::uint8_t>(fingerprint.version)));
+    put_id_and_mac(out, fingerprint);
+    return out;
+}
+
+StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& members) noexcept {
+    StoredFingerprint out;
+    out.size = 0;
+    put(out, big_endian<1>(static_cast<std::uint8_t>(FingerprintVersion::member_codes)));
+    put(out, big_endian<1>(members.count));
+    put(out, std::as_bytes(members.view()));
+    put_id_and_mac(out, fingerprint);
     return out;
 }
 
 bool unpack(Bytes stored, Fingerprint& out) noexcept {
     if (stored.empty()) return false;
     out.version = static_cast<FingerprintVersion>(stored[0]);
-    if (out.version != FingerprintVersion::whole_mac &&
-        out.version != FingerprintVersion::leading_mac)
-        return false;
-    const std::size_t mac = mac_bytes(out.version);
-    if (stored.size() < 1 + 1 + mac || stored.size() > 1 + 4 + mac) return false;
-    out.secret_id =
-        static_cast<std::uint32_t>(from_big_endian(stored.subspan(1, stored.size() - 1 - mac)));
-    out.mac = {};
-    std::copy(stored.end() - static_cast<std::ptrdiff_t>(mac), stored.end(), out.mac.begin());
-    return stored.size() == 1 + id_bytes(out) + mac;
+    std::size_t front = 1;
+    switch (out.version) {
+        case FingerprintVersion::whole_mac:
+        case FingerprintVersion::leading_mac:
+            break;
+        case FingerprintVersion::member_codes:
+            out.version = FingerprintVersion::leading_mac;
+            if (member_part(stored).empty()) return false;
+            front += member_part(stored).size();
+            break;
+        default:
+            return false;
+    }
+    return unpack_id_and_mac(stored.subspan(front), out);
+}
+
+bool unpack_members(Bytes stored, MemberCodes& out) noexcept {
+    if (!has_version(stored, FingerprintVersion::member_codes)) return false;
+    const Bytes part = member_part(stored);
+    if (part.empty()) return false;
+    const Bytes codes = part.subspan(1);
+    out.count = codes.size() / sizeof(MemberCode);
+    auto to = std::as_writable_bytes(std::span(out.codes));
+    std::copy(codes.begin(), codes.end(), to.begin());
+    return true;
 }
 
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept {
@@ -79,6 +133,80 @@ bool FingerprintSink::finish(Fingerprint& out) noexcept {
     out.version = FingerprintVersion::whole_mac;
     out.secret_id = secret_id_;
     return hmac.finish(out.mac);
+}
+
+// The messages of two members, and those of a name and a member, differ in what follows the MAC. No
+// canonical form of a request begins with these tags, so no request has such a message.
+bool MemberCoder::begin_message(char tag, std::string_view name) noexcept {
+    if (!sink_.begin(secret_, whole_.secret_id)) return false;
+    sink_.write(as_bytes(std::string_view(&tag, 1)));
+    sink_.write(Bytes(whole_.mac).first(leading_mac_bytes));
+    CanonicalWriter<FingerprintSink>(sink_).member(name);
+    return true;
+}
+
+bool MemberCoder::begin(std::string_view name) noexcept {
+    Fingerprint of_name;
+    if (!begin_message('N', name) || !sink_.finish(of_name)) return false;
+    of_name_ = of_name.mac;
+    return begin_message('V', name);
+}
+
+bool MemberCoder::finish(MemberCode& out) noexcept {
+    Fingerprint of_member;
+    if (!sink_.finish(of_member)) return false;
+    std::copy_n(of_name_.begin(), out.size() / 2, out.begin());
+    std::copy_n(of_member.mac.begin(), out.size() / 2, out.begin() + out.size() / 2);
+    return true;
+}
+
+namespace {
+
+bool same_name(const MemberCode& a, const MemberCode& b) noexcept {
+    return std::equal(a.begin(), a.begin() + a.size() / 2, b.begin());
+}
+
+// The stored members that no given one has been found for.
+class Unmatched {
+  public:
+    explicit Unmatched(const MemberCodes& stored) noexcept : stored_(stored) { left_.fill(true); }
+    template <class Same>
+    bool take(Same same) noexcept {
+        for (std::size_t i = 0; i < stored_.count; ++i)
+            if (left_[i] && same(stored_.codes[i])) {
+                left_[i] = false;
+                return true;
+            }
+        return false;
+    }
+    std::size_t count() const noexcept {
+        return static_cast<std::size_t>(std::count(
+            left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(stored_.count), true));
+    }
+
+  private:
+    const MemberCodes& stored_;
+    std::array<bool, max_members> left_;
+};
+
+}  // namespace
+
+// Members that are the same are matched first. So two names with the same code cannot make an
+// unchanged member look changed.
+MemberDifferences compare(const MemberCodes& given, const MemberCodes& stored) noexcept {
+    MemberDifferences result;
+    Unmatched unmatched(stored);
+    for (std::size_t i = 0; i < given.count; ++i) {
+        const auto same = [&](const MemberCode& code) { return code == given.codes[i]; };
+        result.changes[i] = unmatched.take(same) ? MemberChange::none : MemberChange::added;
+    }
+    for (std::size_t i = 0; i < given.count; ++i) {
+        const auto same = [&](const MemberCode& code) { return same_name(code, given.codes[i]); };
+        if (result.changes[i] == MemberChange::added && unmatched.take(same))
+            result.changes[i] = MemberChange::changed;
+    }
+    result.missing = unmatched.count();
+    return result;
 }
 
 }  // namespace idem::core

@@ -129,11 +129,14 @@ class Row {
     std::span<const bool> nulls() const { return nulls_; }
 
     // The composite value that the called function returns, as an expanded record: PL/pgSQL takes
-    // that over as its variable without forming a tuple.
-    Datum as_result_of(FunctionCallInfo fcinfo) {
+    // that over as its variable without forming a tuple. at_first: how many columns the type had in
+    // the first release, where it has more by now. Until ALTER EXTENSION UPDATE, the last ones may
+    // be missing.
+    Datum as_result_of(FunctionCallInfo fcinfo, int at_first = Columns) {
         ExpandedRecordHeader* record =
             make_expanded_record_from_typeid(result_type(fcinfo), -1, CurrentMemoryContext);
-        check_columns(expanded_record_get_tupdesc(record)->natts, Columns);
+        const int found = expanded_record_get_tupdesc(record)->natts;
+        if (found < at_first || found > Columns) report::library_mismatch(found, Columns);
         expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
         return EOHPGetRWDatum(&record->hdr);
     }

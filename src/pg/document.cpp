@@ -124,10 +124,24 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
     }
 }
 
-void walk(CanonicalForm& form, Jsonb* request, PathList exclude) {
+// A request to be walked through: in UTF-8, and without the paths.
+struct Walkable {
+    Jsonb* request;
+    PathList exclude;
+};
+
+Walkable walkable(Jsonb* request, PathList exclude) {
+    if (GetDatabaseEncoding() == PG_UTF8) return {request, exclude};
+    return {in_utf8(request, exclude), {}};
+}
+
+// Writes the events that takes(token, value) takes.
+template <class Takes>
+void walk(CanonicalForm& form, const Walkable& from, Takes takes) {
     bool scalar_root = false;
-    walk_without(request, core::PathFilter(exclude),
+    walk_without(from.request, core::PathFilter(from.exclude),
                  [&](JsonbIteratorToken token, const JsonbValue& value) {
+                     if (!takes(token, value)) return;
                      switch (token) {
                          case WJB_BEGIN_ARRAY:
                              scalar_root = value.val.array.rawScalar;
@@ -151,19 +165,84 @@ void walk(CanonicalForm& form, Jsonb* request, PathList exclude) {
                  });
 }
 
-core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
+core::Fingerprint fingerprint(const Walkable& from, const core::Secret& secret,
                               std::uint32_t secret_id) {
     core::FingerprintSink sink;
     trivial<core::FingerprintSink>();
     core::Fingerprint result;
     if (!sink.begin(secret, secret_id)) report::crypto_failure();
     CanonicalForm form(sink);
-    if (GetDatabaseEncoding() == PG_UTF8)
-        walk(form, request, exclude);
-    else
-        walk(form, in_utf8(request, exclude), {});
+    walk(form, from, [](JsonbIteratorToken, const JsonbValue&) { return true; });
     if (!sink.finish(result)) report::crypto_failure();
     return result;
+}
+
+// The top-level members of a request: their codes and, in UTF-8, their names, in the same order.
+struct Members {
+    core::MemberCodes codes;
+    std::array<std::string_view, core::max_members> names;
+};
+
+// Takes of a walk the values of the top-level members, and makes a code of each.
+class MemberWalk {
+  public:
+    MemberWalk(core::MemberCoder& coder, Members& out) : coder_(coder), out_(out) {}
+
+    bool takes(JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+            case WJB_BEGIN_OBJECT:
+                return depth_++ > 0 && !too_many_;
+            case WJB_END_ARRAY:
+            case WJB_END_OBJECT:
+                if (--depth_ == 0) end_member();
+                return depth_ > 0 && !too_many_;
+            case WJB_KEY:
+                if (depth_ == 1) begin_member(bytes_of(value));
+                return depth_ > 1 && !too_many_;
+            default:
+                return !too_many_;
+        }
+    }
+    bool too_many() const { return too_many_; }
+
+  private:
+    void begin_member(std::string_view name) {
+        end_member();
+        too_many_ = too_many_ || out_.codes.count == core::max_members;
+        if (too_many_) return;
+        if (!coder_.begin(name)) report::crypto_failure();
+        out_.names[out_.codes.count] = name;
+        open_ = true;
+    }
+    void end_member() {
+        if (!open_) return;
+        if (!coder_.finish(out_.codes.codes[out_.codes.count])) report::crypto_failure();
+        ++out_.codes.count;
+        open_ = false;
+    }
+
+    core::MemberCoder& coder_;
+    Members& out_;
+    int depth_ = 0;
+    bool open_ = false;
+    bool too_many_ = false;
+};
+
+// False if the request is no object, or has too many members. whole: as core::MemberCoder takes it.
+bool read_members(const Walkable& from, const core::Secret& secret, const core::Fingerprint& whole,
+                  Members& out) {
+    if (!JB_ROOT_IS_OBJECT(from.request) ||
+        JB_ROOT_COUNT(from.request) > core::max_members + from.exclude.size())
+        return false;
+    core::MemberCoder coder(secret, whole);
+    trivial<core::MemberCoder>();
+    CanonicalForm form(coder.sink());
+    MemberWalk members(coder, out);
+    walk(form, from, [&](JsonbIteratorToken token, const JsonbValue& value) {
+        return members.takes(token, value);
+    });
+    return !members.too_many();
 }
 
 bytea* bytea_of(const core::StoredFingerprint& stored) {
@@ -223,10 +302,27 @@ PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
 bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
-    core::Fingerprint made =
-        fingerprint(request, exclude, current.fingerprint, current.fingerprint_id);
-    made.version = version;
+    const Walkable from = walkable(request, exclude);
+    core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    if (version == core::FingerprintVersion::member_codes) {
+        made.version = core::FingerprintVersion::leading_mac;
+        Members members;
+        if (read_members(from, current.fingerprint, made, members))
+            return bytea_of(core::pack(made, members.codes));
+    } else {
+        made.version = version;
+    }
     return bytea_of(core::pack(made));
+}
+
+bytea* without_members(bytea* stored) {
+    if (stored == nullptr) return nullptr;
+    const core::Bytes bytes = core::as_bytes(view_of(stored));
+    core::Fingerprint rest;
+    if (!core::has_version(bytes, core::FingerprintVersion::member_codes) ||
+        !core::unpack(bytes, rest))
+        return stored;
+    return bytea_of(core::pack(rest));
 }
 
 bytea* compact_fingerprint(bytea* whole) {
@@ -252,7 +348,46 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     core::Fingerprint bound;
     if (!core::unpack(core::as_bytes(bytes), bound)) report::unknown_fingerprint_version();
     const core::Secret secret = fingerprint_secret(bound.secret_id);
-    return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
+    return core::same_mac(fingerprint(walkable(request, exclude), secret, bound.secret_id), bound);
+}
+
+namespace {
+
+// A name as messages and results show it: in the server's encoding, and no longer than the name of
+// a column can be.
+char* shown_name(std::string_view utf8) {
+    const char* name = pg_any_to_server(utf8.data(), static_cast<int>(utf8.size()), PG_UTF8);
+    const auto size = static_cast<int>(name == utf8.data() ? utf8.size() : strlen(name));
+    return pnstrdup(name, static_cast<Size>(pg_mbcliplen(name, size, NAMEDATALEN - 1)));
+}
+
+std::span<char* const> names_of(const Members& members, const core::MemberDifferences& compared,
+                                core::MemberChange change) {
+    auto* names = static_cast<char**>(palloc(sizeof(char*) * core::max_members));
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < members.codes.count; ++i)
+        if (compared.changes[i] == change) names[count++] = shown_name(members.names[i]);
+    return {names, count};
+}
+
+}  // namespace
+
+const report::Differences* find_differences(Jsonb* request, const bytea* stored, PathList exclude) {
+    if (request == nullptr || stored == nullptr) return nullptr;
+    const core::Bytes bytes = core::as_bytes(view_of(stored));
+    core::Fingerprint bound;
+    core::MemberCodes before;
+    if (!core::unpack(bytes, bound) || !core::unpack_members(bytes, before)) return nullptr;
+    Members now;
+    const core::Secret secret = fingerprint_secret(bound.secret_id);
+    if (!read_members(walkable(request, exclude), secret, bound, now)) return nullptr;
+    const core::MemberDifferences compared = core::compare(now.codes, before);
+    auto* found = static_cast<report::Differences*>(palloc(sizeof(report::Differences)));
+    *found = {.changed = names_of(now, compared, core::MemberChange::changed),
+              .added = names_of(now, compared, core::MemberChange::added),
+              .missing = static_cast<int>(compared.missing)};
+    const bool any = !found->changed.empty() || !found->added.empty() || found->missing > 0;
+    return any ? found : nullptr;
 }
 
 Jsonb* redact(Jsonb* response, PathList paths) {

@@ -102,12 +102,16 @@ bool walk_without(Jsonb* root, Filter filter, Visit visit) {
 // --- What is left: fingerprint and stored response ----------------------------------------------
 
 // The fingerprint of the request without the paths, palloc'd and ready to be stored in this
-// version. NULL for a NULL request, which binds nothing.
+// version: member_codes only if the request is an object with few enough members, else leading_mac.
+// NULL for a NULL request, which binds nothing.
 bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version);
 
 // The fingerprint with as much of its MAC as a record keeps, palloc'd; the same pointer if it has
 // no more, if its version is unknown, or if it is NULL.
 bytea* compact_fingerprint(bytea* fingerprint);
+
+// The fingerprint without the codes of members, palloc'd; the same pointer if it has none.
+bytea* without_members(bytea* fingerprint);
 
 // A fingerprint that every request matches, NULL included; palloc'd.
 bytea* fingerprint_of_any();
@@ -115,6 +119,10 @@ bytea* fingerprint_of_any();
 // Whether the stored fingerprint was made from this request. It is compared in constant time, under
 // the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);
+
+// How the request differs from the one that the stored fingerprint was made from, palloc'd. NULL if
+// that cannot be told: one of them is NULL or has no codes of members, or the codes are the same.
+const report::Differences* find_differences(Jsonb* request, const bytea* stored, PathList exclude);
 
 // The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);

@@ -339,6 +339,7 @@ Record erased(const Record& record) {
     rest.response = nullptr;
     rest.body = nullptr;
     rest.error = sqlstate_only(record.error);
+    rest.fingerprint = without_members(record.fingerprint);
     const bool finished = record.state != core::State::in_progress;
     if (finished && (record.headers != nullptr || record.response != nullptr ||
                      record.body != nullptr || record.error != rest.error))

@@ -66,8 +66,9 @@ struct Record {
 // NULL when no request is stored. Call it while the key lock is held.
 Jsonb* request_of(const Record& record);
 
-// What remains when the record is erased: the key, the outcome with its status, the sqlstate of a
-// failure, and the name of a recovery point. A finished record that loses something is redacted.
+// What remains when the record is erased: the key, the fingerprint without the codes of members,
+// the outcome with its status, the sqlstate of a failure, and the name of a recovery point. A
+// finished record that loses something is redacted.
 Record erased(const Record& record);
 
 // Takes the answer out of a finished record if the scope does not keep it for so long.

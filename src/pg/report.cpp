@@ -232,6 +232,13 @@ int errsince(std::optional<TimestampTz> since) {
         JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
 }
 
+int errdiffers(const Differences* differences) {
+    if (differences == nullptr) return 0;
+    return err_generic_string(
+        PG_DIAG_COLUMN_NAME,
+        OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
+}
+
 // Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
 bool names_a_failure(std::string_view state) {
     const core::FailureFault fault = core::failure_fault(state);
@@ -310,26 +317,85 @@ constexpr const char* conflict_hint =
     "Use a new key for a new operation, and send the same request again for a retry. List members "
     "of the request that may differ between retries in the scope's \"request_exclude\".";
 
+void append_names(StringInfo out, std::span<char* const> names) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        if (i > 0) appendStringInfoString(out, i + 1 < names.size() ? ", " : " and ");
+        appendStringInfo(out, "\"%s\"", names[i]);
+    }
+}
+
+// What follows a sentence that says that the requests differ: what exactly, if that is known.
+const char* account_of(const Differences* differences) {
+    if (differences == nullptr) return "";
+    const auto& [changed, added, missing] = *differences;
+    StringInfoData account;
+    initStringInfo(&account);
+    int clauses = int{!changed.empty()} + int{!added.empty()} + int{missing > 0};
+    const char* separator = ": ";
+    const auto begin_clause = [&] {
+        appendStringInfoString(&account, separator);
+        separator = --clauses == 1 ? ", and " : ", ";
+    };
+    if (!changed.empty()) {
+        begin_clause();
+        append_names(&account, changed);
+        appendStringInfoString(&account,
+                               changed.size() == 1 ? " has another value" : " have other values");
+    }
+    if (!added.empty()) {
+        begin_clause();
+        append_names(&account, added);
+        appendStringInfoString(&account, added.size() == 1 ? " is new" : " are new");
+    }
+    if (missing > 0) {
+        begin_clause();
+        appendStringInfo(&account, missing == 1 ? "%d member is missing" : "%d members are missing",
+                         missing);
+    }
+    return account.data;
+}
+
 }  // namespace
 
-void key_conflict(std::string_view key) {
-    ereport(ERROR, (own_error("key_conflict"),
-                    errmsg("key \"%s\" was used for a different request", c_string(key)),
-                    errdetail("The request differs from the one that the key was first used with."),
-                    errhint("%s", conflict_hint)));
+ArrayType* array_of(const Differences& differences) {
+    const std::size_t named = differences.changed.size() + differences.added.size();
+    const std::size_t count = named + static_cast<std::size_t>(differences.missing);
+    Assert(count > 0 && differences.missing >= 0);
+    auto* values = static_cast<Datum*>(palloc0(sizeof(Datum) * count));
+    auto* nulls = static_cast<bool*>(palloc0(sizeof(bool) * count));
+    Datum* value = values;
+    for (char* name : differences.changed) *value++ = CStringGetTextDatum(name);
+    for (char* name : differences.added) *value++ = CStringGetTextDatum(name);
+    std::fill(nulls + named, nulls + count, true);
+    int size = static_cast<int>(count);
+    int lower_bound = 1;
+    return construct_md_array(values, nulls, 1, &size, &lower_bound, TEXTOID, -1, false,
+                              TYPALIGN_INT);
+}
+
+void key_conflict(std::string_view key, const Differences* differences) {
+    ereport(ERROR,
+            (own_error("key_conflict"), errdiffers(differences),
+             errmsg("key \"%s\" was used for a different request", c_string(key)),
+             errdetail("The request differs from the one that the key was first used with%s.",
+                       account_of(differences)),
+             errhint("%s", conflict_hint)));
     pg_unreachable();
 }
 
 // Statement and context are left out: they may have the request in them.
-void log_conflict(int level, std::string_view scope, std::string_view tenant,
-                  std::string_view key) {
-    ereport(level, (own_error("key_conflict"),
-                    errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
-                    tenant.empty()
-                        ? errdetail("Key \"%s\" was used for a different request.", c_string(key))
-                        : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request.",
-                                    c_string(key), c_string(tenant)),
-                    errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
+void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
+                  const Differences* differences) {
+    const char* account = account_of(differences);
+    ereport(
+        level,
+        (own_error("key_conflict"), errdiffers(differences),
+         errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
+         tenant.empty()
+             ? errdetail("Key \"%s\" was used for a different request%s.", c_string(key), account)
+             : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.",
+                         c_string(key), c_string(tenant), account),
+         errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
 }
 
 // Whatever the code, the fields tell a replayed failure from an error that is raised now.

@@ -54,9 +54,22 @@ enum class WaitSetBy : bool { argument, scope };
 [[noreturn]] void lock_timeout();
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
-[[noreturn]] void key_conflict(std::string_view key);
+
+// How a request differs from the one that its key was first used with, by the top-level members.
+struct Differences {
+    std::span<char* const> changed;  // names of members with another value
+    std::span<char* const> added;    // names of new members
+    int missing;                     // how many are gone; their names are not known
+};
+
+// The names of changed and added members as text[], and a NULL for each missing member.
+ArrayType* array_of(const Differences& differences);
+
+// differences: NULL if they are not known.
+[[noreturn]] void key_conflict(std::string_view key, const Differences* differences);
 // The same, at a level below ERROR.
-void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key);
+void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
+                  const Differences* differences);
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The lease of the last attempt has ended.

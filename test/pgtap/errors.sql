@@ -45,6 +45,24 @@ SELECT is(substring(:'held'::text FROM 'COLUMN NAME:  (\S+)\n')::timestamptz, no
           'ID001: since when the key has been held');
 SELECT matches(:'held'::text, 'COLUMN NAME:  [-0-9]{10}T[0-9:.]+\+00:00\n', 'ID001: in UTC, as ISO 8601 writes it');
 
+SELECT idem.create_scope('explained', explain_conflicts => true);
+SELECT idem.complete((idem.claim('explained', 'done', '{"amount": 1, "to": 42}')).token);
+DO $$
+DECLARE said text; names text; error text; state text;
+BEGIN
+    PERFORM idem.claim('explained', 'done', '{"amount": 43, "Note": 44}');
+EXCEPTION WHEN SQLSTATE 'ID002' THEN
+    GET STACKED DIAGNOSTICS said = PG_EXCEPTION_DETAIL, names = COLUMN_NAME, error = CONSTRAINT_NAME;
+    CREATE TEMP TABLE conflict AS SELECT said, names::text[] AS names, error;
+END $$;
+SELECT matches(said, '"amount" has another value, "Note" is new, and 1 member is missing', 'ID002: the detail names the members that differ')
+  FROM conflict;
+SELECT doesnt_match(said, '4[234]|to"', 'ID002: without values, and without what the caller does not know') FROM conflict;
+SELECT is(names, '{amount,Note,NULL}', 'ID002: for programs, the names') FROM conflict;
+SELECT is(error, 'key_conflict', 'ID002: and the name of the error') FROM conflict;
+SELECT is(differs, (SELECT names FROM conflict), 'try_claim returns the same names')
+  FROM idem.try_claim('explained', 'done', '{"amount": 43, "Note": 44}');
+
 -- The scopes and keys of the calls below ---------------------------------------------------------
 
 CREATE ROLE test_nobody;

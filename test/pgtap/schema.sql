@@ -134,7 +134,8 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'claimed boolean', 'outcome text', 'token text', 'attempt integer', 'response jsonb',
     'status integer', 'headers jsonb', 'body bytea', 'error jsonb', 'retry_after interval',
     'recovery_point text', 'recovery_state jsonb', 'created_at timestamp with time zone',
-    'expires_at timestamp with time zone', 'redacted boolean'], 'columns of claim_result');
+    'expires_at timestamp with time zone', 'redacted boolean',
+    'differs text[]'], 'columns of claim_result');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.taken')$$, ARRAY[
     'token text', 'key text', 'tenant text', 'request jsonb', 'attempt integer',

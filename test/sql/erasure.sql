@@ -69,6 +69,17 @@ SELECT idem.erase('e', 'never seen'), idem.erase('e', 'answered', 'other tenant'
 -- another request is still another request
 SELECT outcome FROM idem.try_claim('e', 'leased', '2');
 
+-- the codes of the request's members go; the request itself stays bound
+SELECT idem.alter_scope('e', explain_conflicts => true);
+SELECT idem.complete(token) FROM idem.claim('e', 'explained', '{"name": "Ann", "amount": 1}');
+SELECT idem.alter_scope('e', explain_conflicts => false);
+SELECT length(fingerprint) FROM idem.record WHERE key = 'explained';
+SELECT idem.erase('e', 'explained');
+SELECT length(fingerprint) FROM idem.record WHERE key = 'explained';
+SELECT outcome FROM idem.try_claim('e', 'explained', '{"name": "Ann", "amount": 1}');
+SELECT outcome FROM idem.try_claim('e', 'explained', '{"name": "Bob", "amount": 1}');
+SELECT idem.forget('e', 'explained');
+
 -- an operation that needs what would be erased; without its data it can still be finished
 SELECT token AS t FROM idem.claim('e', 'half way', '{"private": 1}', lease => '1 hour') \gset
 SELECT idem.checkpoint(:'t', 'charged', '{"private": 1}');

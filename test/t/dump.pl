@@ -31,6 +31,9 @@ my $scopes = q{SELECT * FROM idem.scopes WHERE name IN ('payments', 'second') OR
 my $rules = $from->safe_psql('postgres', $scopes);
 my $child_key = q{SELECT idem.child_key(token, 'überweisen') FROM idem.claim('payments', 'schlüssel 2')};
 my $child = $from->safe_psql('postgres', "BEGIN; $child_key; ROLLBACK");
+# A record that tells which members of a request differ.
+$from->safe_psql('postgres', q{SELECT idem.create_scope('explained', explain_conflicts => true)});
+$from->safe_psql('postgres', q{SELECT idem.complete(token) FROM idem.claim('explained', 'k', '{"öl": "ü", "amount": 1, "to": 2}')});
 my $dump = $from->backup_dir . '/dump.sql';
 mkdir $from->backup_dir;
 $from->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
@@ -51,12 +54,14 @@ sub check
 		'completed|{"payment": 4}', "$kind: so is what was made with the newer secret");
 	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'rotated', '{"amount": 6}')}),
 		'conflict', "$kind: and its conflict is one");
+	is($ask->(q{SELECT outcome, differs FROM (VALUES (1, '{"öl": "ü", "amount": 1, "to": 2}'::jsonb), (2, '{"öl": "ö", "amount": 1, "ähm": 2}')) x (n, request),
+			idem.try_claim('explained', 'k', request) ORDER BY n}), "completed|\nconflict|{öl,ähm,NULL}", "$kind: what differs is told");
 	is($ask->($scopes), $rules, "$kind: the scopes' rules are there");
 	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '3|3', "$kind: the secrets are there, once");
 	my $left = $kind =~ /while purging/ ? 0 : 1;
-	is($ask->(q{SELECT count(*) FROM idem.record}), 5 + $left, "$kind: so are the records");
+	is($ask->(q{SELECT count(*) FROM idem.record}), 6 + $left, "$kind: so are the records");
 	is($ask->(q{SELECT idem.purge()}), $left, "$kind: the purger deletes that of a dropped scope, and no other");
-	is($ask->(q{SELECT count(*) FROM idem.record}), '5', "$kind: it has deleted one");
+	is($ask->(q{SELECT count(*) FROM idem.record}), '6', "$kind: it has deleted one");
 	is($ask->(q{SELECT key, request, attempt, recovery_point, recovery_state, last_error FROM idem.take('second')}),
 		'begun|{"amount": 7}|2|charged|{"charge": 7}|{"message": "later"}', "$kind: what was begun can be finished");
 	is($ask->("BEGIN; $child_key; ROLLBACK"), $child, "$kind: child keys are the same");

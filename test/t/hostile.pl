@@ -150,7 +150,7 @@ CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE
 SQL
 my $tour = <<'SQL';
 SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn', reject_stale_keys => true);
-SELECT idem.create_scope('shop', owner => 'shop');
+SELECT idem.create_scope('shop', owner => 'shop', explain_conflicts => true);
 SELECT idem.alter_scope('tour', ttl => '2 days');
 SET ROLE clerk;
 BEGIN;
@@ -161,7 +161,7 @@ SELECT idem.child_key(:'token', 'charge') \gset
 SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": 1}', '\x00');
 COMMIT;
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
-SELECT outcome FROM idem.try_claim('shop', 'order-1', '{"amount": 2}');
+SELECT outcome, differs FROM idem.try_claim('shop', 'order-1', '{"amount": 2}');
 SELECT state FROM idem.lookup('shop', 'order-1');
 SELECT idem.once('shop', 'message-1');
 SELECT idem.once_each('shop', '{message-1, message-2}');
@@ -243,7 +243,7 @@ CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE
 SQL
 	$plain;
 });
-like($expected, qr/"answer": 42.*\n.*conflict\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
+like($expected, qr/"answer": 42.*\n.*conflict\|\{amount,NULL\}\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
 my $callable = $node->safe_psql($evil, <<'SQL');
 SELECT string_agg(DISTINCT proname || '(', ' ') FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype <> 'trigger'::regtype
 SQL

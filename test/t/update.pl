@@ -14,7 +14,7 @@ use Test::More;
 # What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams wrong_use)],
-	'0.2.0' => [qw(administration erasure failures forbid http keys leases redaction rehearse scopes streams survey take)]);
+	'0.2.0' => [qw(administration conflicts erasure failures forbid http keys leases redaction rehearse scopes streams survey take)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -178,6 +178,11 @@ SQL
 	my $refused = ($node->psql($name, 'ALTER EXTENSION idem UPDATE'))[2];
 	like($refused, qr/ERROR:  cannot replace idem\.lookup\(\): other objects depend on it\nDETAIL:  view \S*answered /, "$version: so is a view on lookup");
 	$sql->($name, 'DROP VIEW answered');
+	# The type that gets one more attribute may be used.
+	$sql->($name, 'CREATE TABLE attempt_log (claim idem.claim_result)');
+	$sql->($name, q{INSERT INTO attempt_log SELECT c FROM idem.try_claim('orders', 'done', '{"n": 2}') c});
+	$sql->($name, q{CREATE VIEW replay AS SELECT * FROM idem.claim('orders', 'done', '{"n": 1}')});
+	my $replay = $sql->($name, 'SELECT * FROM replay');
 	my ($revoked) = ($node->psql($name, 'BEGIN; REVOKE EXECUTE ON FUNCTION idem.lookup FROM PUBLIC; ALTER EXTENSION idem UPDATE; ROLLBACK'))[2];
 	like($revoked, qr/WARNING:  every role can call idem\.lookup again\nDETAIL:.*\nHINT:  REVOKE EXECUTE ON FUNCTION idem\.lookup FROM PUBLIC/, "$version: the update says that lookup is everyone's again");
 
@@ -211,6 +216,14 @@ SQL
 	is($outcome->('failed', 2), 'failed||P0042', "$version: so is a failure");
 	is($outcome->('open', 4), 'completed||', "$version: so is the claim that was open meanwhile");
 	is($outcome->('done', 2), 'conflict||', "$version: a conflict is one");
+	is($sql->($name, 'SELECT * FROM replay'), $replay, "$version: a view on claim shows what it did");
+	is($sql->($name, 'SELECT (claim).outcome, (claim).differs IS NULL FROM attempt_log'), 'conflict|t', "$version: a stored result can be read");
+	$sql->($name, q{SELECT idem.alter_scope('orders', explain_conflicts => true)});
+	$sql->($name, q{SELECT idem.complete(token) FROM idem.claim('orders', 'explained', '{"n": 1, "m": 1}')});
+	$sql->($name, q{INSERT INTO attempt_log SELECT c FROM unnest('{explained,done}'::text[]) k, idem.try_claim('orders', k, '{"n": 2, "m": 1}') c});
+	is($sql->($name, 'SELECT (claim).differs FROM attempt_log'), "\n{n}\n", "$version: conflicts of new records are explained");
+	$sql->($name, q{SELECT idem.forget('orders', 'explained')});
+	$sql->($name, q{SELECT idem.alter_scope('orders', explain_conflicts => false)});
 	is($outcome->('leased', 3), 'in_progress||', "$version: a lease holds");
 	is($sql->($name, qq{SET ROLE $user; SELECT idem.complete('$token', '{"order": 3}')}), '{"order": 3}', "$version: its token too");
 	is($outcome->('leased', 3), 'completed|{"order": 3}|', "$version: and completes it");
