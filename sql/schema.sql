@@ -213,7 +213,8 @@ CREATE TYPE idem.claim_result AS (
     recovery_state      jsonb,
     created_at          timestamptz,
     expires_at          timestamptz,
-    redacted            boolean
+    redacted            boolean,
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.claim_result IS
@@ -253,6 +254,9 @@ COMMENT ON COLUMN idem.claim_result.expires_at IS
     'When the answer expires; NULL until completed.';
 COMMENT ON COLUMN idem.claim_result.redacted IS
     'Of a stored answer, whether the scope kept a part of it out.';
+COMMENT ON COLUMN idem.claim_result.completed_at IS
+    'When the operation completed or failed. If its claim was atomic and took over no other '
+    'attempt, that is when it was claimed: both happened in one transaction.';
 
 CREATE TYPE idem.taken AS (
     token               text,
@@ -305,7 +309,8 @@ CREATE TYPE idem.record_info AS (
     lease_end           timestamptz,
     holder_pid          integer,
     since               timestamptz,
-    redacted            boolean
+    redacted            boolean,
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.record_info IS
@@ -338,13 +343,17 @@ COMMENT ON COLUMN idem.record_info.since IS
     'When the record was created, or the holder''s transaction began.';
 COMMENT ON COLUMN idem.record_info.redacted IS
     'Whether the scope kept a part of the answer out.';
+COMMENT ON COLUMN idem.record_info.completed_at IS
+    'When the operation completed or failed, as in idem.claim_result; NULL if it has not, even if '
+    'its attempts are exhausted.';
 
 CREATE TYPE idem.execution AS (
     outcome             text,
     replayed            boolean,
     response            jsonb,
     error               jsonb,
-    redacted            boolean
+    redacted            boolean,
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.execution IS
@@ -362,3 +371,5 @@ COMMENT ON COLUMN idem.execution.error IS
     'The failure: sqlstate, message, detail and hint.';
 COMMENT ON COLUMN idem.execution.redacted IS
     'Whether the scope kept a part of the stored answer out.';
+COMMENT ON COLUMN idem.execution.completed_at IS
+    'When the operation completed or failed, as in idem.claim_result.';

@@ -387,9 +387,10 @@ namespace {
 // ---- 5. Statistics ------------------------------------------------------------------------------
 
 void count_wait(const ClaimCall& call, TimestampTz since) {
-    pg::count(call.scope->id, Counter::waits);
     const TimestampTz waited = GetCurrentTimestamp() - since;
+    pg::count(call.scope->id, Counter::waits);
     pg::count(call.scope->id, Counter::wait_time, std::max<TimestampTz>(waited, 0));
+    pg::observe(call.scope->id, pg::Duration::wait, waited);
 }
 
 // For the server's administrators: the caller learns of the conflict by the outcome.
@@ -441,9 +442,11 @@ enum Column {
     column_created_at,
     column_expires_at,
     column_redacted,
+    column_completed_at,
     columns
 };
-using Result = pg::Row<columns>;
+constexpr int columns_up_to_0_2 = column_redacted + 1;
+using Result = pg::Row<columns, columns_up_to_0_2>;
 
 // An outcome that is neither claimed nor completed: claim() raises it, try_claim() returns it.
 enum class Refusals { raised, returned };
@@ -510,6 +513,7 @@ Result stored_row(std::string_view outcome, const pg::Record& record) {
     row.set_time(column_created_at, record.created);
     row.set_time(column_expires_at, record.expires);
     row.set_bool(column_redacted, record.redacted);
+    row.set_time(column_completed_at, pg::completed_at(record));
     return row;
 }
 

@@ -44,7 +44,7 @@ bool once(const ClaimCall& call) {
     const ClaimResult result = claim_key(call);
     switch (result.outcome) {
         case Outcome::claimed:
-            finish_atomic(*result.claim, {.state = core::State::completed});
+            (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
             return true;
         case Outcome::completed:
             return false;
