@@ -47,7 +47,7 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
 ClaimResult answer(const ClaimCall& call, const Look& seen);
 ClaimResult give_up(const report::Holder& holder);
 void count_wait(const ClaimCall& call, TimestampTz since);
-void count_outcome(const ClaimCall& call, Outcome outcome);
+void count_outcome(const ClaimCall& call, const ClaimResult& result);
 
 // ---- 1. The protocol ----------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ ClaimResult claim_key(const ClaimCall& call) {
         pg::withdraw_wait();
         count_wait(call, waiting_since);
     }
-    count_outcome(call, result.outcome);
+    count_outcome(call, result);
     return result;
 }
 
@@ -258,6 +258,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
         expires = record.expires;
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
+    if (taken_over) log_takeover(*call.scope, call.name, old);
     if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
     return {.outcome = Outcome::claimed,
@@ -347,6 +348,14 @@ ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz
     return grant(call, {Verdict::take_over, found, now}, bound);
 }
 
+void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Record& old) {
+    if (old.nonce)
+        report::log_transition(report::Transition::lapse, scope.name, name.tenant, name.key,
+                               old.attempt);
+    report::log_transition(report::Transition::takeover, scope.name, name.tenant, name.key,
+                           old.attempt + 1);
+}
+
 std::int64_t retry_after(const report::Holder& holder) {
     const TimestampTz now = GetCurrentTimestamp();
     const std::int64_t age = now - holder.since.value_or(now);
@@ -401,13 +410,16 @@ void note_conflict(const ClaimCall& call) {
                              call.name.key);
 }
 
-void count_outcome(const ClaimCall& call, Outcome outcome) {
-    switch (outcome) {
+void count_outcome(const ClaimCall& call, const ClaimResult& result) {
+    switch (result.outcome) {
         case Outcome::claimed:
             return;  // counted by make_claim()
+        case Outcome::exhausted:
+            report::log_transition(report::Transition::exhaustion, call.scope->name,
+                                   call.name.tenant, call.name.key, result.record.attempt);
+            [[fallthrough]];
         case Outcome::completed:
         case Outcome::failed:
-        case Outcome::exhausted:
             return pg::count(call.scope->id, Counter::replays);
         case Outcome::in_progress:
         case Outcome::open_here:

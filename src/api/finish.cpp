@@ -16,6 +16,7 @@ namespace {
 using core::TokenKind;
 using pg::Counter;
 using pg::Duration;
+using pg::report::Transition;
 
 // ---- What is stored -----------------------------------------------------------------------------
 
@@ -100,10 +101,16 @@ void check_stored_size(const char* what, std::initializer_list<const void*> valu
 
 namespace {
 
+void log_transition(Transition what, const pg::Claim& claim) {
+    pg::report::log_transition(what, claim.scope_name, claim.tenant, claim.key,
+                               static_cast<std::int32_t>(claim.token.attempt));
+}
+
 void note_finished(pg::Claim& claim, core::State state) {
     pg::close_claim(claim, pg::Phase::finished);
     const bool failed = state == core::State::failed;
     pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+    if (failed) log_transition(Transition::failure, claim);
 }
 
 void note_released(pg::Claim& claim) {
@@ -134,13 +141,15 @@ bool may_be_retried(const LeasedClaim& leased) {
 // is nothing to wait for.
 void release_leased(const LeasedClaim& leased, const Release& how) {
     pg::Record record = leased.record();
-    const std::int64_t pause = may_be_retried(leased) ? how.retry_after.value_or(0) : 0;
+    const bool last = !may_be_retried(leased);
+    const std::int64_t pause = last ? 0 : how.retry_after.value_or(0);
     record.lease_end = GetCurrentTimestamp() + pause;
     record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
     if (how.error != nullptr) record.error = how.error;
     update_record(leased, record);
     note_released(*leased.note);
+    if (last) log_transition(Transition::exhaustion, *leased.note);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
     pg::wake_at_commit(pg::scope_event(leased.name.scope_id));
 }

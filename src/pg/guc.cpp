@@ -12,6 +12,7 @@ constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
 constinit int purge_rate = 100'000;
 constinit int log_conflicts = 0;
+constinit int log_transitions = 0;
 
 namespace {
 
@@ -73,6 +74,14 @@ void define() {
         "The message is also sent when the conflict is returned as an outcome, or its error "
         "caught.",
         &log_conflicts, log_conflicts, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomEnumVariable(
+        "idem.log_transitions",
+        "Sets the level of the messages about operations that do not run to their answer.",
+        "A message is sent when a lease is found lapsed, when an operation is taken over, has used "
+        "up its attempts, fails, or is revoked, forgotten or erased, and when the worker has "
+        "purged records.",
+        &log_transitions, log_transitions, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr,
+        nullptr);
     DefineCustomIntVariable("idem.purge_naptime",
                             "Sets the time between two visits of the purge worker to a database.",
                             "The worker comes sooner while it finds many records to delete, and "

@@ -57,6 +57,23 @@ enum class WaitSetBy : bool { argument, scope };
 [[noreturn]] void key_conflict(std::string_view key);
 // The same, at a level below ERROR.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key);
+
+// What becomes of an operation, other than that it starts and is completed or released.
+enum class Transition : std::uint8_t {
+    lapse,       // the lease of its attempt has ended without an answer, as the next attempt finds
+    takeover,    // its next attempt begins
+    exhaustion,  // its last attempt has ended without an answer
+    failure,     // a final failure is stored
+    revocation,
+    removal,
+    erasure,
+};
+// At the level of idem.log_transitions, if that is set.
+void log_transition(Transition what, std::string_view scope, std::string_view tenant,
+                    std::string_view key, std::int32_t attempt);
+// The same for a visit of the purge worker to its database.
+void log_purge(std::int64_t records);
+
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The lease of the last attempt has ended.
@@ -106,8 +123,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
-[[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant,
-                                         const char* caller);
+[[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
 [[noreturn]] void ttl_too_short(const char* scope, std::int64_t min_ttl);
 [[noreturn]] void scope_exists(std::string_view name);
 [[noreturn]] void scope_differs(std::string_view name, const char* differences);

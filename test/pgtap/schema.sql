@@ -262,6 +262,7 @@ SELECT set_eq(
     $$VALUES ('idem.counted_scopes', '1000', 'sighup', 'integer', '1'),
              ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
              ('idem.log_conflicts', 'off', 'superuser', 'enum', NULL),
+             ('idem.log_transitions', 'off', 'superuser', 'enum', NULL),
              ('idem.max_answer_size', '65536', 'superuser', 'integer', '1'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
