@@ -94,7 +94,7 @@ ok($node->poll_query_until('postgres',
 
 $node->wait_for_log(qr/LOG:  purge worker has purged \d+ records in database "postgres"/);
 my $purged = 0;
-$purged += $1 while slurp_file($node->logfile) =~ /purged (\d+) records in database "postgres"/g;
+$purged += $_ for slurp_file($node->logfile) =~ /purged (\d+) records in database "postgres"/g;
 is($purged, 2500, 'the log says how many records each visit has purged, and nothing of visits without any');
 set_conf('idem.log_transitions' => 'off');
 
