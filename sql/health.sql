@@ -693,7 +693,7 @@ line (section, n, title, words) AS (
     WHERE replays + conflicts > 0
 
     UNION ALL
-    SELECT 4, 2.5, '', format('%s messages of streams, and %s again', advances, duplicates)
+    SELECT 4, 2.5, '', format('messages of streams: %s new, %s again', advances, duplicates)
     FROM counted
     WHERE advances + duplicates > 0
 
