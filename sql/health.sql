@@ -587,6 +587,11 @@ counted AS MATERIALIZED (
     FROM idem.stats s
     WHERE s.scope = $1
 ),
+durations AS MATERIALIZED (
+    SELECT *, CASE kind WHEN 'atomic' THEN 1 WHEN 'leased' THEN 2 ELSE 3 END AS n
+    FROM idem.durations d
+    WHERE d.scope = $1 AND d.count > 0
+),
 flight AS MATERIALIZED (
     SELECT * FROM idem.in_flight f WHERE f.scope = $1
 ),
@@ -686,6 +691,37 @@ line (section, n, title, words) AS (
                date_trunc('millisecond', wait_time))
     FROM counted
     WHERE in_flight + waits > 0
+
+    UNION ALL
+    SELECT
+        4,
+        2 + d.n * 0.1,
+        '',
+        format('%s: half within %s, 90%% within %s, 99%% within %s',
+               CASE kind
+                   WHEN 'atomic' THEN 'atomic operations'
+                   WHEN 'leased' THEN 'leased operations'
+                   ELSE 'waits'
+               END,
+               coalesce(p50::text, 'days'), coalesce(p90::text, 'days'),
+               coalesce(p99::text, 'days'))
+    FROM durations d
+
+    UNION ALL
+    SELECT
+        4,
+        2.4,
+        '',
+        format('of the claims that were decided, %s%% were replays and %s%% conflicts',
+               round(100.0 * replays / (claims + takeovers + replays + conflicts), 1),
+               round(100.0 * conflicts / (claims + takeovers + replays + conflicts), 1))
+    FROM counted
+    WHERE replays + conflicts > 0
+
+    UNION ALL
+    SELECT 4, 2.5, '', format('messages of streams: %s new, %s again', advances, duplicates)
+    FROM counted
+    WHERE advances + duplicates > 0
 
     UNION ALL
     SELECT

@@ -214,7 +214,8 @@ CREATE TYPE idem.claim_result AS (
     created_at          timestamptz,
     expires_at          timestamptz,
     redacted            boolean,
-    differs             text[]
+    differs             text[],
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.claim_result IS
@@ -258,6 +259,9 @@ COMMENT ON COLUMN idem.claim_result.differs IS
     'For conflict in a scope with explain_conflicts, the top-level members of the request that '
     'have another value, then the new ones, then a NULL for each member that is missing. NULL if '
     'that is not known.';
+COMMENT ON COLUMN idem.claim_result.completed_at IS
+    'When the operation completed or failed. If its claim was atomic and took over no other '
+    'attempt, that is when it was claimed: both happened in one transaction.';
 
 CREATE TYPE idem.taken AS (
     token               text,
@@ -310,7 +314,8 @@ CREATE TYPE idem.record_info AS (
     lease_end           timestamptz,
     holder_pid          integer,
     since               timestamptz,
-    redacted            boolean
+    redacted            boolean,
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.record_info IS
@@ -343,13 +348,17 @@ COMMENT ON COLUMN idem.record_info.since IS
     'When the record was created, or the holder''s transaction began.';
 COMMENT ON COLUMN idem.record_info.redacted IS
     'Whether the scope kept a part of the answer out.';
+COMMENT ON COLUMN idem.record_info.completed_at IS
+    'When the operation completed or failed, as in idem.claim_result; NULL if it has not, even if '
+    'its attempts are exhausted.';
 
 CREATE TYPE idem.execution AS (
     outcome             text,
     replayed            boolean,
     response            jsonb,
     error               jsonb,
-    redacted            boolean
+    redacted            boolean,
+    completed_at        timestamptz
 );
 
 COMMENT ON TYPE idem.execution IS
@@ -367,3 +376,5 @@ COMMENT ON COLUMN idem.execution.error IS
     'The failure: sqlstate, message, detail and hint.';
 COMMENT ON COLUMN idem.execution.redacted IS
     'Whether the scope kept a part of the stored answer out.';
+COMMENT ON COLUMN idem.execution.completed_at IS
+    'When the operation completed or failed, as in idem.claim_result.';

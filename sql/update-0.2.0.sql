@@ -152,6 +152,14 @@ CREATE TYPE idem.taken AS (
 );
 
 -- ---------------------------------------------------------------------------------------------
+-- Results: new attributes
+-- ---------------------------------------------------------------------------------------------
+
+ALTER TYPE idem.claim_result ADD ATTRIBUTE completed_at timestamptz;
+ALTER TYPE idem.record_info ADD ATTRIBUTE completed_at timestamptz;
+ALTER TYPE idem.execution ADD ATTRIBUTE completed_at timestamptz;
+
+-- ---------------------------------------------------------------------------------------------
 -- Scopes: paths
 -- ---------------------------------------------------------------------------------------------
 
@@ -258,7 +266,35 @@ CREATE OR REPLACE VIEW idem.in_flight WITH (security_barrier) AS
 
 DROP FUNCTION idem.open_claims();
 
+-- ---------------------------------------------------------------------------------------------
+-- Statistics: messages of streams, and durations
+-- ---------------------------------------------------------------------------------------------
+
+CREATE OR REPLACE VIEW idem.stats WITH (security_barrier) AS
+    SELECT
+        NULL::text AS scope,
+        NULL::bigint AS claims,
+        NULL::bigint AS replays,
+        NULL::bigint AS in_flight,
+        NULL::bigint AS waits,
+        NULL::interval AS wait_time,
+        NULL::bigint AS conflicts,
+        NULL::bigint AS takeovers,
+        NULL::bigint AS completions,
+        NULL::bigint AS failures,
+        NULL::bigint AS releases,
+        NULL::bigint AS stale,
+        NULL::bigint AS weak,
+        NULL::bigint AS limited,
+        NULL::bigint AS expired_reused,
+        NULL::bigint AS purged,
+        NULL::timestamptz AS stats_reset;
+
+DROP FUNCTION idem.scope_stats();
+
 @OBJECTS@
+
+GRANT SELECT ON idem.durations TO PUBLIC;
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;

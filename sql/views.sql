@@ -72,7 +72,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
             + coalesce(pg_catalog.pg_column_size(r.headers), 0)
             + coalesce(pg_catalog.pg_column_size(r.body), 0)
-            + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes
+            + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes,
+        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at
     FROM idem.record r
         JOIN idem.scope s ON s.id = r.scope
     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
@@ -83,8 +84,8 @@ GRANT SELECT ON idem.records TO PUBLIC;
 
 COMMENT ON VIEW idem.records IS
     'The unexpired records, without their answers, of the scopes whose owner''s privileges the '
-    'current role has. state is as in idem.lookup(); answer_bytes is the compressed size of the '
-    'stored answer.';
+    'current role has. state and completed_at are as in idem.lookup(); answer_bytes is the '
+    'compressed size of the stored answer.';
 
 CREATE VIEW idem.weak_keys WITH (security_barrier) AS
     SELECT
@@ -270,7 +271,9 @@ CREATE FUNCTION idem.scope_stats(
     OUT limited bigint,
     OUT expired_reused bigint,
     OUT purged bigint,
-    OUT stats_reset timestamptz
+    OUT stats_reset timestamptz,
+    OUT advances bigint,
+    OUT duplicates bigint
 )
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_stats'
@@ -288,6 +291,39 @@ GRANT SELECT ON idem.stats TO PUBLIC;
 COMMENT ON VIEW idem.stats IS
     'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
     'has. Members of pg_monitor see every scope.';
+
+CREATE FUNCTION idem.scope_durations(
+    OUT scope text,
+    OUT kind text,
+    OUT count bigint,
+    OUT total interval,
+    OUT p50 interval,
+    OUT p90 interval,
+    OUT p99 interval,
+    OUT upper_bounds interval[],
+    OUT counts bigint[],
+    OUT stats_reset timestamptz
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_scope_durations'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.scope_durations IS
+    'Returns the histograms of each scope that the current role may use (members of pg_monitor: of '
+    'every scope). The view idem.durations shows these rows. Returns no rows unless idem is '
+    'preloaded.';
+
+CREATE VIEW idem.durations WITH (security_barrier) AS
+    SELECT * FROM idem.scope_durations();
+
+GRANT SELECT ON idem.durations TO PUBLIC;
+
+COMMENT ON VIEW idem.durations IS
+    'How long operations took (kind atomic or leased) and claims waited (kind wait), since '
+    'stats_reset, in each scope whose owner''s privileges the current role has. Members of '
+    'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
+    'percent do not exceed. counts has the number within each of upper_bounds and above the one '
+    'before, and last the number above all.';
 
 CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
 RETURNS void

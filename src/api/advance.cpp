@@ -17,6 +17,7 @@
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
+#include "pg/stats.hpp"
 #include "pg/watermark.hpp"
 
 namespace idem::api {
@@ -146,7 +147,10 @@ std::optional<std::int64_t> reset_stream(const pg::KeyName& source, std::optiona
 IDEM_FUNCTION(idem_advance) {
     using namespace idem;
     api::require_writable("idem.advance()", api::read_by_streams);
-    PG_RETURN_BOOL(api::advance(api::read_call(fcinfo)));
+    const api::Call call = api::read_call(fcinfo);
+    const bool moved = api::advance(call);
+    pg::count(call.source.scope_id, moved ? pg::Counter::advances : pg::Counter::duplicates);
+    PG_RETURN_BOOL(moved);
 }
 
 IDEM_FUNCTION(idem_reset_stream) {

@@ -266,6 +266,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
         expires = record.expires;
     }
     pg::count(call.scope->id, taken_over ? Counter::takeovers : Counter::claims);
+    if (taken_over) log_takeover(*call.scope, call.name, old);
     if (!taken_over && claim.predecessor == pg::Predecessor::outlived)
         pg::count(call.scope->id, Counter::expired_reused);
     return {.outcome = Outcome::claimed,
@@ -363,6 +364,14 @@ ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz
     return grant(call, {Verdict::take_over, found, now}, bound);
 }
 
+void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Record& old) {
+    if (old.nonce)
+        report::log_transition(report::Transition::lapse, scope.name, name.tenant, name.key,
+                               old.attempt);
+    report::log_transition(report::Transition::takeover, scope.name, name.tenant, name.key,
+                           old.attempt + 1);
+}
+
 std::int64_t retry_after(const report::Holder& holder) {
     const TimestampTz now = GetCurrentTimestamp();
     const std::int64_t age = now - holder.since.value_or(now);
@@ -403,9 +412,10 @@ namespace {
 // ---- 5. Statistics ------------------------------------------------------------------------------
 
 void count_wait(const ClaimCall& call, TimestampTz since) {
-    pg::count(call.scope->id, Counter::waits);
     const TimestampTz waited = GetCurrentTimestamp() - since;
+    pg::count(call.scope->id, Counter::waits);
     pg::count(call.scope->id, Counter::wait_time, std::max<TimestampTz>(waited, 0));
+    pg::observe(call.scope->id, pg::Duration::wait, waited);
 }
 
 // For the server's administrators: the caller learns of the conflict by the outcome.
@@ -421,9 +431,12 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
     switch (result.outcome) {
         case Outcome::claimed:
             return;  // counted by make_claim()
+        case Outcome::exhausted:
+            report::log_transition(report::Transition::exhaustion, call.scope->name,
+                                   call.name.tenant, call.name.key, result.record.attempt);
+            [[fallthrough]];
         case Outcome::completed:
         case Outcome::failed:
-        case Outcome::exhausted:
             return pg::count(call.scope->id, Counter::replays);
         case Outcome::in_progress:
         case Outcome::open_here:
@@ -458,10 +471,12 @@ enum Column {
     column_created_at,
     column_expires_at,
     column_redacted,
-    column_differs,  // since 0.3.0
+    column_differs,
+    column_completed_at,
     columns
 };
-using Result = pg::Row<columns>;
+constexpr int columns_up_to_0_2 = column_redacted + 1;
+using Result = pg::Row<columns, columns_up_to_0_2>;
 
 // An outcome that is neither claimed nor completed: claim() raises it, try_claim() returns it.
 enum class Refusals { raised, returned };
@@ -535,6 +550,7 @@ Result stored_row(std::string_view outcome, const pg::Record& record) {
     row.set_time(column_created_at, record.created);
     row.set_time(column_expires_at, record.expires);
     row.set_bool(column_redacted, record.redacted);
+    row.set_time(column_completed_at, pg::completed_at(record));
     return row;
 }
 
@@ -581,7 +597,7 @@ Datum claim(FunctionCallInfo fcinfo, Refusals refusals, const char* function,
     const bool refused = !claimed && result.outcome != Outcome::completed;
     if (refused && refusals == Refusals::raised) refuse(call, result);
     Result row = row_of(result);
-    return row.as_result_of(fcinfo, column_differs);
+    return row.as_result_of(fcinfo);
 }
 
 }  // namespace

@@ -67,6 +67,10 @@ ClaimResult claim_key(const ClaimCall& call);
 ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
                       const pg::WaitBound& bound);
 
+// Logs that the attempt of the old record has lapsed, unless it was released, and that the next one
+// has begun.
+void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Record& old);
+
 // Raises the error of idem.claim() for an outcome other than claimed and completed.
 [[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);
 

@@ -31,19 +31,23 @@ bool differs(const pg::Record& rest, const pg::Record& record) {
 }
 
 // An expired record is of no use, so nothing of it is kept.
-bool erase(const pg::KeyName& name, bool force, const pg::WaitBound& bound) {
+bool erase(const pg::Scope& scope, const pg::KeyName& name, bool force,
+           const pg::WaitBound& bound) {
     return change_record(name, erase_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!is_live(found)) return delete_record(name, found, bound);
         if (!force && is_needed(found.record)) pg::report::needed_to_continue(name.key);
         const pg::Record rest = pg::erased(found.record);
-        if (differs(rest, found.record)) replace_record(name, found, rest, bound);
+        if (!differs(rest, found.record)) return true;
+        replace_record(name, found, rest, bound);
+        pg::report::log_transition(pg::report::Transition::erasure, scope.name, name.tenant,
+                                   name.key, found.record.attempt);
         return true;
     });
 }
 
 std::int64_t erase_tenant(const TenantCall& call, const pg::WaitBound& bound) {
     return change_each_record(
-        call, [&](const pg::KeyName& name) { return erase(name, call.force, bound); });
+        call, [&](const pg::KeyName& name) { return erase(*call.scope, name, call.force, bound); });
 }
 
 }  // namespace
@@ -65,7 +69,8 @@ IDEM_FUNCTION(idem_erase) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const bool force = api::force_arg(fcinfo, api::arg_force);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "erase");
-    PG_RETURN_BOOL(api::erase(api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
+    PG_RETURN_BOOL(
+        api::erase(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
 }
 
 IDEM_FUNCTION(idem_erase_tenant) {

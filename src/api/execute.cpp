@@ -26,9 +26,11 @@ enum Column {
     column_response,
     column_error,
     column_redacted,
+    column_completed_at,
     columns
 };
-using Result = pg::Row<columns>;
+constexpr int columns_up_to_0_2 = column_redacted + 1;
+using Result = pg::Row<columns, columns_up_to_0_2>;
 
 // The operation's quoted name, by which it is called.
 const char* checked_operation(FunctionCallInfo fcinfo) {
@@ -88,13 +90,14 @@ Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext contex
 }
 
 Result result_row(core::State state, bool replayed, Jsonb* response, Jsonb* error,
-                  bool redacted = false) {
+                  std::optional<TimestampTz> completed_at, bool redacted = false) {
     Result result;
     result.set_text(column_outcome, state == core::State::completed ? "completed" : "failed");
     result.set(column_replayed, BoolGetDatum(replayed));
     result.set_pointer(column_response, response);
     result.set_pointer(column_error, error);
     result.set(column_redacted, BoolGetDatum(redacted));
+    result.set_time(column_completed_at, completed_at);
     return result;
 }
 
@@ -117,14 +120,16 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
     ErrorData* error = pg::in_subtransaction(
         [at] { at->response = run_operation(at->operation, at->request, at->context); });
     if (error == nullptr) {
-        finish_atomic(claim, {.state = core::State::completed, .response = work.response});
-        return result_row(core::State::completed, false, work.response, nullptr);
+        const TimestampTz completed_at =
+            finish_atomic(claim, {.state = core::State::completed, .response = work.response});
+        return result_row(core::State::completed, false, work.response, nullptr, completed_at);
     }
     if (is_transient(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
     Jsonb* stored = pg::error_object(*error);
     Assert(pg::error_member(stored, "sqlstate") != nullptr);
-    finish_atomic(claim, {.state = core::State::failed, .error = stored});
-    return result_row(core::State::failed, false, nullptr, stored);
+    const TimestampTz completed_at =
+        finish_atomic(claim, {.state = core::State::failed, .error = stored});
+    return result_row(core::State::failed, false, nullptr, stored, completed_at);
 }
 
 // Returns what is stored. Any other outcome raises the error that claim() raises.
@@ -132,10 +137,10 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
     switch (claim.outcome) {
         case Outcome::completed:
             return result_row(core::State::completed, true, claim.record.response, nullptr,
-                              claim.record.redacted);
+                              pg::completed_at(claim.record), claim.record.redacted);
         case Outcome::failed:
             return result_row(core::State::failed, true, nullptr, claim.record.error,
-                              claim.record.redacted);
+                              pg::completed_at(claim.record), claim.record.redacted);
         default:
             refuse(call, claim);
     }

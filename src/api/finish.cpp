@@ -15,6 +15,8 @@ namespace {
 
 using core::TokenKind;
 using pg::Counter;
+using pg::Duration;
+using pg::report::Transition;
 
 // ---- What is stored -----------------------------------------------------------------------------
 
@@ -99,10 +101,16 @@ void check_stored_size(const char* what, std::initializer_list<const void*> valu
 
 namespace {
 
+void log_transition(Transition what, const pg::Claim& claim) {
+    pg::report::log_transition(what, claim.scope_name, claim.tenant, claim.key,
+                               static_cast<std::int32_t>(claim.token.attempt));
+}
+
 void note_finished(pg::Claim& claim, core::State state) {
     pg::close_claim(claim, pg::Phase::finished);
     claim.failed = state == core::State::failed;
     pg::count(claim.scope_id, claim.failed ? Counter::failures : Counter::completions);
+    if (claim.failed) log_transition(Transition::failure, claim);
 }
 
 void note_released(pg::Claim& claim) {
@@ -112,10 +120,12 @@ void note_released(pg::Claim& claim) {
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
     const pg::Record& old = leased.record();
-    update_record(leased, finished_record(stored_part(answer, leased.scope), old.created,
-                                          GetCurrentTimestamp(), ttl_of(old), old.attempt,
+    const StoredAnswer stored = stored_part(answer, leased.scope);
+    const TimestampTz now = GetCurrentTimestamp();
+    update_record(leased, finished_record(stored, old.created, now, ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
     note_finished(*leased.note, answer.state);
+    pg::observe(leased.name.scope_id, Duration::leased, now - old.created);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
 }
 
@@ -131,13 +141,15 @@ bool may_be_retried(const LeasedClaim& leased) {
 // is nothing to wait for.
 void release_leased(const LeasedClaim& leased, const Release& how) {
     pg::Record record = leased.record();
-    const std::int64_t pause = may_be_retried(leased) ? how.retry_after.value_or(0) : 0;
+    const bool last = !may_be_retried(leased);
+    const std::int64_t pause = last ? 0 : how.retry_after.value_or(0);
     record.lease_end = GetCurrentTimestamp() + pause;
     record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
     if (how.error != nullptr) record.error = how.error;
     update_record(leased, record);
     note_released(*leased.note);
+    if (last) log_transition(Transition::exhaustion, *leased.note);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
     pg::wake_at_commit(pg::scope_event(leased.name.scope_id));
 }
@@ -154,27 +166,31 @@ void refuse_for_atomic(const char* argument, bool given) {
 
 void finish(std::optional<std::string_view> text, const Answer& answer) {
     const core::Token token = pg::read_token(text);
-    if (token.kind == TokenKind::atomic) return finish_atomic(pg::open_claim(token), answer);
-    finish_leased(lock_leased_claim(token), answer);
+    if (token.kind == TokenKind::atomic)
+        (void)finish_atomic(pg::open_claim(token), answer);
+    else
+        finish_leased(lock_leased_claim(token), answer);
 }
 
-void finish_atomic(pg::Claim& claim, const Answer& answer) {
+TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest};
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored = stored_part(answer, scope);
     const pg::Records records = pg::Records::to_write();
+    const TimestampTz now = GetCurrentTimestamp();
+    const pg::Record record = finished_record(stored, claim.created, now, claim.ttl,
+                                              static_cast<std::int32_t>(claim.token.attempt),
+                                              claim.fingerprint, std::nullopt);
     const pg::WriteResult writing =
-        pg::write_record(records, name,
-                         finished_record(stored, claim.created, GetCurrentTimestamp(), claim.ttl,
-                                         static_cast<std::int32_t>(claim.token.attempt),
-                                         claim.fingerprint, std::nullopt),
-                         claim.predecessor, bound);
+        pg::write_record(records, name, record, claim.predecessor, bound);
     records.close();
     check_written(name.key, writing);
     note_finished(claim, answer.state);
+    if (answer.timed) pg::observe(claim.scope_id, Duration::atomic, now - claim.created);
     if (claim.token.attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(name.digest));
+    return *pg::completed_at(record);
 }
 
 // The lock of a released atomic claim stays until the transaction ends, because the transaction may

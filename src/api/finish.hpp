@@ -21,6 +21,7 @@ struct Answer {
     Jsonb* response = nullptr;
     bytea* body = nullptr;
     Jsonb* error = nullptr;
+    bool timed = true;  // the operation ran between the claim and this answer
 };
 
 // Stores the answer and ends the claim that the token names, whether atomic or leased. Raises ID005
@@ -33,8 +34,9 @@ struct Release {
 };
 void release(std::optional<std::string_view> token, const Release& how);
 
-// Stores the answer of an atomic claim and ends the claim.
-void finish_atomic(pg::Claim& claim, const Answer& answer);
+// Stores the answer of an atomic claim and ends the claim. Returns when the operation finished, as
+// replays tell it.
+TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer);
 
 // The SQL function fail(). check holds the rules of one release for the error.
 void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));

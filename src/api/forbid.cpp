@@ -52,7 +52,8 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
     claim.created = now;
     claim.ttl = scope.ttl;
     pg::count(scope.id, pg::Counter::claims);
-    finish_atomic(pg::remember_claim(claim), {.state = core::State::failed, .error = error});
+    (void)finish_atomic(pg::remember_claim(claim),
+                        {.state = core::State::failed, .error = error, .timed = false});
 }
 
 LookupRow forbid(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {

@@ -29,17 +29,23 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
         report::resumable(key, pg::view_of(record.recovery_point), forget_call);
 }
 
-bool forget(const pg::KeyName& name, bool force, const pg::WaitBound& bound) {
+bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force,
+            const pg::WaitBound& bound) {
     return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!force) check_abandoned(name.key, found);
-        return delete_record(name, found, bound);
+        const bool forgotten = delete_record(name, found, bound);
+        if (forgotten)
+            report::log_transition(report::Transition::removal, scope.name, name.tenant, name.key,
+                                   found.record.attempt);
+        return forgotten;
     });
 }
 
 // The watermarks say how far the tenant's streams have come.
 std::int64_t forget_tenant(const TenantCall& call, const pg::WaitBound& bound) {
-    const std::int64_t forgotten = change_each_record(
-        call, [&](const pg::KeyName& name) { return forget(name, call.force, bound); });
+    const std::int64_t forgotten = change_each_record(call, [&](const pg::KeyName& name) {
+        return forget(*call.scope, name, call.force, bound);
+    });
     const List* sources = pg::sources_of(call.scope->id, call.tenant);
     for (int i = 0; i < list_length(sources); ++i)
         (void)reset_stream(*static_cast<const pg::KeyName*>(list_nth(sources, i)), std::nullopt,
@@ -61,7 +67,7 @@ IDEM_FUNCTION(idem_forget_0_3) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
     PG_RETURN_BOOL(
-        api::forget(api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
+        api::forget(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
 }
 
 IDEM_FUNCTION(idem_forget_tenant) {

@@ -31,10 +31,11 @@ enum Column {
     column_holder_pid,
     column_since,
     column_redacted,
+    column_completed_at,
     columns
 };
 using Result = LookupRow;
-static_assert(columns == lookup_columns);
+static_assert(columns == lookup_columns && lookup_columns_up_to_0_2 == column_completed_at);
 
 // ---- The rows -----------------------------------------------------------------------------------
 
@@ -78,6 +79,7 @@ Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
     result.set_time(column_expires_at, record.expires);
     result.set_time(column_since, record.created);
     result.set_bool(column_redacted, record.redacted);
+    result.set_time(column_completed_at, pg::completed_at(record));
     return result;
 }
 

@@ -1,5 +1,6 @@
 // What an administrator watches, in three parts:
-//   - the counters of each scope: idem.scope_stats(), idem.stats_reset(), idem.preloaded()
+//   - the counters and histograms of each scope: idem.scope_stats(), idem.scope_durations(),
+//     idem.stats_reset(), idem.preloaded()
 //   - the keys that transactions hold: idem.open_claims(), idem.prepared_claims()
 //   - what the record table holds: idem.survey()
 //
@@ -35,9 +36,17 @@ std::string_view name_of(TupleTableSlot* slot) {
 
 // ---- Counters -----------------------------------------------------------------------------------
 
-// The scope's name, the counters in their order, and since when they count.
+// The scope's name, the counters of 0.2.0 in their order, since when they count, and the other
+// counters.
 constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
-using StatsRow = pg::Row<stats_columns>;
+constexpr int stats_since = 1 + static_cast<int>(Counter::advances);
+constexpr int stats_columns_up_to_0_2 = stats_since + 1;
+using StatsRow = pg::Row<stats_columns, stats_columns_up_to_0_2>;
+
+constexpr int stats_column(Counter which) {
+    const int column = 1 + static_cast<int>(which);
+    return column < stats_since ? column : column + 1;
+}
 
 Datum shown(Counter which, std::int64_t value) {
     if (which == Counter::wait_time) return IntervalPGetDatum(pg::interval_of(value));
@@ -47,16 +56,97 @@ Datum shown(Counter which, std::int64_t value) {
 void add_stats(FunctionCallInfo fcinfo, std::string_view name, const pg::ScopeStats& stats) {
     StatsRow row;
     row.set_text(0, name);
-    for (std::size_t i = 0; i < pg::counter_count; ++i)
-        row.set(1 + static_cast<int>(i), shown(static_cast<Counter>(i), stats.counters[i]));
-    row.set_time(stats_columns - 1, stats.since);
+    for (std::size_t i = 0; i < pg::counter_count; ++i) {
+        const auto which = static_cast<Counter>(i);
+        row.set(stats_column(which), shown(which, stats.counters[i]));
+    }
+    row.set_time(stats_since, stats.since);
     row.add_to_result_of(fcinfo);
 }
 
-void show_stats(FunctionCallInfo fcinfo, TupleTableSlot* slot) {
-    if (!pg::may_observe(owner_of(slot))) return;
-    const auto stats = pg::read_stats(id_of(slot));
-    if (stats) add_stats(fcinfo, name_of(slot), *stats);
+// ---- Histograms ---------------------------------------------------------------------------------
+
+enum DurationsColumn {
+    durations_scope,
+    durations_kind,
+    durations_count,
+    durations_total,
+    durations_p50,
+    durations_p90,
+    durations_p99,
+    durations_upper_bounds,
+    durations_counts,
+    durations_since,
+    durations_columns
+};
+using DurationsRow = pg::Row<durations_columns>;
+
+const char* name_of(pg::Duration kind) {
+    switch (kind) {
+        case pg::Duration::atomic:
+            return "atomic";
+        case pg::Duration::leased:
+            return "leased";
+        case pg::Duration::wait:
+            return "wait";
+        case pg::Duration::count:
+            break;
+    }
+    pg_unreachable();
+}
+
+ArrayType* array_of(const core::BucketCounts& counts) {
+    std::array<Datum, core::bucket_count> values;
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = Int64GetDatum(counts[i]);
+    return construct_array(values.data(), static_cast<int>(values.size()), INT8OID,
+                           sizeof(std::int64_t), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
+}
+
+ArrayType* upper_bounds() {
+    std::array<Datum, core::bounded_buckets> values;
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = IntervalPGetDatum(pg::interval_of(core::upper_bound(i)));
+    return construct_array(values.data(), static_cast<int>(values.size()), INTERVALOID,
+                           sizeof(Interval), false, TYPALIGN_DOUBLE);
+}
+
+void set_quantile(DurationsRow& row, int column, const pg::Histogram& durations, int percent) {
+    if (const auto bound = core::quantile(durations.counts, percent))
+        row.set_pointer(column, pg::interval_of(*bound));
+}
+
+void add_durations(FunctionCallInfo fcinfo, std::string_view name, pg::Duration kind,
+                   const pg::Histogram& durations, TimestampTz since) {
+    DurationsRow row;
+    row.set_text(durations_scope, name);
+    row.set_text(durations_kind, name_of(kind));
+    row.set_bigint(durations_count, core::count_of(durations.counts));
+    row.set_pointer(durations_total, pg::interval_of(durations.total));
+    set_quantile(row, durations_p50, durations, 50);
+    set_quantile(row, durations_p90, durations, 90);
+    set_quantile(row, durations_p99, durations, 99);
+    row.set_pointer(durations_upper_bounds, upper_bounds());
+    row.set_pointer(durations_counts, array_of(durations.counts));
+    row.set_time(durations_since, since);
+    row.add_to_result_of(fcinfo);
+}
+
+void add_all_durations(FunctionCallInfo fcinfo, std::string_view name,
+                       const pg::ScopeStats& stats) {
+    for (std::size_t i = 0; i < pg::duration_count; ++i)
+        add_durations(fcinfo, name, static_cast<pg::Duration>(i), stats.durations[i], stats.since);
+}
+
+// Calls add(fcinfo, name, stats) for each scope that is counted and that the caller may observe.
+template <class Add>
+void show_counted(FunctionCallInfo fcinfo, Add add) {
+    InitMaterializedSRF(fcinfo, 0);
+    if (!pg::stats_available()) return;
+    pg::scan_committed(pg::Table::scope, [fcinfo, add](TupleTableSlot* slot) {
+        if (!pg::may_observe(owner_of(slot))) return;
+        const auto stats = pg::read_stats(id_of(slot));
+        if (stats) add(fcinfo, name_of(slot), *stats);
+    });
 }
 
 // ---- Keys that transactions hold ----------------------------------------------------------------
@@ -216,10 +306,13 @@ BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
 
 IDEM_FUNCTION(idem_scope_stats) {
     using namespace idem;
-    InitMaterializedSRF(fcinfo, 0);
-    if (pg::stats_available())
-        pg::scan_committed(pg::Table::scope,
-                           [fcinfo](TupleTableSlot* slot) { api::show_stats(fcinfo, slot); });
+    api::show_counted(fcinfo, api::add_stats);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_scope_durations) {
+    using namespace idem;
+    api::show_counted(fcinfo, api::add_all_durations);
     return Datum{0};
 }
 

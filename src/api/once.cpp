@@ -44,7 +44,7 @@ bool once(const ClaimCall& call) {
     const ClaimResult result = claim_key(call);
     switch (result.outcome) {
         case Outcome::claimed:
-            finish_atomic(*result.claim, {.state = core::State::completed});
+            (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
             return true;
         case Outcome::completed:
             return false;
@@ -152,6 +152,11 @@ void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
     if (is_new && over != core::Presence::absent) pg::count(scope.id, Counter::expired_reused);
 }
 
+void note_takeover(const pg::KeyName& name, const Batch& batch, const pg::Record& old) {
+    log_takeover(batch.scope, name, old);
+    pg::wake_at_commit(pg::key_event(name.digest));
+}
+
 // Whether the key is new; if so, its record is written. Looks at the key until that is decided.
 bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
     bool admitted = false;
@@ -169,7 +174,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
                 if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
                     break;
                 count_new(batch.scope, verdict, found.presence);
-                if (verdict == Verdict::take_over) pg::wake_at_commit(pg::key_event(name.digest));
+                if (verdict == Verdict::take_over) note_takeover(name, batch, found.record);
                 return true;
             case Verdict::in_flight:
                 writer.wait();

@@ -8,6 +8,7 @@
 #include "api/locked_key.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
+#include "pg/report.hpp"
 
 namespace idem::api {
 namespace {
@@ -34,6 +35,8 @@ bool revoke(const pg::KeyName& name, const pg::Scope& scope) {
         if (!is_live(found) || found.record.state != core::State::in_progress) return false;
         replace_record(name, found, revoked(found.record, scope), bound);
         pg::wake_at_commit(pg::scope_event(name.scope_id));
+        pg::report::log_transition(pg::report::Transition::revocation, scope.name, name.tenant,
+                                   name.key, found.record.attempt);
         return true;
     });
 }

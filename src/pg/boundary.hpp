@@ -92,10 +92,13 @@ inline Oid result_type(FunctionCallInfo fcinfo) {
     return OidIsValid(type) ? type : get_func_rettype(fcinfo->flinfo->fn_oid);
 }
 
-// A row under construction. Every column is NULL until it is set. Columns are numbered from 0.
-template <int Columns>
+// A row under construction. Every column is NULL until it is set. Columns are numbered from 0. New
+// columns come last: the SQL objects of an earlier release get the first so many.
+template <int Columns, int EarlierColumns = Columns>
 class Row {
   public:
+    static_assert(EarlierColumns <= Columns);
+
     Row() { nulls_.fill(true); }
 
     void set(int column, Datum value) {
@@ -129,14 +132,11 @@ class Row {
     std::span<const bool> nulls() const { return nulls_; }
 
     // The composite value that the called function returns, as an expanded record: PL/pgSQL takes
-    // that over as its variable without forming a tuple. at_first: how many columns the type had in
-    // the first release, where it has more by now. Until ALTER EXTENSION UPDATE, the last ones may
-    // be missing.
-    Datum as_result_of(FunctionCallInfo fcinfo, int at_first = Columns) {
+    // that over as its variable without forming a tuple.
+    Datum as_result_of(FunctionCallInfo fcinfo) {
         ExpandedRecordHeader* record =
             make_expanded_record_from_typeid(result_type(fcinfo), -1, CurrentMemoryContext);
-        const int found = expanded_record_get_tupdesc(record)->natts;
-        if (found < at_first || found > Columns) report::library_mismatch(found, Columns);
+        check(expanded_record_get_tupdesc(record)->natts);
         expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
         return EOHPGetRWDatum(&record->hdr);
     }
@@ -144,11 +144,15 @@ class Row {
     // Adds the row to the result of a function that returns a set, after InitMaterializedSRF().
     void add_to_result_of(FunctionCallInfo fcinfo) {
         auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
-        check_columns(result->setDesc->natts, Columns);
+        check(result->setDesc->natts);
         tuplestore_putvalues(result->setResult, result->setDesc, values_.data(), nulls_.data());
     }
 
   private:
+    static void check(int columns) {
+        if (columns != EarlierColumns) check_columns(columns, Columns);
+    }
+
     std::array<Datum, Columns> values_{};
     std::array<bool, Columns> nulls_{};
 };

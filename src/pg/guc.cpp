@@ -14,6 +14,7 @@ constinit int purge_rate = 100'000;
 constinit int log_conflicts = 0;
 constinit double test_crash_rate = 0;
 constinit double test_duplicate_rate = 0;
+constinit int log_transitions = 0;
 
 namespace {
 
@@ -50,7 +51,7 @@ void define() {
     DefineCustomIntVariable("idem.counted_scopes",
                             "Sets the maximum number of scopes, in all databases, that have "
                             "statistics.",
-                            "Each takes 256 bytes of shared memory. Has no effect unless the "
+                            "Each takes 1,152 bytes of shared memory. Has no effect unless the "
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
@@ -75,6 +76,14 @@ void define() {
         "The message is also sent when the conflict is returned as an outcome, or its error "
         "caught.",
         &log_conflicts, log_conflicts, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr, nullptr);
+    DefineCustomEnumVariable(
+        "idem.log_transitions",
+        "Sets the level of the messages about operations that do not run to their answer.",
+        "A message is sent when a lease is found lapsed, when an operation is taken over, has used "
+        "up its attempts, fails, or is revoked, forgotten or erased, and when the worker has "
+        "purged records.",
+        &log_transitions, log_transitions, log_levels.data(), PGC_SUSET, 0, nullptr, nullptr,
+        nullptr);
     DefineCustomIntVariable("idem.purge_naptime",
                             "Sets the time between two visits of the purge worker to a database.",
                             "The worker comes sooner while it finds many records to delete, and "

@@ -10,6 +10,7 @@ extern int max_answer_size;  // idem.max_answer_size: of what one call stores, i
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 extern int purge_naptime;    // idem.purge_naptime: between two visits, in ms; 0: no purging
 extern int log_conflicts;    // idem.log_conflicts: a level of elog.h; 0: off
+extern int log_transitions;  // idem.log_transitions: a level of elog.h; 0: off
 extern int purge_rate;       // idem.purge_rate: records per second; 0: no limit
 
 extern double test_crash_rate;      // idem.test_crash_rate: see pg/faults; a share, 0 to 1

@@ -347,11 +347,14 @@ Record erased(const Record& record) {
     return rest;
 }
 
+std::optional<TimestampTz> completed_at(const Record& record) {
+    if (record.state == core::State::in_progress) return std::nullopt;
+    return core::answered_at(record.created, record.lease_end);
+}
+
 void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now) {
-    if (!answer_ttl || record.state == core::State::in_progress) return;
-    if (core::is_answer_outlived(core::answered_at(record.created, record.lease_end), answer_ttl,
-                                 now))
-        record = erased(record);
+    const auto answered = completed_at(record);
+    if (answered && core::is_answer_outlived(*answered, answer_ttl, now)) record = erased(record);
 }
 
 Oid unfinished_index(const Records& records) {

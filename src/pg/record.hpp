@@ -71,6 +71,9 @@ Jsonb* request_of(const Record& record);
 // finished record that loses something is redacted.
 Record erased(const Record& record);
 
+// When the operation completed or failed; nothing while it has done neither.
+std::optional<TimestampTz> completed_at(const Record& record);
+
 // Takes the answer out of a finished record if the scope does not keep it for so long.
 void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now);
 

@@ -398,6 +398,50 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
          errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
 }
 
+namespace {
+
+const char* phrase(Transition what) {
+    switch (what) {
+        case Transition::lapse:
+            return "lease has lapsed";
+        case Transition::takeover:
+            return "operation was taken over";
+        case Transition::exhaustion:
+            return "attempts are exhausted";
+        case Transition::failure:
+            return "failure was stored";
+        case Transition::revocation:
+            return "operation was revoked";
+        case Transition::removal:
+            return "record was forgotten";
+        case Transition::erasure:
+            return "record was erased";
+    }
+    pg_unreachable();
+}
+
+}  // namespace
+
+// Statement and context are left out: they may have the request or the answer in them.
+void log_transition(Transition what, std::string_view scope, std::string_view tenant,
+                    std::string_view key, std::int32_t attempt) {
+    if (guc::log_transitions == 0) return;
+    ereport(guc::log_transitions,
+            (errmsg("%s in scope \"%s\"", phrase(what), c_string(scope)),
+             tenant.empty()
+                 ? errdetail("This is about attempt %d of key \"%s\".", attempt, c_string(key))
+                 : errdetail("This is about attempt %d of key \"%s\" of tenant \"%s\".", attempt,
+                             c_string(key), c_string(tenant)),
+             errhidestmt(true), errhidecontext(true)));
+}
+
+void log_purge(std::int64_t records) {
+    if (guc::log_transitions == 0) return;
+    ereport(guc::log_transitions,
+            (errmsg("purge worker has purged %lld records in database \"%s\"",
+                    static_cast<long long>(records), get_database_name(MyDatabaseId))));
+}
+
 // Whatever the code, the fields tell a replayed failure from an error that is raised now.
 void stored_failure(std::string_view key, Jsonb* error) {
     const char* message = error_member(error, "message");

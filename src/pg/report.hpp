@@ -70,6 +70,23 @@ ArrayType* array_of(const Differences& differences);
 // The same, at a level below ERROR.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
                   const Differences* differences);
+
+// What becomes of an operation, other than that it starts and is completed or released.
+enum class Transition : std::uint8_t {
+    lapse,       // the lease of its attempt has ended without an answer, as the next attempt finds
+    takeover,    // its next attempt begins
+    exhaustion,  // its last attempt has ended without an answer
+    failure,     // a final failure is stored
+    revocation,
+    removal,
+    erasure,
+};
+// At the level of idem.log_transitions, if that is set.
+void log_transition(Transition what, std::string_view scope, std::string_view tenant,
+                    std::string_view key, std::int32_t attempt);
+// The same for a visit of the purge worker to its database.
+void log_purge(std::int64_t records);
+
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
 // The lease of the last attempt has ended.

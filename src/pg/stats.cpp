@@ -18,8 +18,11 @@ struct SavedStats {
 };
 
 struct Header {
-    std::uint32_t magic = 0x1DE35701;  // the last byte is the version of the layout
+    std::uint32_t magic = 0x1DE35702;  // the last byte is the version of the layout
     std::uint32_t counters = counter_count;
+    std::uint32_t durations = duration_count;
+    std::uint32_t buckets = core::bucket_count;
+    bool operator==(const Header&) const = default;
 };
 
 // Each row has a checksum of its own, so that the rows of a truncated file can be used.
@@ -81,9 +84,8 @@ void read_stats_file(void (*use)(const SavedStats&)) {
         return;
     }
     const Header expected;
-    Header header{0, 0};
-    bool good = fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
-                header.counters == expected.counters;
+    Header header{};
+    bool good = fread(&header, sizeof header, 1, file) == 1 && header == expected;
     for (FileRow row; good && fread(&row, sizeof row, 1, file) == 1;) {
         good = row.crc == crc_of(row.saved);
         if (good) use(row.saved);
@@ -93,13 +95,21 @@ void read_stats_file(void (*use)(const SavedStats&)) {
     (void)unlink(file_path);
 }
 
+struct SharedHistogram {
+    std::array<pg_atomic_uint64, core::bucket_count> counts;
+    pg_atomic_uint64 total;
+};
+
 // In shared memory. A slot's scope is read and written under the lock; in a free slot its database
 // is InvalidOid.
 struct alignas(PG_CACHE_LINE_SIZE) Slot {
     ScopeIdentity scope;
     TimestampTz since;
     std::array<pg_atomic_uint64, counter_count> counters;
+    std::array<SharedHistogram, duration_count> durations;
 };
+
+static_assert(sizeof(Slot) == 1152, "the description of idem.counted_scopes says how large it is");
 
 // In shared memory: this, then the slots.
 struct alignas(PG_CACHE_LINE_SIZE) Shared {
@@ -128,8 +138,18 @@ std::span<Slot> used_slots() {
     return all_slots().first(static_cast<std::size_t>(shared->used));
 }
 
+// Calls use(number) for each number in the slot.
+template <class Use>
+void for_each_number(Slot& slot, Use use) {
+    for (pg_atomic_uint64& counter : slot.counters) use(counter);
+    for (SharedHistogram& durations : slot.durations) {
+        for (pg_atomic_uint64& bucket : durations.counts) use(bucket);
+        use(durations.total);
+    }
+}
+
 void zero(Slot& slot) {
-    for (pg_atomic_uint64& counter : slot.counters) pg_atomic_write_u64(&counter, 0);
+    for_each_number(slot, [](pg_atomic_uint64& number) { pg_atomic_write_u64(&number, 0); });
     slot.since = GetCurrentTimestamp();
 }
 
@@ -181,10 +201,27 @@ Slot* slot_of(const ScopeIdentity& scope) {
     return mine.slot;
 }
 
+// Copies numbers out of shared memory, or into it.
+template <std::size_t N>
+void copy(std::array<std::int64_t, N>& to, std::array<pg_atomic_uint64, N>& from) {
+    for (std::size_t i = 0; i < N; ++i)
+        to[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&from[i]));
+}
+
+template <std::size_t N>
+void copy(std::array<pg_atomic_uint64, N>& to, const std::array<std::int64_t, N>& from) {
+    for (std::size_t i = 0; i < N; ++i)
+        pg_atomic_write_u64(&to[i], static_cast<std::uint64_t>(from[i]));
+}
+
 ScopeStats read(Slot& slot) {
-    ScopeStats stats{{}, slot.since};
-    for (std::size_t i = 0; i < counter_count; ++i)
-        stats.counters[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&slot.counters[i]));
+    ScopeStats stats{{}, {}, slot.since};
+    copy(stats.counters, slot.counters);
+    for (std::size_t i = 0; i < duration_count; ++i) {
+        copy(stats.durations[i].counts, slot.durations[i].counts);
+        stats.durations[i].total =
+            static_cast<std::int64_t>(pg_atomic_read_u64(&slot.durations[i].total));
+    }
     return stats;
 }
 
@@ -192,9 +229,12 @@ void restore(const SavedStats& saved) {
     Slot* slot = allot(saved.scope);
     if (slot == nullptr) return;
     slot->since = saved.stats.since;
-    for (std::size_t i = 0; i < counter_count; ++i)
-        pg_atomic_write_u64(&slot->counters[i],
-                            static_cast<std::uint64_t>(saved.stats.counters[i]));
+    copy(slot->counters, saved.stats.counters);
+    for (std::size_t i = 0; i < duration_count; ++i) {
+        copy(slot->durations[i].counts, saved.stats.durations[i].counts);
+        pg_atomic_write_u64(&slot->durations[i].total,
+                            static_cast<std::uint64_t>(saved.stats.durations[i].total));
+    }
 }
 
 extern "C" {
@@ -220,6 +260,16 @@ void count(std::int32_t scope_id, Counter which, std::int64_t n) {
     Slot* slot = slot_of(identity(scope_id));
     if (slot == nullptr) return;
     pg_atomic_fetch_add_u64(&slot->counters[static_cast<std::size_t>(which)], n);
+}
+
+void observe(std::int32_t scope_id, Duration which, std::int64_t usecs) {
+    Assert(which < Duration::count);
+    if (shared == nullptr) return;
+    Slot* slot = slot_of(identity(scope_id));
+    if (slot == nullptr) return;
+    SharedHistogram& durations = slot->durations[static_cast<std::size_t>(which)];
+    pg_atomic_fetch_add_u64(&durations.counts[core::bucket_of(usecs)], 1);
+    pg_atomic_fetch_add_u64(&durations.total, std::max<std::int64_t>(usecs, 0));
 }
 
 std::optional<ScopeStats> read_stats(std::int32_t scope_id) {
@@ -277,7 +327,7 @@ void attach_stats(void* memory, LWLockPadded* locks, bool found) {
     pg_atomic_init_u64(&shared->given_up, 0);
     for (Slot& slot : all_slots()) {
         slot.scope = ScopeIdentity{};
-        for (pg_atomic_uint64& counter : slot.counters) pg_atomic_init_u64(&counter, 0);
+        for_each_number(slot, [](pg_atomic_uint64& number) { pg_atomic_init_u64(&number, 0); });
     }
     read_stats_file(restore);
 }

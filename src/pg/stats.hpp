@@ -1,6 +1,7 @@
-// Statistics: what has happened in each scope since the last reset, as counters in shared memory.
+// Statistics: what has happened in each scope since the last reset, as counters and histograms in
+// shared memory.
 //
-// Counters are atomic and are incremented without a lock and outside any transaction: a count stays
+// They are atomic and are incremented without a lock and outside any transaction: a count stays
 // when the transaction rolls back. A backend finds or allots a scope's slot under an LWLock once
 // and remembers it until any slot is given up. There are idem.counted_scopes slots; a scope that
 // finds none free is not counted. The purge worker gives a slot up when its scope or database is
@@ -12,6 +13,7 @@
 // message.
 #pragma once
 
+#include "core/histogram.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -32,15 +34,31 @@ enum class Counter {
     limited,         // claims refused by a limit
     expired_reused,  // claims of a key whose record had expired
     purged,          // expired records deleted
+    advances,        // messages of streams that moved their watermark
+    duplicates,      // messages of streams at or behind their watermark
     count
 };
 inline constexpr auto counter_count = static_cast<std::size_t>(Counter::count);
+
+// What the histograms measure. The time of an operation runs from its first claim to its answer, as
+// created_at and completed_at of a record do: it includes the pauses between attempts.
+enum class Duration {
+    atomic,  // of operations whose last claim was atomic
+    leased,  // of operations whose last claim was leased
+    wait,    // of claims that waited for another one
+    count
+};
+inline constexpr auto duration_count = static_cast<std::size_t>(Duration::count);
 
 // False on a server that has not preloaded the library: nothing is counted.
 bool stats_available();
 
 // Calls under rehearsal are not counted: nothing of them stays.
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
+
+// Adds a duration to its histogram, in microseconds. One below zero, by a clock that was set back,
+// counts as zero.
+void observe(std::int32_t scope_id, Duration which, std::int64_t usecs);
 
 // A scope of any database. The table's OID tells it from a scope with the same id in an extension
 // that was dropped since.
@@ -51,15 +69,21 @@ struct ScopeIdentity {
     bool operator==(const ScopeIdentity&) const = default;
 };
 
+struct Histogram {
+    core::BucketCounts counts;
+    std::int64_t total;  // microseconds
+};
+
 struct ScopeStats {
     std::array<std::int64_t, counter_count> counters;
+    std::array<Histogram, duration_count> durations;
     TimestampTz since;
 };
 
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
 
-// Sets the counters of one scope of this database, or of all its scopes, to zero.
+// Sets the statistics of one scope of this database, or of all its scopes, to zero.
 void reset_stats(std::optional<std::int32_t> scope_id);
 
 // Every scope that has a slot, in any database. A copy, palloc'd; empty when nothing is counted.

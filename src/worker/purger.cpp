@@ -6,6 +6,7 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
+#include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
@@ -95,6 +96,13 @@ pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     pg_unreachable();
 }
 
+// In a transaction, because the name of the database is looked up.
+void log_visit(const pg::Visit& visit) {
+    begin();
+    pg::report::log_purge(visit.counts.deleted);
+    end();
+}
+
 void tidy_up() {
     begin();
     const pg::Installation installation = pg::lock_installation();
@@ -145,6 +153,7 @@ void run(std::int32_t number) {
     set_up();
     show_progress("idem: purging");
     work(visit);
+    if (visit.counts.deleted > 0) log_visit(visit);
     if (visit.outcome == pg::VisitOutcome::swept) tidy_up();
     pg::report_visit(visit);
     pgstat_report_activity(STATE_IDLE, nullptr);

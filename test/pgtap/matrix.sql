@@ -141,6 +141,7 @@ INSERT INTO call VALUES
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.
     ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
+    ('idem.scope_durations()', :'observes_counted', $$SELECT FROM idem.scope_durations() WHERE scope = 'owned'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
     ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
     -- Members of pg_monitor may also see figures.
@@ -176,6 +177,7 @@ INSERT INTO query VALUES
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
     ('idem.storage', 'reads figures', $$SELECT FROM idem.storage$$),
+    ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
     ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
 -- Only idem reads the tables; pg_read_all_data is a superuser's grant, see below.
 INSERT INTO query

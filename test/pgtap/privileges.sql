@@ -256,7 +256,7 @@ SELECT set_eq(
     ARRAY['advance', 'backoff', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'rehearse', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_ddl', 'scope_stats', 'survey', 'take', 'try_claim'],
+          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_stats', 'survey', 'take', 'try_claim'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ SELECT set_eq(
     ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
     ('scope_ddl', 'scope text', 'text'),
-    ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone', 'SETOF record'),
+    ('scope_durations', 'OUT scope text, OUT kind text, OUT count bigint, OUT total interval, OUT p50 interval, OUT p90 interval, OUT p99 interval, OUT upper_bounds interval[], OUT counts bigint[], OUT stats_reset timestamp with time zone', 'SETOF record'),
+    ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
     ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.taken'),
@@ -135,7 +136,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'status integer', 'headers jsonb', 'body bytea', 'error jsonb', 'retry_after interval',
     'recovery_point text', 'recovery_state jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'redacted boolean',
-    'differs text[]'], 'columns of claim_result');
+    'differs text[]', 'completed_at timestamp with time zone'], 'columns of claim_result');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.taken')$$, ARRAY[
     'token text', 'key text', 'tenant text', 'request jsonb', 'attempt integer',
@@ -147,11 +148,11 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
     'body bytea', 'error jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'lease_end timestamp with time zone',
     'holder_pid integer', 'since timestamp with time zone',
-    'redacted boolean'], 'columns of record_info');
+    'redacted boolean', 'completed_at timestamp with time zone'], 'columns of record_info');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.execution')$$, ARRAY[
-    'outcome text', 'replayed boolean', 'response jsonb', 'error jsonb', 'redacted boolean'],
-    'columns of execution');
+    'outcome text', 'replayed boolean', 'response jsonb', 'error jsonb', 'redacted boolean',
+    'completed_at timestamp with time zone'], 'columns of execution');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
@@ -165,7 +166,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
     'created_at timestamp with time zone', 'expires_at timestamp with time zone',
     'lease_end timestamp with time zone', 'recovery_point text', 'redacted boolean',
-    'answer_bytes bigint'], 'columns of the view records');
+    'answer_bytes bigint', 'completed_at timestamp with time zone'], 'columns of the view records');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
@@ -196,7 +197,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('dropped_scope', 'r', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
+    $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
              ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
              ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'u'),
              ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
@@ -271,6 +272,7 @@ SELECT set_eq(
     $$VALUES ('idem.counted_scopes', '1000', 'sighup', 'integer', '1'),
              ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
              ('idem.log_conflicts', 'off', 'superuser', 'enum', NULL),
+             ('idem.log_transitions', 'off', 'superuser', 'enum', NULL),
              ('idem.max_answer_size', '65536', 'superuser', 'integer', '1'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),

@@ -44,7 +44,7 @@ BEGIN
                 EXECUTE 'SELECT to_jsonb(' || call || ')' INTO r USING k,
                     CASE k WHEN 'executed' THEN '{"key": "executed"}' WHEN 'declined' THEN '{"key": "declined", "fails": "Ann"}' WHEN 'leased' THEN '1' END::jsonb, told.tenant;
                 says := CASE WHEN jsonb_typeof(r) = 'object' THEN
-                    (jsonb_strip_nulls(r) - '{created_at,expires_at,since,claimed,attempt,replayed}'::text[])::text ELSE r::text END;
+                    (jsonb_strip_nulls(r) - '{created_at,expires_at,completed_at,since,claimed,attempt,replayed}'::text[])::text ELSE r::text END;
             EXCEPTION WHEN OTHERS THEN
                 says := SQLSTATE || ': ' || SQLERRM;
             END;

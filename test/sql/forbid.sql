@@ -12,7 +12,7 @@ SELECT idem.claim('f', 'k', '{"n": 1}');
 SELECT idem.claim('f', 'k', '{"n": 2}', lease => '1 hour');
 SELECT idem.once('f', 'k', '{"n": 3}');
 SELECT outcome, error FROM idem.try_claim('f', 'k', '{"n": 4}');
-SELECT idem.execute('f', 'k', 'operate(jsonb)', '{"key": "k"}');
+SELECT outcome, replayed, error FROM idem.execute('f', 'k', 'operate(jsonb)', '{"key": "k"}');
 SELECT idem.once_each('f', '{k}');
 SELECT state, error FROM idem.lookup('f', 'k');
 SELECT count(*) FROM effect;

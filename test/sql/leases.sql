@@ -249,6 +249,44 @@ COMMIT;
 SELECT idem.renew(:'t') > now() AS renewed;
 RESET idem.max_open_claims;
 
+-- when an operation finished: not before it did, and later than it was claimed if that was in another transaction
+SELECT token AS t, created_at AS born, completed_at FROM idem.claim('jobs', 'finishes', lease => '1 hour') \gset
+SELECT completed_at FROM idem.lookup('jobs', 'finishes');
+SELECT completed_at FROM idem.records WHERE key = 'finishes';
+SELECT outcome, completed_at FROM idem.try_claim('jobs', 'finishes');
+SELECT idem.release(:'t');
+SELECT state, completed_at FROM idem.lookup('jobs', 'finishes');
+SELECT token AS t FROM idem.claim('jobs', 'finishes', lease => '1 hour') \gset
+SELECT clock_timestamp() AS before \gset
+SELECT idem.complete(:'t', '1');
+SELECT clock_timestamp() AS after \gset
+SELECT created_at = :'born' AS born, completed_at BETWEEN :'before' AND :'after' AS finished, completed_at AS done FROM idem.claim('jobs', 'finishes') \gset
+\echo :born :finished
+SELECT completed_at = :'done' AS same, lease_end FROM idem.lookup('jobs', 'finishes');
+SELECT completed_at = :'done' AS same, lease_end FROM idem.records WHERE key = 'finishes';
+-- an atomic claim finishes, for all others, in the transaction that made it: a replay tells when it was claimed
+CREATE FUNCTION operation(request jsonb) RETURNS jsonb LANGUAGE sql RETURN request;
+SELECT outcome, replayed, completed_at AS done FROM idem.execute('jobs', 'executed', 'operation(jsonb)', '1') \gset
+\echo :outcome :replayed
+SELECT outcome, replayed, completed_at = :'done' AS same FROM idem.execute('jobs', 'executed', 'operation(jsonb)', '1');
+SELECT completed_at = created_at AS at_once, completed_at = :'done' AS same FROM idem.try_claim('jobs', 'executed', '1');
+-- one that takes an operation over finishes when it completes
+SELECT idem.release(token) FROM idem.claim('jobs', 'executed later', lease => '1 hour');
+SELECT completed_at AS done FROM idem.execute('jobs', 'executed later', 'operation(jsonb)') \gset
+SELECT completed_at > created_at AS later, completed_at = :'done' AS same FROM idem.lookup('jobs', 'executed later');
+-- a failure finishes the operation; used-up attempts do not, because one more may be granted
+SELECT token AS t FROM idem.claim('jobs', 'fails', lease => '1 hour') \gset
+SELECT idem.fail(:'t', '{"message": "no"}');
+SELECT state, completed_at > created_at AS finished FROM idem.lookup('jobs', 'fails');
+SELECT outcome, completed_at > created_at AS finished FROM idem.try_claim('jobs', 'fails');
+SELECT idem.alter_scope('jobs', max_attempts => 1);
+SELECT outcome FROM idem.claim('jobs', 'used up', lease => '1 hour');
+CALL lapse('used up');
+SELECT state, completed_at FROM idem.lookup('jobs', 'used up');
+SELECT outcome, completed_at FROM idem.try_claim('jobs', 'used up');
+SELECT state, completed_at FROM idem.records WHERE key = 'used up';
+SELECT completed_at FROM idem.lookup('jobs', 'absent');
+
 \set VERBOSITY default
 SET client_min_messages = warning;
 DROP SCHEMA leases CASCADE;

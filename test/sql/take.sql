@@ -238,6 +238,43 @@ SELECT idem.backoff(0);
 SELECT idem.backoff(1, '0');
 SELECT idem.backoff(1, cap => '-1 s');
 
+-- what becomes of operations, in the log: from the lapse of a lease to the end
+SELECT idem.create_scope('logged', lease => '1 hour', max_attempts => 2);
+SET idem.log_transitions = 'notice';
+SELECT began('lapses', 'acme', 'logged') IS NOT NULL AS claimed;
+CALL lapse('lapses');
+SELECT token AS t, attempt FROM idem.take('logged') \gset
+SELECT idem.release(:'t');  -- the last attempt
+SELECT outcome FROM idem.try_claim('logged', 'lapses', '{"job": "lapses"}', tenant => 'acme');
+SELECT idem.revoke('logged', 'lapses', 'acme');
+SELECT idem.revoke('logged', 'absent');
+SELECT token AS t, attempt FROM idem.claim('logged', 'lapses', '{"job": "lapses"}', tenant => 'acme', lease => '1 hour') \gset
+SELECT idem.fail(:'t', '{"message": "secret"}');
+SELECT outcome FROM idem.try_claim('logged', 'lapses', '{"job": "lapses"}', tenant => 'acme');
+SELECT idem.erase('logged', 'lapses', 'acme');
+SELECT idem.erase('logged', 'lapses', 'acme');  -- nothing is left to erase
+SELECT idem.forget('logged', 'lapses', 'acme');
+SELECT idem.forget('logged', 'lapses', 'acme');
+-- a release is not a lapse, and an answer is the normal end
+SELECT idem.release(began('ends', '', 'logged'));
+SELECT idem.complete(token, '"secret"') FROM idem.claim('logged', 'ends', '{"job": "ends"}');
+SELECT outcome FROM idem.claim('logged', 'ends', '{"job": "ends"}');
+-- whatever the function
+SELECT state FROM idem.forbid('logged', 'forbidden');
+CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE 'secret'; END $$;
+SELECT outcome FROM idem.execute('logged', 'refused', 'refuse(jsonb)');
+SELECT began('in a set', '', 'logged') IS NOT NULL AS claimed;
+CALL lapse('in a set');
+SELECT idem.once_each('logged', '{in a set}');
+SELECT idem.erase_tenant('logged', '');
+SELECT idem.forget_tenant('logged', '', true);
+SET idem.log_transitions = 'off';
+SELECT state FROM idem.forbid('logged', 'forbidden');
+SET idem.log_transitions = 'error';
+SET ROLE pg_monitor;
+SET idem.log_transitions = 'log';
+RESET ROLE;
+
 REVOKE ALL ON SCHEMA taking FROM regress_taker;
 DROP ROLE regress_taker;
 SET client_min_messages = warning;

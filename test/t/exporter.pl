@@ -33,6 +33,11 @@ SELECT outcome FROM idem.try_claim('payments', 'order-4712', '{"amount": 3}');
 SELECT outcome FROM idem.claim('payments', 'leased-1', tenant => 'somebody', lease => '1 hour');
 SELECT idem.complete(token) FROM idem.claim('payments', 'expired-1', ttl => '1 millisecond');
 SELECT pg_sleep(0.01);
+SELECT idem.advance('payments', 'stream', n) FROM unnest('{1,2,2}'::int[]) n;
+SELECT token AS t FROM idem.claim('payments', 'long', ttl => '1 second', lease => '1 hour') \gset
+UPDATE idem.record SET created = created - interval '1 hour' WHERE key = 'long';
+SELECT idem.complete(:'t');
+SELECT idem.forget('payments', 'long');
 SQL
 my $session = $node->background_psql('postgres');
 $session->query_safe("BEGIN; SELECT idem.once('payments', 'order-4713'), idem.once('payments', 'order-4714')");
@@ -72,6 +77,7 @@ for my $line (grep { /^idem_/ } split /\n/, $text)
 	$samples{"$name\{$labels\}"} = $value;
 }
 my %exported = map { (/^(\w+)/)[0] => 1 } keys %samples;
+my %histograms = map { $_ => 1 } $text =~ /^# TYPE (idem_\w+) histogram$/mg;
 
 unlike($text, qr/order-471|leased-1|expired-1|somebody/, 'no key and no tenant is exported');
 unlike($text, qr/^pg_exporter_last_scrape_error 1/m, 'no query failed');
@@ -87,6 +93,7 @@ for my $space (sort keys %$wanted)
 	}
 }
 cmp_ok(scalar @metrics, '>', 30, 'the queries define metrics');
+@metrics = map { my $name = $_; $histograms{$name} ? map { "${name}_$_" } qw(bucket sum count) : $name } @metrics;
 is_deeply([ grep { !$exported{$_} } @metrics ], [], 'every metric of the queries is exported');
 is_deeply([ grep { my $name = $_; !grep { $_ eq $name } @metrics } sort keys %exported ], [],
 	'and nothing else');
@@ -109,9 +116,24 @@ cmp_ok(value('idem_scope_expired_age_seconds', %payments), '>', 0, 'the age of a
 is(value('idem_scope_lapsed_age_seconds', %payments), 0, 'no lease has lapsed');
 is(value('idem_scope_ttl_seconds', %payments), 86400, 'the TTL');
 is(value('idem_scope_live', datname => 'postgres', scope => 'second \"scope\"'), 0, 'a scope without records');
-is(value('idem_stats_claims_total', %payments), 7, 'claims');
+is(value('idem_stats_claims_total', %payments), 8, 'claims');
 is(value('idem_stats_replays_total', %payments), 1, 'replays');
 is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
+is(value('idem_stats_advances_total', %payments), 2, 'messages of a stream');
+is(value('idem_stats_duplicates_total', %payments), 1, 'and one that comes again');
+is_deeply([ sort keys %histograms ], ['idem_durations_seconds'], 'the histograms are histograms');
+for my $kind (qw(atomic leased wait))
+{
+	my $within = sub { return $samples{"idem_durations_seconds_bucket{datname=\"postgres\",kind=\"$kind\",scope=\"payments\",le=\"$_[0]\"}"} };
+	my %count = (atomic => 3, leased => 1, wait => 0);
+	is($within->('+Inf'), $count{$kind}, "every duration of kind $kind is in a bucket");
+	is(value('idem_durations_seconds_count', %payments, kind => $kind), $count{$kind}, 'and counted');
+	my $buckets = grep { /^idem_durations_seconds_bucket\{.*kind="$kind",scope="payments"/ } keys %samples;
+	is($buckets, 28, 'in buckets up to 27 bounds and above');
+	my $largest = $within->('8589.934592');
+	is($largest, $count{$kind}, 'the counts are cumulative');
+}
+cmp_ok(value('idem_durations_seconds_sum', %payments, kind => 'leased'), '>=', 3600, 'seconds are seconds');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
 is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');

@@ -449,7 +449,7 @@ my @statement = (
 	[ 3, sub { my $gid = 'p' . ++$made; "PREPARE TRANSACTION '$gid';\nSELECT * FROM @{[ call() ]};\n@{[ pick('COMMIT', 'ROLLBACK') ]} PREPARED '$gid';" } ],
 	[ 1, sub { pick('COMMIT', 'ROLLBACK') . " PREPARED 'p@{[ 1 + int rand($made + 1) ]}';" } ],
 	[ 5, sub { 'SET ' . pick('', 'LOCAL ') . 'ROLE ' . pick('NONE', 'NONE', 'owner', 'member', 'stranger') . ';' } ],
-	[ 2, sub { pick('SET ', 'SET LOCAL ') . pick("idem.tenant = 't1'", "idem.tenant = ''", 'idem.max_open_claims = 3', "idem.max_answer_size = '1kB'", "idem.max_answer_size = '64MB'",
+	[ 2, sub { pick('SET ', 'SET LOCAL ') . pick("idem.tenant = 't1'", "idem.tenant = ''", 'idem.max_open_claims = 3', "idem.log_transitions = 'debug1'", "idem.max_answer_size = '1kB'", "idem.max_answer_size = '64MB'",
 				'statement_timeout = 20', 'statement_timeout = 2000', 'lock_timeout = 3', 'lock_timeout = 0', 'transaction_read_only = on', 'synchronous_commit = off', 'work_mem = 64', 'search_path = pg_temp, public',
 				'client_encoding = latin1', 'client_encoding = utf8', 'jit_above_cost = 0', 'temp_buffers = 100', 'row_security = off', 'session_replication_role = replica', 'bytea_output = escape',
 				'DateStyle = german', 'IntervalStyle = sql_standard', 'TimeZone = "Asia/Kathmandu"', 'extra_float_digits = -15', 'standard_conforming_strings = on', 'check_function_bodies = off', 'max_stack_depth = 100') . ';' } ],

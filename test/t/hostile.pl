@@ -205,6 +205,8 @@ RESET ROLE;
 SELECT idem.rotate_secret();
 SELECT scope, claims FROM idem.scope_stats();
 SELECT scope, replays FROM idem.stats;
+SELECT scope, kind, count FROM idem.scope_durations();
+SELECT scope, kind, count, p99 IS NULL FROM idem.durations;
 SELECT key FROM idem.open_claims();
 SELECT key FROM idem.prepared_claims();
 SELECT key FROM idem.in_flight;

@@ -11,7 +11,7 @@ my $node = idem_node('stats',
 	conf => "shared_preload_libraries = 'idem'\nidem.counted_scopes = 8\nmax_connections = 40");
 
 my @counters = qw(claims replays in_flight waits conflicts takeovers completions failures releases
-  stale weak limited expired_reused purged);
+  stale weak limited expired_reused purged advances duplicates);
 
 # The counters that are not zero.
 sub stats
@@ -22,6 +22,14 @@ sub stats
 		"SELECT $columns FROM idem.stats WHERE scope = '$scope'");
 	$row =~ s/^ //;
 	return $row;
+}
+
+# What the histograms have counted, by kind.
+sub durations
+{
+	my ($scope) = @_;
+	return $node->safe_psql('postgres', "SELECT coalesce(string_agg(kind || ' ' || count, ' ' ORDER BY kind), '')
+		FROM idem.durations WHERE scope = '$scope' AND count > 0");
 }
 
 sub sql { return $node->safe_psql('postgres', shift); }
@@ -43,6 +51,12 @@ sql(q(SET log_statement = 'none'; SET idem.log_conflicts = 'log';
 my $log = slurp_file($node->logfile, $logged);
 like($log, qr/LOG:  conflicting requests for a key in scope "payments"\n.*DETAIL:  Key "a" was used for a different request\./,
 	'a conflict is logged even if the caller catches it');
+$logged = -s $node->logfile;
+sql(q(SET log_statement = 'none'; SET idem.log_transitions = 'log'; SELECT idem.fail(token, '{"message": "secret"}') FROM idem.claim('payments', 'log', tenant => 'acme')));
+my $transition = slurp_file($node->logfile, $logged) =~ s/.*SET log_statement.*\n//r;
+like($transition, qr/LOG:  failure was stored in scope "payments"\n.*DETAIL:  This is about attempt 1 of key "log" of tenant "acme"\./,
+	'a stored failure is logged');
+unlike($transition, qr/secret/, 'the log does not contain it');
 unlike($log =~ s/.*SET log_statement.*\n.*\n//r, qr/987654321/, 'the log does not contain the request');
 
 sql('SELECT idem.stats_reset()');
@@ -109,6 +123,67 @@ $node->psql('postgres', "SELECT idem.try_claim('picky', '12345')");
 is(stats('picky'), 'stale 2 weak 1', 'keys that are too old, or too weak');
 sql("SELECT idem.drop_scope('picky')");
 
+# Streams.
+sql('SELECT idem.stats_reset()');
+sql("SELECT idem.advance('payments', 'source', n) FROM unnest('{1,2,2,5,4}'::int[]) n; SELECT idem.reset_stream('payments', 'source')");
+is(stats('payments'), 'advances 3 duplicates 2', 'messages of a stream, new ones and old ones');
+$node->psql('postgres', "SELECT idem.advance('payments', 'source', 1), idem.advance('payments', 'source', 3, contiguous => true)");
+is(stats('payments'), 'advances 4 duplicates 2', 'a gap is neither');
+
+# Durations.
+sql('SELECT idem.stats_reset()');
+is(durations('payments'), '', 'nothing has a duration');
+is(sql("SELECT string_agg(kind || cardinality(upper_bounds) || ' ' || cardinality(counts), ',' ORDER BY kind),
+	         bool_and(total = '0' AND num_nulls(p50, p90, p99) = 3) FROM idem.durations WHERE scope = 'payments'"),
+	'atomic39 40,leased39 40,wait39 40|t', 'each kind has its histogram, which is empty');
+is(sql("SELECT bool_and(b = n * interval '1 microsecond') FROM idem.durations,
+	          LATERAL (SELECT b, 2 ^ (i - 1) AS n FROM unnest(upper_bounds) WITH ORDINALITY u (b, i)) x"),
+	't', 'the bounds are powers of two of a microsecond');
+sql("SELECT pay('timed', '1'); SELECT pay('timed', '1'); SELECT idem.execute('payments', 'x3', 'refuse(jsonb)')");
+is(durations('payments'), 'atomic 2', 'atomic operations that complete or fail have a duration, and replays have none');
+sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.forbid('payments', 'never')");
+is(durations('payments'), 'atomic 2', 'so have calls between whose claim and answer nothing runs');
+sql("BEGIN; SELECT idem.release(token) FROM idem.claim('payments', 'released'); COMMIT");
+is(durations('payments'), 'atomic 2', 'and claims that are released');
+sql(<<'SQL');
+SELECT idem.stats_reset();
+SELECT token AS t FROM idem.claim('payments', 'an hour', lease => '1 hour') \gset
+UPDATE idem.record SET created = created - interval '1 hour' WHERE key = 'an hour';
+SELECT idem.complete(:'t');
+SQL
+is(durations('payments'), 'leased 1', 'leased operations are counted by themselves');
+is(sql("SELECT total BETWEEN '1 hour' AND '70 minutes', p50, p99 = p50, counts[33] FROM idem.durations WHERE scope = 'payments' AND kind = 'leased'"),
+	't|01:11:34.967296|t|1', 'from the first claim to the answer');
+sql(<<'SQL');
+SELECT idem.release(token) FROM idem.claim('payments', 'two attempts', lease => '1 hour');
+UPDATE idem.record SET created = created - interval '10 seconds' WHERE key = 'two attempts';
+SELECT idem.complete(token) FROM idem.claim('payments', 'two attempts');
+SELECT idem.release(token) FROM idem.claim('payments', 'from the future', lease => '1 hour');
+UPDATE idem.record SET created = created + interval '1 hour' WHERE key = 'from the future';
+SELECT idem.complete(token) FROM idem.claim('payments', 'from the future');
+SQL
+is(durations('payments'), 'atomic 2 leased 1', 'by their last claim');
+is(sql("SELECT total BETWEEN '10 seconds' AND '1 minute', counts[1], p50, p99 FROM idem.durations WHERE scope = 'payments' AND kind = 'atomic'"),
+	't|1|00:00:00.000001|00:00:16.777216', 'a clock that was set back counts as no time');
+sql('DROP FUNCTION refuse(jsonb)');
+
+# The report.
+sql('SELECT idem.stats_reset()');
+is(sql("SELECT count(*) FROM idem.report('payments') line WHERE line ~ 'half within|decided|messages'"), 0, 'nothing to report');
+sql(<<'SQL');
+SELECT pay('reported', '{"amount": 1}');
+SELECT pay('reported', '{"amount": 1}');
+SELECT pay('reported too', '{"amount": 1}');
+SELECT idem.try_claim('payments', 'reported', '{"amount": 2}');
+SELECT idem.advance('payments', 'reported', n) FROM unnest('{1,1}'::int[]) n;
+SQL
+my $bound = qr/00:00:0\d(?:\.\d+)?/;
+like(sql("SELECT string_agg(line, E'\\n') FROM idem.report('payments') line"), qr/
+	^\s+atomic\soperations:\shalf\swithin\s$bound,\s90%\swithin\s$bound,\s99%\swithin\s$bound\n
+	\s+of\sthe\sclaims\sthat\swere\sdecided,\s25\.0%\swere\sreplays\sand\s25\.0%\sconflicts\n
+	\s+messages\sof\sstreams:\s1\snew,\s1\sagain\n
+	\s+refused:\s1\swith\sa\sdifferent\srequest$/mx, 'the report tells durations, shares and messages');
+
 # Waiting, and not waiting.
 sql('SELECT idem.stats_reset()');
 my $holder = $node->background_psql('postgres');
@@ -119,6 +194,9 @@ sql(q(SELECT outcome FROM idem.try_claim('payments', 'w', wait => '200 milliseco
 is(stats('payments'), 'claims 1 in_flight 2 waits 1', 'a claim that waits for a key in flight');
 is(sql(q(SELECT wait_time >= '200 milliseconds' FROM idem.stats WHERE scope = 'payments')),
 	't', 'the wait time is counted');
+is(durations('payments'), 'wait 1', 'a wait has a duration');
+is(sql("SELECT total = wait_time, p50 >= wait_time, p50 < 2 * wait_time FROM idem.durations JOIN idem.stats USING (scope)
+	     WHERE scope = 'payments' AND kind = 'wait'"), 't|t|t', 'which is its wait time, known up to a factor of two');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
 
@@ -155,6 +233,9 @@ $node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 500, '-f', $script
 is( sql(q(SELECT claims = completions AND claims = (SELECT count(*) FROM payment WHERE key LIKE 'load %')
 	        AND claims + replays = 16 * 500 FROM idem.stats WHERE scope = 'payments')),
 	't', 'every call is counted once');
+is( sql(q(SELECT d.count = completions AND d.count = (SELECT sum(n) FROM unnest(d.counts) n) AND d.p50 <= d.p90 AND d.p90 <= d.p99
+	        FROM idem.stats JOIN idem.durations d USING (scope) WHERE scope = 'payments' AND kind = 'atomic')),
+	't', 'and every operation has its duration');
 
 # Which role sees what ----------------------------------------------------------------------------
 
@@ -162,6 +243,9 @@ sql('CREATE ROLE stranger; CREATE ROLE member; CREATE ROLE shop; GRANT shop TO m
 sql("SELECT idem.create_scope('orders', owner => 'shop')");
 is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'orders', 'a member sees its scope');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
+is(sql("SET ROLE member; SELECT string_agg(DISTINCT scope, ',') FROM idem.durations"), 'orders', 'and how long its operations take');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem.durations'), 0, 'a stranger does not');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_durations()'), 0, 'nor through the function');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'a stranger sees nothing through the function either');
 my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
 like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
@@ -172,16 +256,19 @@ like($stderr, qr/ID008/, 'a reset needs an existing scope');
 # Restart ------------------------------------------------------------------------------------------
 
 my $file = $node->data_dir . '/pg_stat/idem.stat';
-my $before = sql("SELECT * FROM idem.stats ORDER BY scope");
+my $everything = 'SELECT * FROM idem.stats ORDER BY scope; SELECT * FROM idem.durations ORDER BY scope, kind';
+my $before = sql($everything);
+like($before, qr/payments\|wait\|/, 'there is much to keep');
 ok(!-e $file, 'there is no file while the server runs');
 $node->stop;
 ok(-e $file, 'a clean shutdown writes the file');
 $node->start;
 ok(!-e $file, 'the start removes the file');
-is(sql("SELECT * FROM idem.stats ORDER BY scope"), $before, 'a clean restart keeps every counter');
+is(sql($everything), $before, 'a clean restart keeps every counter and histogram');
 
 crash($node, 'server');
 is(stats('payments'), '', 'a crash loses the counters');
+is(durations('payments'), '', 'and the histograms');
 is(sql('SELECT count(*) FROM idem.stats'), 3, 'a crash keeps the scopes');
 sql(q(SELECT pay('after', '{"amount": 1}')));
 is(stats('payments'), 'claims 1 completions 1', 'counting goes on');
@@ -190,18 +277,23 @@ my $session = $node->background_psql('postgres', on_error_stop => 0);
 crash($node, 'backend', $session);
 is(stats('payments'), '', 'a killed backend loses the counters');
 
-# A damaged file is ignored.
-sql(q(SELECT pay('b', '{"amount": 1}')));
-$node->stop;
-my $saved = slurp_file($file);
-substr($saved, 40, 1) ^= "\x01";
-open(my $out, '>:raw', $file) or die $!;
-print $out $saved;
-close $out;
-$node->start;
-is(stats('payments'), '', 'the counters of a damaged file are dropped');
-ok(!-e $file, 'a damaged file is removed');
-like(slurp_file($node->logfile), qr/ignoring invalid data in file "pg_stat\/idem.stat"/, 'the log says that the file is damaged');
+# A damaged file is ignored, and so is one of the layout of 0.2.0 or with other buckets.
+for my $damage ([ 40, 'damaged file' ], [ 0, 'file of another release' ], [ 8, 'file with other histograms' ])
+{
+	my ($at, $what) = @$damage;
+	sql(q(SELECT pay(gen_random_uuid()::text, '{"amount": 1}')));
+	$node->stop;
+	my $saved = slurp_file($file);
+	substr($saved, $at, 1) ^= "\x01";
+	open(my $out, '>:raw', $file) or die $!;
+	print $out $saved;
+	close $out;
+	my $logged_before = -s $node->logfile;
+	$node->start;
+	is(stats('payments') . durations('payments'), '', "the statistics of a $what are dropped");
+	ok(!-e $file, "a $what is removed");
+	like(slurp_file($node->logfile, $logged_before), qr/ignoring invalid data in file "pg_stat\/idem.stat"/, "the log tells of a $what");
+}
 
 # A smaller table keeps as many scopes as fit.
 sql(q(SELECT pay('c', '{"amount": 1}')));
@@ -234,7 +326,8 @@ log_is_clean($node, killed => 1);
 
 my $plain = idem_node('plain');
 $plain->safe_psql('postgres', q(SELECT pay('a', '{"amount": 1}')));
-is($plain->safe_psql('postgres', 'SELECT count(*) FROM idem.stats'), 0, 'without preload there are no rows');
+is($plain->safe_psql('postgres', 'SELECT (SELECT count(*) FROM idem.stats) + (SELECT count(*) FROM idem.durations)'), 0,
+	'without preload there are no rows');
 $plain->safe_psql('postgres', 'SELECT idem.stats_reset()');
 $plain->stop;
 

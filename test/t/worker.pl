@@ -83,6 +83,7 @@ sub set_conf
 
 # Purging -----------------------------------------------------------------------------------------
 
+set_conf('idem.log_transitions' => 'log');
 fill('postgres', 2500, '-1 second');
 fill('postgres', 10, '1 hour');
 left('postgres', 10, 'expired records are deleted, the others stay');
@@ -90,6 +91,12 @@ is(sql("SELECT purged FROM idem.stats"), 2500, 'purged records are counted');
 ok($node->poll_query_until('postgres',
 		"SELECT n_tup_del >= 2500 FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass"),
 	'autovacuum learns of the dead rows');
+
+$node->wait_for_log(qr/LOG:  purge worker has purged \d+ records in database "postgres"/);
+my $purged = 0;
+$purged += $_ for slurp_file($node->logfile) =~ /purged (\d+) records in database "postgres"/g;
+is($purged, 2500, 'the log says how many records each visit has purged, and nothing of visits without any');
+set_conf('idem.log_transitions' => 'off');
 
 sql(<<'SQL');
 SELECT idem.complete(token, to_jsonb((SELECT string_agg(md5(i::text), '') FROM generate_series(1, 10000) i)))
