@@ -127,7 +127,12 @@ std::span<Slot> used_slots() {
     return all_slots().first(static_cast<std::size_t>(shared->used));
 }
 
+std::size_t number_of(const Slot& slot) {
+    return static_cast<std::size_t>(&slot - all_slots().data());
+}
+
 void zero(Slot& slot) {
+    clear_hot_keys(number_of(slot));
     for (pg_atomic_uint64& counter : slot.counters) pg_atomic_write_u64(&counter, 0);
     slot.since = GetCurrentTimestamp();
 }
@@ -180,6 +185,17 @@ Slot* slot_of(const ScopeIdentity& scope) {
     return mine.slot;
 }
 
+// The same for a scope of this database; NULL also when nothing is counted.
+Slot* counted_slot(std::int32_t scope_id) {
+    return shared != nullptr ? slot_of(identity(scope_id)) : nullptr;
+}
+
+// Returns the value before.
+std::uint64_t add(Slot& slot, Counter which, std::int64_t n) {
+    Assert(which < Counter::count);
+    return pg_atomic_fetch_add_u64(&slot.counters[static_cast<std::size_t>(which)], n);
+}
+
 ScopeStats read(Slot& slot) {
     ScopeStats stats{{}, slot.since};
     for (std::size_t i = 0; i < counter_count; ++i)
@@ -214,18 +230,31 @@ bool stats_available() {
 }
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
-    Assert(which < Counter::count);
-    if (shared == nullptr) return;
-    Slot* slot = slot_of(identity(scope_id));
+    if (Slot* slot = counted_slot(scope_id); slot != nullptr) add(*slot, which, n);
+}
+
+void count_replay(std::int32_t scope_id, const core::Digest& digest) {
+    Slot* slot = counted_slot(scope_id);
     if (slot == nullptr) return;
-    pg_atomic_fetch_add_u64(&slot->counters[static_cast<std::size_t>(which)], n);
+    note_replay(number_of(*slot), digest, add(*slot, Counter::replays, 1));
+}
+
+void count_conflict(std::int32_t scope_id, const core::Digest& digest) {
+    Slot* slot = counted_slot(scope_id);
+    if (slot == nullptr) return;
+    add(*slot, Counter::conflicts, 1);
+    note_conflict(number_of(*slot), digest);
 }
 
 std::optional<ScopeStats> read_stats(std::int32_t scope_id) {
-    if (shared == nullptr) return std::nullopt;
-    Slot* slot = slot_of(identity(scope_id));
-    if (slot == nullptr) return std::nullopt;
-    return read(*slot);
+    Slot* slot = counted_slot(scope_id);
+    return slot != nullptr ? std::optional(read(*slot)) : std::nullopt;
+}
+
+std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id) {
+    Slot* slot = counted_slot(scope_id);
+    if (slot == nullptr) return {};
+    return hot_keys_in(number_of(*slot));
 }
 
 void reset_stats(std::optional<std::int32_t> scope_id) {

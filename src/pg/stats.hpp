@@ -10,8 +10,12 @@
 // removes it at once, so that after a crash all counters begin at zero. The postmaster does both
 // while no backend runs. A file that is damaged or of another version is dropped with a LOG
 // message.
+//
+// Each slot also has the keys that are replayed most often: pg/hot_keys.
 #pragma once
 
+#include "core/digest.hpp"
+#include "pg/hot_keys.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -41,6 +45,10 @@ bool stats_available();
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
+// These also note the key of the replay or the conflict.
+void count_replay(std::int32_t scope_id, const core::Digest& digest);
+void count_conflict(std::int32_t scope_id, const core::Digest& digest);
+
 // A scope of any database. The table's OID tells it from a scope with the same id in an extension
 // that was dropped since.
 struct ScopeIdentity {
@@ -57,6 +65,9 @@ struct ScopeStats {
 
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
+
+// The keys of the scope with the most replays and conflicts; palloc'd. Empty when it is not counted.
+std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id);
 
 // Sets the counters of one scope of this database, or of all its scopes, to zero.
 void reset_stats(std::optional<std::int32_t> scope_id);
