@@ -112,6 +112,8 @@ is(value('idem_scope_live', datname => 'postgres', scope => 'second \"scope\"'),
 is(value('idem_stats_claims_total', %payments), 7, 'claims');
 is(value('idem_stats_replays_total', %payments), 1, 'replays');
 is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
+is(value('idem_hot_keys_replays', %payments), 1, 'replays of a single key');
+is(value('idem_hot_keys_conflicts', %payments), 1, 'conflicts of a single key');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
 is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');
