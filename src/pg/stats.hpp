@@ -66,7 +66,7 @@ struct ScopeStats {
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
 
-// The keys of the scope with the most replays and conflicts; palloc'd. Empty when it is not counted.
+// The keys of the scope with the most replays and conflicts, palloc'd; none when it is not counted.
 std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id);
 
 // Sets the counters of one scope of this database, or of all its scopes, to zero.
