@@ -22,7 +22,7 @@ check-all:
 	@test/run-all $(VERSIONS)
 check-examples:
 	@tools/setup examples
-	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl test/t/client_node.pl
+	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run-tap test/t/examples.pl test/t/service.pl test/t/client_node.pl test/t/frameworks.pl
 unit:
 	@test/run unit
 fuzz:

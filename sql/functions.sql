@@ -294,14 +294,45 @@ COMMENT ON FUNCTION idem.require_claim IS
 -- HTTP
 -- ---------------------------------------------------------------------------------------------
 
+CREATE FUNCTION idem.parse_key(header text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_parse_key'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.parse_key IS
+    'Returns the key in the value of an Idempotency-Key header: a string in double quotes (RFC '
+    '8941), or a bare token. NULL if the header is NULL or empty. '
+    'Raises ID007 invalid_key.';
+
 CREATE FUNCTION idem.http_status(sqlstate text)
 RETURNS integer
 AS 'MODULE_PATHNAME', 'idem_http_status'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.http_status IS
+COMMENT ON FUNCTION idem.http_status(text) IS
     'Returns the HTTP status that fits a SQLSTATE: 4xx for errors that concern the client''s '
     'request, 503 for errors that a retry may cure, 500 for all others. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.http_status(result idem.claim_result)
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_http_status_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.http_status(idem.claim_result) IS
+    'Returns the HTTP status of what a claim returned: the status in it; else 200 for claimed and '
+    'completed, and that of the error for all other outcomes. '
+    'Raises 22004, 22023.';
+
+CREATE FUNCTION idem.http_headers(result idem.claim_result)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_http_headers_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.http_headers IS
+    'Returns the HTTP headers of what a claim returned, as an array of objects with one member: '
+    'the headers in it, Idempotency-Replayed for a stored answer, and Retry-After in seconds if '
+    'there is a time to wait. '
     'Raises 22004, 22023.';
 
 CREATE FUNCTION idem.problem(sqlstate text, detail text DEFAULT NULL)
@@ -309,10 +340,20 @@ RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_problem'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.problem IS
+COMMENT ON FUNCTION idem.problem(text, text) IS
     'Returns an error as an application/problem+json document (RFC 9457) with type, title, '
     'status, sqlstate and, if given, detail. '
     'Raises 22004, 22023, 22021.';
+
+CREATE FUNCTION idem.problem(result idem.claim_result)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_problem_of_claim'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.problem(idem.claim_result) IS
+    'Returns what a claim returned as an application/problem+json document (RFC 9457); the detail '
+    'is the message of a stored failure. NULL for claimed and completed. '
+    'Raises 22004, 22023.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Message consumers
@@ -413,11 +454,11 @@ COMMENT ON FUNCTION idem.create_scope IS
     'raises in addition to those that are always transient; store_request keeps the request of a '
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
-    'headers of answers that are not stored; tenant_from says where the tenant comes from, the '
-    'argument or the role; explain_conflicts makes ID002 name the members that differ; max_bytes '
-    'limits what a tenant may store (NULL: no limit). With if_not_exists, a scope '
-    'that has exactly these settings is left as it is. For superusers and roles that are granted '
-    'EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'headers of answers that are not stored; tenant_from is argument, or role for the role that '
+    'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
+    'is how much a tenant may store. With if_not_exists, a scope that has exactly these settings '
+    'is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
+    'to SET ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
@@ -452,10 +493,10 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of zero removes '
-    'answer_ttl or min_ttl. Stored records do not change. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be able to '
-    'SET ROLE to a new owner. '
+    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
+    'zero removes answer_ttl or min_ttl. Stored records do not change. For superusers and roles '
+    'that are granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be '
+    'able to SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
     '22023.';
 
@@ -623,6 +664,26 @@ COMMENT ON FUNCTION idem.rotate_secret IS
     'Creates a new secret for the fingerprints of later requests, and returns its id. Old secrets '
     'are kept: a stored fingerprint is compared under the secret with which it was made. For '
     'superusers and roles that are granted EXECUTE.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Tests
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.rehearse(call text, other_request text DEFAULT NULL)
+RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'idem_rehearse'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.rehearse IS
+    'Tests an operation of yours, and returns TAP: whether it claims its key and ends the claim, '
+    'whether a replay gives the same answer and writes nothing, whether another request is '
+    'refused, and whether a rollback, or an error in any call of idem, leaves nothing half done. '
+    'call is one SQL statement that runs the operation with a key that is not in use; '
+    'other_request is the same with the same key and another request. Runs both with the '
+    'caller''s privileges, and rolls back what they do; idem''s statistics and limits do not count '
+    'them. Not undone: sequences, and effects outside the database. '
+    'Raises 22004 for a null call, 22023 unless each is one statement, 55000 without track_counts, '
+    '25006, 25000, 22021, and what the parser raises for a statement, such as 42601.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys of type uuid

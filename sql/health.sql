@@ -407,6 +407,20 @@ writer (name) AS (
         ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forbid'),
         ('revoke'), ('forget'), ('forget_tenant'), ('erase'), ('erase_tenant'), ('reset_stream')
 ),
+-- Of this session, and of others by ALTER ROLE or ALTER DATABASE.
+test_setting (name, setting) AS (
+    SELECT s.name, s.setting
+    FROM pg_settings s
+    WHERE s.name LIKE 'idem.test\_%' AND s.setting !~ '^[0.]*$'
+
+    UNION
+    SELECT o.option_name, o.option_value
+    FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
+    WHERE o.option_name LIKE 'idem.test\_%'
+        AND o.option_value !~ '^[0.]*$'
+        AND d.setdatabase IN (
+            0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+),
 finding (check_name, status, scope, detail, hint) AS (
     SELECT f.check_name, f.status, f.scope, f.detail, f.hint
     FROM idem.findings(long_held) f
@@ -442,6 +456,17 @@ finding (check_name, status, scope, detail, hint) AS (
         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();'
     FROM server
     WHERE preloaded AND NOT standby AND launched AND naptime = '0'
+
+    UNION ALL
+    SELECT
+        'tests',
+        'warn',
+        NULL,
+        format('The setting %s is %s: idem disturbs calls of idem.execute(), for tests of '
+               'clients.', t.name, t.setting),
+        format('In production, reset it where it is set: ALTER SYSTEM RESET %1$s, '
+               'ALTER DATABASE ... RESET %1$s or ALTER ROLE ... RESET %1$s', t.name)
+    FROM test_setting t
 
     UNION ALL
     SELECT
@@ -677,9 +702,10 @@ checked (n, check_name, detail) AS (
         (17, 'schema', 'Only superusers and its owner can create functions in schema idem.'),
         (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
         (19, 'functions', 'Every function that calls idem to write is VOLATILE.'),
-        (20, 'lifetimes', 'No record lives for far less than its scope''s TTL, or for years.'),
-        (21, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
-        (22, 'tenants', 'No key is used with different tenants.')
+        (20, 'tests', 'No setting disturbs calls for tests.'),
+        (21, 'lifetimes', 'No record lives for far less than its scope''s TTL, or for years.'),
+        (22, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
+        (23, 'tenants', 'No key is used with different tenants.')
 )
 SELECT
     c.check_name,

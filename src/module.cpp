@@ -1,4 +1,5 @@
 // The module: its magic block, and what each process registers when it loads the library.
+#include "pg/faults.hpp"
 #include "pg/guc.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"
@@ -19,6 +20,7 @@ void _PG_init(void) {
     idem::pg::init_scopes();
     idem::pg::init_secrets();
     idem::pg::init_claims();
+    idem::pg::init_faults();
     idem::pg::init_shared_memory();
     idem::worker::register_launcher();
 }

@@ -34,19 +34,33 @@ function statusOf(error) {
 const WAIT = '1 second'; // a waiting request occupies a connection
 const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
 
-// The key in the header: a string as in RFC 8941, with or without parameters, or a bare token,
-// which many clients send. Node joins several headers with commas, which neither form allows.
-function parseKey(header) {
-  if (header === undefined) throw invalid('header Idempotency-Key is missing');
+// A string of RFC 8941 with its parameters, which have no meaning yet.
+const STRING = String.raw`"(?:[ !#-[\]-~]|\\["\\])*"`;
+const VALUE = [STRING, String.raw`-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})`, ':[A-Za-z0-9+/=]*:',
+  "[A-Za-z*][A-Za-z0-9!#$%&'*+.^_`|~:/-]*", String.raw`\?[01]`].join('|');
+const QUOTED = new RegExp(`^(${STRING})(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:${VALUE}))?)*$`);
+const TOKEN = /^[!#-+\--:<-~]+$/; // no space and none of " , ;
+
+// The key in the header, as idem.parse_key() reads it: a string as in RFC 8941, or a bare token,
+// which many clients send. undefined if there is no header, or an empty one. Node joins several
+// headers with commas, which neither form allows.
+function parseKey(header = '') {
   const value = header.trim();
-  const quoted = /^"((?:[ !#-[\]-~]|\\["\\])*)"(?: *;[ -~]*)?$/.exec(value);
-  if (!quoted && !/^[!#-+\--:<-~]*$/.test(value)) { // no space and none of " , ;
+  if (value === '' && /^[ \t]*$/.test(header)) return undefined;
+  const quoted = QUOTED.exec(value);
+  if ((!quoted && !TOKEN.test(value)) || /[^\t -~]/.test(header)) { // trim() takes more than blanks
     throw invalid('Idempotency-Key must be a string in double quotes, or a token');
   }
-  const key = quoted ? quoted[1].replace(/\\(.)/g, '$1') : value;
+  const key = quoted ? quoted[1].slice(1, -1).replace(/\\(.)/g, '$1') : value;
   if (key === '' || key.length > 255) {
     throw invalid('Idempotency-Key must have 1 to 255 characters');
   }
+  return key;
+}
+
+function requiredKey(request) {
+  const key = parseKey(request.headers['idempotency-key']);
+  if (key === undefined) throw invalid('header Idempotency-Key is missing');
   return key;
 }
 
@@ -78,7 +92,7 @@ async function respond(pool, { tenant, neverStored = [], retry, ...options }, re
   try {
     const answer = await run(pool, {
       wait: WAIT, ...options, retry: { ...RETRY, ...retry }, tenant: tenant?.(request),
-      key: parseKey(request.headers['idempotency-key']), request: boundRequest(request),
+      key: requiredKey(request), request: boundRequest(request),
     }, operation);
     return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });
   } catch (error) {

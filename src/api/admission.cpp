@@ -5,6 +5,7 @@
 #include "core/weakness.hpp"
 #include "pg/boundary.hpp"
 #include "pg/limiter.hpp"
+#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
 
@@ -28,7 +29,7 @@ void require_limits_available() {
 }
 
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
-    if (!scope.claims_per_minute) return 0;
+    if (!scope.claims_per_minute || pg::rehearsing) return 0;
     if (!pg::limits_available()) {
         warn_once(scope);
         return 0;

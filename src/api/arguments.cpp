@@ -2,6 +2,7 @@
 
 #include "core/key.hpp"
 #include "pg/guc.hpp"
+#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -75,6 +76,7 @@ void require_writable(const char* call, const char* reading) {
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
     if (InSecurityRestrictedOperation()) report::security_restricted(call);
+    pg::reach(call);
 }
 
 void check_encoding(std::string_view text) {

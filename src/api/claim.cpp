@@ -17,6 +17,7 @@
 #include "pg/document.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
+#include "pg/rehearsal.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
 
@@ -395,7 +396,8 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 // For the server's administrators: the caller learns of the conflict by the outcome.
 void note_conflict(const ClaimCall& call) {
     pg::count_conflict(call.scope->id, call.name.digest);
-    if (pg::guc::log_conflicts != 0)
+    pg::note_conflict();
+    if (pg::guc::log_conflicts != 0 && !pg::rehearsing)
         report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
                              call.name.key);
 }

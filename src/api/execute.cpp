@@ -10,6 +10,7 @@
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
+#include "pg/faults.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::api {
@@ -140,6 +141,15 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
     }
 }
 
+// The operation is checked again: it may have been dropped during the wait for the key.
+Result execute(FunctionCallInfo fcinfo, const ClaimCall& call) {
+    const ClaimResult claim = claim_key(call);
+    if (claim.outcome != Outcome::claimed) return replay(call, claim);
+    const Result first = run(*claim.claim, checked_operation(fcinfo), call.request);
+    pg::maybe_crash();
+    return pg::is_duplicated() ? replay(call, claim_key(call)) : first;
+}
+
 }  // namespace
 }  // namespace idem::api
 
@@ -148,10 +158,6 @@ IDEM_FUNCTION(idem_execute) {
     api::require_writable("idem.execute()", api::read_by_lookup);
     (void)api::checked_operation(fcinfo);
     const api::ClaimCall call = api::read_call(fcinfo);
-    const api::ClaimResult claim = api::claim_key(call);
-    // The operation is checked again: it may have been dropped during the wait for the key.
-    auto row = claim.outcome == api::Outcome::claimed
-                   ? api::run(*claim.claim, api::checked_operation(fcinfo), call.request)
-                   : api::replay(call, claim);
+    api::Result row = api::execute(fcinfo, call);
     return row.as_result_of(fcinfo);
 }

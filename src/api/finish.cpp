@@ -23,16 +23,16 @@ struct StoredAnswer {
     bool redacted;  // a part of what the caller passed is left out
 };
 
-// A failure is kept whole, because it is raised again.
+// A failure is kept whole, but for such headers, because it is raised again.
 StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
-    if (answer.state != core::State::completed) return {answer, false};
     Answer kept = answer;
-    kept.response = stored_response(answer.response, scope);
-    if (scope == nullptr || !scope->store_response) {
-        kept.headers = nullptr;
-        kept.body = nullptr;
-    } else {
-        kept.headers = pg::redact_headers(answer.headers, scope->header_exclude);
+    if (scope != nullptr) kept.headers = pg::redact_headers(answer.headers, scope->header_exclude);
+    if (answer.state == core::State::completed) {
+        kept.response = stored_response(answer.response, scope);
+        if (scope == nullptr || !scope->store_response) {
+            kept.headers = nullptr;
+            kept.body = nullptr;
+        }
     }
     return {kept, kept.headers != answer.headers || kept.response != answer.response ||
                       kept.body != answer.body};
@@ -101,8 +101,8 @@ namespace {
 
 void note_finished(pg::Claim& claim, core::State state) {
     pg::close_claim(claim, pg::Phase::finished);
-    const bool failed = state == core::State::failed;
-    pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+    claim.failed = state == core::State::failed;
+    pg::count(claim.scope_id, claim.failed ? Counter::failures : Counter::completions);
 }
 
 void note_released(pg::Claim& claim) {

@@ -42,8 +42,8 @@ inline constexpr std::array own_errors = std::to_array<Error>({
     {"ID005", "not_claimed", 409, "Operation not claimed", Retry::futile},
     {"ID006", "claim_incomplete", 500, "Operation left incomplete", Retry::may_cure},
     {"ID007", "invalid_key", 400, "Idempotency key missing or invalid", Retry::futile},
-    // A deployment creates scopes, too.
-    {"ID008", "unknown_scope", 400, "Unknown scope", Retry::may_cure},
+    // The server's own code names the scope, not its client; and a deployment creates scopes, too.
+    {"ID008", "unknown_scope", 500, "Unknown scope", Retry::may_cure},
     {"ID009", "limit_exceeded", 429, "Too many operations", Retry::may_cure},
     {"ID010", "stale_key", 412, "Idempotency key too old", Retry::futile},
     {"ID011", "claim_required", 428, "Idempotency key required", Retry::futile},

@@ -181,6 +181,15 @@ class JsonbBuilder {
 #endif
 };
 
+// The table whose changes in a subtransaction are counted.
+inline Oid counted_table(const PgStat_TableXactStatus& counts) {
+#if PG_VERSION_NUM >= 160000
+    return counts.parent->id;
+#else
+    return counts.parent->t_id;
+#endif
+}
+
 inline bool has_on_schema(AclMode privilege, Oid schema, Oid role) {
 #if PG_VERSION_NUM >= 160000
     return object_aclcheck(NamespaceRelationId, schema, role, privilege) == ACLCHECK_OK;

@@ -57,12 +57,12 @@ void add_conflicts(std::span<HotKeyCounts> replayed, const core::HotKey& key, Ho
 
 }  // namespace
 
-void note_replay(std::size_t slot, const core::Digest& digest, std::uint64_t nth) {
+void note_hot_replay(std::size_t slot, const core::Digest& digest, std::uint64_t nth) {
     const std::int64_t weight = core::replay_weight(nth, pg_prng_uint32(&pg_global_prng_state));
     if (weight > 0) note(slot, &Sketches::replays, digest, weight);
 }
 
-void note_conflict(std::size_t slot, const core::Digest& digest) {
+void note_hot_conflict(std::size_t slot, const core::Digest& digest) {
     note(slot, &Sketches::conflicts, digest, 1);
 }
 

@@ -21,8 +21,8 @@ struct HotKeyCounts {
 };
 
 // nth is how many replays of the scope were counted before this one.
-void note_replay(std::size_t slot, const core::Digest& digest, std::uint64_t nth);
-void note_conflict(std::size_t slot, const core::Digest& digest);
+void note_hot_replay(std::size_t slot, const core::Digest& digest, std::uint64_t nth);
+void note_hot_conflict(std::size_t slot, const core::Digest& digest);
 
 // The keys of both sketches of the slot, in no order; palloc'd.
 std::span<const HotKeyCounts> hot_keys_in(std::size_t slot);

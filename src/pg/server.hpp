@@ -12,8 +12,17 @@
 #include <type_traits>
 #include <utility>
 
+#include <sys/socket.h>
+
 extern "C" {
 #include "postgres.h"
+
+// Where the server supports GSSAPI, this header needs those of Kerberos, which a machine that
+// builds extensions may not have. Without GSSAPI, it has the same structures.
+#pragma push_macro("ENABLE_GSS")
+#undef ENABLE_GSS
+#include "libpq/libpq-be.h"
+#pragma pop_macro("ENABLE_GSS")
 
 #include "access/detoast.h"
 #include "access/genam.h"
@@ -29,6 +38,7 @@ extern "C" {
 #include "access/twophase.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/catalog.h"
 #include "catalog/dependency.h"
 #include "catalog/index.h"
 #include "catalog/namespace.h"
@@ -36,6 +46,7 @@ extern "C" {
 #include "catalog/pg_database.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_largeobject.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_publication.h"
@@ -88,6 +99,8 @@ extern "C" {
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/numeric.h"
+#include "utils/pgstat_internal.h"
+#include "utils/plancache.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 #include "utils/resowner.h"

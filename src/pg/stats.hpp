@@ -43,6 +43,7 @@ inline constexpr auto counter_count = static_cast<std::size_t>(Counter::count);
 // False on a server that has not preloaded the library: nothing is counted.
 bool stats_available();
 
+// Calls under rehearsal are not counted: nothing of them stays.
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
 // These also note the key of the replay or the conflict.

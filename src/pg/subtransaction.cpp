@@ -2,7 +2,7 @@
 
 namespace idem::pg {
 
-ErrorData* run_in_subtransaction(void (*work)(void*), void* argument) {
+ErrorData* run_in_subtransaction(void (*work)(void*), void* argument, Ending ending) {
     MemoryContext context = CurrentMemoryContext;
     ResourceOwner owner = CurrentResourceOwner;
     ErrorData* volatile error = nullptr;
@@ -13,7 +13,10 @@ ErrorData* run_in_subtransaction(void (*work)(void*), void* argument) {
     PG_TRY();
     {
         work(argument);
-        ReleaseCurrentSubTransaction();
+        if (ending == Ending::commit)
+            ReleaseCurrentSubTransaction();
+        else
+            RollbackAndReleaseCurrentSubTransaction();
     }
     PG_CATCH();
     {

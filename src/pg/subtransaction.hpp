@@ -8,14 +8,18 @@
 
 namespace idem::pg {
 
-// Returns NULL when the work has committed, else its error, in the caller's memory context. Raise
-// it again with ReThrowError() or drop it with FreeErrorData().
-ErrorData* run_in_subtransaction(void (*work)(void*), void* argument);
+// What becomes of work that raises no error.
+enum class Ending : bool { commit, undo };
+
+// Returns NULL when the work has come to its end, else its error, in the caller's memory context.
+// Raise it again with ReThrowError() or drop it with FreeErrorData().
+ErrorData* run_in_subtransaction(void (*work)(void*), void* argument, Ending ending);
 
 template <class Work>
-ErrorData* in_subtransaction(Work work) {
+ErrorData* in_subtransaction(Work work, Ending ending = Ending::commit) {
     trivial<Work>();
-    return run_in_subtransaction([](void* argument) { (*static_cast<Work*>(argument))(); }, &work);
+    return run_in_subtransaction([](void* argument) { (*static_cast<Work*>(argument))(); }, &work,
+                                 ending);
 }
 
 }  // namespace idem::pg

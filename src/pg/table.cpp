@@ -58,9 +58,17 @@ void forget_table(Datum, Oid relation) {
     }
 }
 
+}  // namespace
+
+Oid own_schema() {
+    return get_namespace_oid(schema_name, true);
+}
+
+namespace {
+
 // No invalidation is processed between this look at the catalog and the caller's note of the OID.
 Oid find_table(const char* name) {
-    const Oid schema = get_namespace_oid(schema_name, true);
+    const Oid schema = own_schema();
     return OidIsValid(schema) ? get_relname_relid(name, schema) : InvalidOid;
 }
 

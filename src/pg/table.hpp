@@ -12,9 +12,9 @@
 // locks behind.
 //
 // A caller that is about to write locks table and index RowExclusive until the transaction ends, so
-// that index builds wait for it. Later calls of the transaction open them without a lock. A caller that only reads, or has yet to wait for a key lock, takes
-// AccessShare and keeps nothing: otherwise a waiting claim, the holder of the key and an ALTER
-// TABLE could wait for each other.
+// that index builds wait for it. Later calls of the transaction open them without a lock. A caller
+// that only reads, or has yet to wait for a key lock, takes AccessShare and keeps nothing:
+// otherwise a waiting claim, the holder of the key and an ALTER TABLE could wait for each other.
 #pragma once
 
 #include "core/decision.hpp"
@@ -44,6 +44,9 @@ Oid find_table_oid(Table table);
 // invalidated: by CacheInvalidateRelcache(), by ALTER or DROP, or by the rollback of any of these.
 // One function per table. It must not raise errors or read tables.
 void on_invalidation(Table table, void (*forget)());
+
+// The schema of the extension's objects; InvalidOid if there is none.
+Oid own_schema();
 
 // Registers with the relation cache.
 void init_tables();

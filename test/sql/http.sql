@@ -36,3 +36,91 @@ SELECT idem.http_status('');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.http_status('400011');
 \echo :LAST_ERROR_SQLSTATE
+
+-- The key in a request's header. The cases are also those of the clients.
+\set cases `cat "$PG_ABS_SRCDIR/data/idempotency_key.json"`
+CREATE FUNCTION key_in(header text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE reason text;
+BEGIN
+  RETURN idem.parse_key(header);
+EXCEPTION WHEN SQLSTATE 'ID007' THEN
+  GET STACKED DIAGNOSTICS reason = PG_EXCEPTION_DETAIL;
+  RETURN format('%s %s', SQLERRM, reason);
+END $$;
+SELECT header, expected, got
+  FROM jsonb_array_elements((:'cases'::jsonb)->'keys') c, LATERAL (SELECT c->>0, c->>1, key_in(c->>0)) x (header, expected, got)
+ WHERE got IS DISTINCT FROM expected;
+SELECT count(*), count(idem.parse_key(header)) AS keys FROM jsonb_array_elements_text((:'cases'::jsonb)->'none') header;
+SELECT left(header, 30) AS header, key_in(header) FROM jsonb_array_elements_text((:'cases'::jsonb)->'invalid') header;
+SELECT idem.parse_key('a b');
+\echo :LAST_ERROR_SQLSTATE
+
+-- What a claim returned, as a response.
+SELECT idem.create_scope('http', ttl => '1 hour');
+CREATE TEMP TABLE answer (n integer, c idem.claim_result);
+BEGIN;
+INSERT INTO answer SELECT 1, c FROM idem.claim('http', 'k', '{"a": 1}') c;
+INSERT INTO answer SELECT 2, c FROM idem.try_claim('http', 'k', '{"a": 1}') c;
+SELECT idem.complete((c).token, '{"b": 1}', 201, '{"Location": "/b/1", "Link": ["</a>", "</b>"], "Content-Length": 12, "None": []}') FROM answer WHERE n = 1;
+COMMIT;
+INSERT INTO answer SELECT 3, c FROM idem.try_claim('http', 'k', '{"a": 1}') c;
+INSERT INTO answer SELECT 4, c FROM idem.try_claim('http', 'k', '{"a": 2}') c;
+INSERT INTO answer SELECT 5, c FROM idem.try_claim('http', 'leased', lease => '1 hour') c;
+INSERT INTO answer SELECT 6, c FROM idem.try_claim('http', 'leased') c;
+BEGIN;
+SELECT idem.fail(token, '{"sqlstate": "P0001", "message": "card declined"}') FROM idem.claim('http', 'failed');
+SELECT idem.fail(token, '{"sqlstate": "P0001"}', 402, '{"X": "y"}') FROM idem.claim('http', 'failed 402');
+SELECT idem.complete(token) FROM idem.claim('http', 'nothing');
+COMMIT;
+INSERT INTO answer SELECT 7, c FROM idem.try_claim('http', 'failed') c;
+INSERT INTO answer SELECT 8, c FROM idem.try_claim('http', 'failed 402') c;
+INSERT INTO answer SELECT 9, c FROM idem.try_claim('http', 'nothing') c;
+SELECT idem.alter_scope('http', reject_stale_keys => true);
+INSERT INTO answer SELECT 10, c FROM idem.try_claim('http', '018f0000-0000-7000-8000-000000000000') c;
+BEGIN;
+SET LOCAL idem.max_open_claims = 1;
+SELECT idem.once('http', 'one');
+INSERT INTO answer SELECT 11, c FROM idem.try_claim('http', 'two') c;
+COMMIT;
+SELECT n, (c).outcome, idem.http_status(c), regexp_replace(idem.http_headers(c)::text, '(?<=Retry-After": ")\d+', 'N') AS headers, idem.problem(c) - 'type' - 'title' AS problem FROM answer ORDER BY n;
+SELECT count(*), bool_and(idem.problem(c) - 'detail' - 'status' = idem.problem(idem.problem(c)->>'sqlstate') - 'status') AS same_problem
+  FROM answer WHERE idem.problem(c) IS NOT NULL;
+
+-- The time to wait, in seconds.
+SELECT i AS retry_after, idem.http_headers(ROW(false, 'in_progress', NULL, NULL, NULL, NULL, NULL, NULL, NULL, i, NULL, NULL, NULL, NULL, NULL)::idem.claim_result)
+  FROM unnest('{0, 0.1 s, 1 s, 1.000001 s, 2 min, 1 day}'::interval[]) i;
+
+-- The status and headers of the first answer may be set in the row that its claim returned.
+DO $$
+DECLARE c idem.claim_result := idem.claim('http', 'first');
+BEGIN
+  c.status := 202;
+  c.headers := '{"Location": "/b/2"}';
+  c.response := idem.complete(c.token, '{"b": 2}', c.status, c.headers);
+  RAISE NOTICE '% %', idem.http_status(c), idem.http_headers(c);
+END $$;
+
+-- Literals and parameters without a type are SQLSTATEs.
+SELECT idem.http_status('ID002'), idem.problem('ID002')->>'status' AS problem;
+PREPARE untyped AS SELECT idem.http_status($1), idem.problem($1)->>'status', idem.problem($1, $2)->>'detail';
+EXECUTE untyped('ID002', 'x');
+
+-- Headers that are none, and what no claim returned.
+\set SHOW_CONTEXT never
+CREATE FUNCTION headers_of(headers jsonb) RETURNS jsonb LANGUAGE sql AS $$
+  SELECT idem.http_headers(ROW(false, 'completed', NULL, NULL, NULL, NULL, headers, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
+$$;
+SELECT headers_of('{}'), headers_of(NULL), headers_of('{"Ünï": "\u00fc\"\\"}');
+SELECT headers_of('[]');
+\echo :LAST_ERROR_SQLSTATE
+SELECT headers_of('"x"');
+SELECT headers_of('{"a": null}');
+SELECT headers_of('{"a": {"b": "c"}}');
+SELECT headers_of('{"a": [["b"]]}');
+SELECT idem.http_headers(NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.http_status(NULL::idem.claim_result);
+SELECT idem.problem(NULL::idem.claim_result);
+SELECT idem.http_status(ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
+SELECT idem.http_status(ROW(NULL, 'done', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
+\echo :LAST_ERROR_SQLSTATE

@@ -54,6 +54,20 @@ SELECT * FROM answer('discreet', 'no response', NULL);
 SELECT * FROM answer('discreet', 'http', '{"secret": 1, "id": 7}', 200, '{"secret": "kept"}', '\x02');
 SELECT * FROM answer('discreet', 'http', NULL);
 
+-- headers that carry credentials are left out, whatever their case, of answers and of failures
+SELECT * FROM answer('discreet', 'cookie', NULL, 200, '{"Set-Cookie": "a=b", "etag": "7", "AUTHORIZATION": ["x"], "cookies": "kept"}');
+SELECT * FROM answer('discreet', 'cookie', NULL);
+SELECT * FROM answer('discreet', 'list', NULL, 200, '[{"WWW-Authenticate": "Basic"}, {"Cookie": {"a": 1}}, {"ETag": 7}]');
+SELECT headers, redacted FROM answer('discreet', 'list', NULL);
+SELECT idem.fail(token, '{"message": "no"}', 401, '{"Www-Authenticate": "Basic", "Location": "/login"}') FROM idem.claim('discreet', 'refused');
+SELECT headers, redacted FROM idem.lookup('discreet', 'refused');
+SELECT idem.alter_scope('discreet', header_exclude => '{X-Secret}');
+SELECT headers, redacted FROM answer('discreet', 'own', NULL, 200, '{"Set-Cookie": "kept", "x-secret": "s"}');
+SELECT headers, redacted FROM idem.lookup('discreet', 'own');
+SELECT idem.alter_scope('discreet', header_exclude => '{}');
+SELECT headers, redacted FROM answer('discreet', 'all', NULL, 200, '{"x-secret": "s"}');
+SELECT headers, redacted FROM idem.lookup('discreet', 'all');
+
 -- what would be stored, without storing it
 SELECT idem.redacted('discreet', '{"secret": 1, "card": [{"number": 1, "brand": "visa"}], "id": 7}'), idem.redacted('discreet', '"secret"');
 SELECT idem.redacted('silent', '{"id": 7}') IS NULL AS nothing_stored, idem.redacted('discreet', NULL) IS NULL AS nothing_given;

@@ -126,6 +126,73 @@ BEGIN;
 SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
 ROLLBACK;
 
+-- the settings of other kinds
+SELECT idem.create_scope('y', header_exclude => '{set-cookie,"a b"}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('y', header_exclude => '{{a},{b}}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('y', tenant_from => 'user');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('y', max_bytes => 0);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('x', header_exclude => '{}', tenant_from => 'role', explain_conflicts => true, max_bytes => 5000000000);
+SELECT header_exclude, tenant_from, explain_conflicts, max_bytes FROM idem.scopes WHERE name = 'x';
+SELECT idem.alter_scope('x', header_exclude => '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
+  tenant_from => 'argument', explain_conflicts => false, max_bytes => -1);
+SELECT header_exclude, tenant_from, explain_conflicts, max_bytes FROM idem.scopes WHERE name = 'x';
+
+-- the tenant is the role that calls, also behind a SECURITY DEFINER function
+CREATE ROLE idem_regress_shop;
+CREATE ROLE idem_regress_acme IN ROLE idem_regress_shop;
+CREATE ROLE idem_regress_globex;
+SELECT idem.create_scope('bound', tenant_from => 'role', owner => 'idem_regress_shop');
+GRANT CREATE ON SCHEMA public TO idem_regress_shop;
+SET ROLE idem_regress_shop;
+CREATE FUNCTION order_once(key text, tenant text DEFAULT NULL) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.try_claim('bound', key, tenant => tenant);
+  IF c.claimed THEN PERFORM idem.complete(c.token, to_jsonb(session_user)); END IF;
+  RETURN c.outcome;
+END $$;
+RESET ROLE;
+SET ROLE idem_regress_acme;
+SELECT order_once('k'), order_once('k', 'idem_regress_acme'), order_once('k', '');
+SELECT order_once('k', 'idem_regress_globex');
+\echo :LAST_ERROR_SQLSTATE
+SELECT order_once('k', 'no such role');
+\echo :LAST_ERROR_SQLSTATE
+SET idem.tenant = 'idem_regress_globex';
+SELECT order_once('k');
+\echo :LAST_ERROR_SQLSTATE
+RESET idem.tenant;
+SELECT order_once('k', 'idem_regress_shop') AS own_role;
+SELECT idem.once_each('bound', ARRAY['k', 'l']), idem.advance('bound', 'topic', 1);
+SELECT state FROM idem.lookup('bound', 'k');
+SELECT idem.forget_tenant('bound', 'idem_regress_globex');
+\echo :LAST_ERROR_SQLSTATE
+SELECT attempt FROM idem.claim('bound', 'leased', lease => '1 microsecond');
+SET ROLE idem_regress_globex;
+SELECT order_once('k'), order_once('k');
+SELECT order_once('k', 'idem_regress_acme');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+-- a superuser may act for every tenant, and take() finds the operations of all
+SELECT order_once('k', 'idem_regress_acme'), order_once('k', 'anybody');
+SELECT tenant, key FROM idem.take('bound', lease => '1 microsecond');
+SELECT tenant FROM idem.take('bound', tenant => 'idem_regress_globex');
+SET ROLE idem_regress_shop;
+SELECT tenant, key FROM idem.take('bound');
+SELECT tenant FROM idem.take('bound', tenant => 'idem_regress_acme');
+\echo :LAST_ERROR_SQLSTATE
+RESET ROLE;
+SELECT tenant, key, response FROM idem.records JOIN LATERAL idem.lookup('bound', key, tenant) l USING (state) ORDER BY 1, 2;
+SELECT tenant, source, seq FROM idem.streams;
+SELECT idem.drop_scope('bound');
+DROP FUNCTION order_once;
+REVOKE CREATE ON SCHEMA public FROM idem_regress_shop;
+DROP ROLE idem_regress_acme, idem_regress_globex, idem_regress_shop;
+
 -- a scope that exists already
 SELECT idem.create_scope('x', ttl => '60 minutes', store_request => true, owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.create_scope('x', ttl => '60 minutes', max_attempts => 3, request_exclude => '{a,b.c}', min_ttl => '1 min', owner => 'pg_database_owner',

@@ -15,6 +15,7 @@ use PostgreSQL::Test::Utils;
 #   effect        COMMIT never arrives
 #   terminated    COMMIT never arrives, and the server ends the session as pg_terminate_backend does
 #   answer        COMMIT was done, the answer to it never arrives
+# `at` may be a list of points: so many connections are cut at each of them.
 sub new
 {
 	my ($class, $node, %options) = @_;
@@ -23,8 +24,7 @@ sub new
 		%options,
 		listener => $listener,
 		socket   => $node->host . '/.s.PGSQL.' . $node->port,
-		at       => $options{at},
-		left     => $options{times} // 1,
+		left     => { map { $_ => $options{times} // 1 } ref $options{at} ? @{ $options{at} } : $options{at} },
 		log      => PostgreSQL::Test::Utils::tempdir . '/cuts',
 		peer     => {},
 		owner    => $$,
@@ -126,8 +126,8 @@ sub is_cut
 sub reached
 {
 	my ($self, $point) = @_;
-	return 0 unless $self->{at} eq $point && $self->{left} > 0;
-	$self->{left}--;
+	return 0 unless $self->{left}{$point};
+	$self->{left}{$point}--;
 	append_to_file($self->{log}, '.');
 	return 1;
 }

@@ -29,7 +29,9 @@ use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
 my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 4);
-my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl');
+# An extension that the examples of a page use.
+my %uses = ('docs/testing.md' => 'pgtap');
+my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');
@@ -225,7 +227,7 @@ sub check_kinds
 	my ($page) = @_;
 	for my $block (blocks_of($page))
 	{
-		ok($block->{kind} =~ /^(?:sql|python|text)$/ && !$block->{'not run'} && !$block->{indent},
+		ok($block->{kind} =~ /^(?:sql|python|text|sh|diff|ruby|java|js|go)$/ && !$block->{'not run'} && !$block->{indent},
 			"$page, line $block->{line}: run by $tested_elsewhere{$page}, or text");
 	}
 	return;
@@ -234,6 +236,10 @@ sub check_kinds
 for my $page (glob($ENV{IDEM_DOCS} // 'README.md SECURITY.md docs/*.md examples/*.md'))
 {
 	if ($tested_elsewhere{$page}) { check_kinds($page); }
+	elsif ($uses{$page} && !$node->safe_psql('postgres', "SELECT count(*) FROM pg_available_extensions WHERE name = '$uses{$page}'"))
+	{
+	  SKIP: { skip "$page: no extension $uses{$page} here", 1; }
+	}
 	else { run_page($page); }
 }
 
@@ -285,8 +291,9 @@ sub is_described
 }
 
 my %function = catalog(<<'SQL');
-SELECT 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc
+SELECT DISTINCT ON (proname) 'idem.' || proname, pg_get_function_arguments(oid) FROM pg_proc
  WHERE pronamespace = 'idem'::regnamespace AND 'uuid'::regtype <> ALL (proargtypes)
+ ORDER BY proname, 'idem.claim_result'::regtype = ANY (proargtypes)
 SQL
 my %returned;
 for my $name (keys %function)
@@ -308,6 +315,10 @@ for my $name (sort keys %section)
 	is(as_written($with_uuid{$name} // ''), $section{$name} =~ /^- `key text`[^-]*`uuid`/m ? $function{$name} : '', "function $name: whether the key may be a uuid");
 }
 is_described('function', \%returned, 'Columns');
+# Nor does it describe those twice that take a SQLSTATE or the result of a claim.
+my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});
+is_deeply([ sort grep { $section{$_} =~ /`result idem\.claim_result`/ } keys %function ], [ sort keys %of_claim ],
+	'which functions take the result of a claim');
 
 # Who may call a function, and what the planner may make of it.
 my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,

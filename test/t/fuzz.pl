@@ -278,6 +278,9 @@ my @infinite = $node->pg_version >= 17 ? (q('infinity'), q('-infinity')) : ();
 # others, so that enough of them succeed.
 my %values = (
 	'scope text' => \@names,
+	'call text' => [ map { quoted($_) } q(SELECT idem.once('steady', 'rehearsed')), q(SELECT idem.try_claim('steady', 'k1')), 'SELECT 1', q(SELECT idem.claim('steady', 'rehearsed', lease => '1 s')),
+		q(SELECT idem.rehearse('SELECT 1')), q(SELECT idem.execute('steady', 'rehearsed', 'op_nest(jsonb)', '{}')), '', 'SELECT 1; SELECT 2', 'ROLLBACK', 'SELECT 1/0' ],
+	'other_request text' => [ map { quoted($_) } q(SELECT idem.once('steady', 'rehearsed', '1')), 'SELECT 1', '', 'COMMIT' ],
 	'name text' => \@names,
 	'key text' => \@keys,
 	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL), q(VARIADIC '{{a},{b}}') ],
@@ -286,6 +289,11 @@ my %values = (
 	'wait interval' => [ 'NULL', q('0'), q('1 ms'), q('20 ms'), q('-1 s'), @infinite ],
 	'retry_after interval' => [ 'NULL', q('0'), q('1 ms'), q('10 ms'), q('1 hour'), q('-1 s'), q('1001 years'), @infinite ],
 	'answer_ttl interval' => [ 'NULL', q('1 ms'), q('20 ms'), q('10 ms'), q('0'), q('1 hour'), q('-1 s'), @infinite ],
+	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'), q('{ä}') ],
+	# not 'role': the fuzzer would no longer know which tenants are the same
+	'tenant_from text' => [ 'NULL', q('argument'), q('user'), q('') ],
+	'explain_conflicts boolean' => [qw(NULL true false)],
+	'max_bytes bigint' => [ 'NULL', -2, -1, 0, 1, 1000, 9223372036854775807 ],
 	'min_ttl interval' => [ 'NULL', q('1 ms'), q('0'), q('10 ms'), q('1 hour'), q('-1 s'), @infinite ],
 	'base interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
 	'cap interval' => [ q('1 ms'), q('1 s'), 'NULL', q('1 hour'), q('0'), q('-1 s'), q('1000 years'), @infinite ],
@@ -293,6 +301,13 @@ my %values = (
 	'lease interval' => [ q('1 min'), q('1 min'), q('1 ms'), q('10 ms'), 'NULL', 'NULL', q('0') ],
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
+	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem.claim_result' => [
+		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
+			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
+			q('{"outcome": "completed", "headers": [{}]}'), q('{"outcome": "failed", "error": [], "status": -1}'), q('{"outcome": "limited", "retry_after": "-1 s"}'), q('{"outcome": "limited", "retry_after": "1001 years"}'), q('{"outcome": "banana"}'), q('{}'),
+			q(jsonb_build_object('outcome', 'completed', 'headers', (SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)))),
+		'NULL' ],
 	'sqlstate text' => [ q('ID001'), q('42501'), q('x'), 'NULL' ],
 	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole', '0::oid::regrole' ],
 	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],

@@ -59,7 +59,7 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions lifetimes), 'hot keys', 'tenants';
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -241,6 +241,27 @@ is(health('triggers'), 'warn', 'triggers: one is gone');
 follow_hint('triggers');
 is(health('triggers'), 'ok', 'triggers: cured');
 
+# tests --------------------------------------------------------------------------------------------
+
+# Wherever the setting is made, and whatever this session has. The hint names the three places.
+for my $where ('SYSTEM', 'DATABASE postgres', 'ROLE stranger', 'ROLE stranger IN DATABASE postgres')
+{
+	my $setting = 'idem.test_crash_rate';
+	sql("ALTER $where SET $setting = 0.25");
+	$node->reload;
+	health_becomes('tests', 'warn', "tests: by ALTER $where");
+	like(health('tests', column => 'detail'), qr/^The setting \Q$setting\E is 0\.25:/, 'tests: the setting');
+	my ($kind) = $where =~ /^(\w+)/;
+	like(hint('tests'), qr/ALTER $kind(?: \.\.\.)? RESET \Q$setting\E/, 'tests: the hint');
+	sql("ALTER $where RESET $setting");
+	$node->reload;
+	health_becomes('tests', 'ok', 'tests: cured');
+}
+sql('ALTER ROLE stranger SET idem.test_duplicate_rate = 0.0');
+is(health('tests'), 'ok', 'tests: none at the rate 0');
+sql('ALTER ROLE stranger RESET idem.test_duplicate_rate; CREATE DATABASE another; ALTER DATABASE another SET idem.test_duplicate_rate = 1');
+is(health('tests'), 'ok', 'tests: not in another database');
+
 # functions ----------------------------------------------------------------------------------------
 
 sql(<<'SQL');
@@ -261,7 +282,7 @@ CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BE
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded'});
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse'});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");

@@ -21,6 +21,8 @@ my $node = idem_node('recipes', bare => 1, conf => "fsync = off\n");
 $node->safe_psql('postgres', 'CREATE DATABASE kitchen');
 $node->safe_psql('kitchen', 'CREATE EXTENSION idem');
 install_lapse($node, 'kitchen');
+# The roles that PostgREST connects as and switches to.
+$node->safe_psql('postgres', 'CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE web_user; GRANT web_user TO authenticator');
 
 # The SQL under each heading, in order, and its Python.
 my @titles;
@@ -659,6 +661,101 @@ sub returns_composite
 		'receipts ' . ask('SELECT count(*) FROM receipt'));
 }
 
+# A PostgREST function
+# ---------------------------------------------------------------------------------------------
+
+# Debian has no package of PostgREST, so what it sends is written down here, as its version 12 does for
+# POST /rpc/create_payment. The headers are a JSON object with names in lower case.
+sub postgrest_script
+{
+	my ($headers, $body, $user) = @_;
+	my $claims = encode_json({ role => 'web_user', defined $user ? (sub => $user) : () });
+	my $names = encode_json({ 'content-type' => 'application/json', %$headers });
+	s/'/''/g for $names, $body;
+	return (<<"SQL", <<"SQL");
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SELECT set_config('search_path', '"api", "public"', true), set_config('role', 'web_user', true), set_config('request.jwt.claims', '$claims', true),
+       set_config('request.method', 'POST', true), set_config('request.path', '/rpc/create_payment', true),
+       set_config('request.headers', '$names', true), set_config('request.cookies', '{}', true) \\g /dev/null
+SQL
+WITH pgrst_source AS (
+  SELECT pgrst_call.pgrst_scalar
+    FROM (SELECT '$body'::json AS json_data) pgrst_payload,
+         LATERAL (SELECT "amount" FROM json_to_record(pgrst_payload.json_data) AS _("amount" numeric) LIMIT 1) pgrst_body,
+         LATERAL (SELECT "api"."create_payment"("amount" := pgrst_body."amount") pgrst_scalar) pgrst_call)
+SELECT coalesce(json_agg(_postgrest_t.pgrst_scalar)->0, 'null') AS body,
+       nullif(current_setting('response.headers', true), '') AS response_headers,
+       nullif(current_setting('response.status', true), '') AS response_status
+  FROM (SELECT "create_payment".pgrst_scalar FROM pgrst_source AS "create_payment") _postgrest_t;
+SQL
+}
+
+# The status that PostgREST gives to an error: the first line that fits.
+my @postgrest_status = (
+	[ qr/^PT(\d{3})/ ], [ qr/^08|^53(?!400)/, 503 ], [ qr/^23503|^23505/, 409 ], [ qr/^25006/, 405 ],
+	[ qr/^(?:09|25|2D|38|39|3B|40|53|54|55|57|58|F0|HV|XX)/, 500 ], [ qr/^(?:0L|0P|28|42501)/, 403 ],
+	[ qr/^(?:42883|42P01)/, 404 ], [ qr/^P0001/, 400 ], [ qr/^P0/, 500 ], [ qr/^/, 400 ]);
+
+# An error as a response: status, headers, body. PGRST needs all that is read here: PostgREST answers
+# 500 if a part is missing or of another type.
+sub postgrest_error
+{
+	my ($sqlstate, $message, $detail) = @_;
+	if ($sqlstate eq 'PGRST')
+	{
+		my ($said, $with) = map { eval { decode_json($_) } // {} } $message, $detail;
+		my @texts = (@$said{qw(code message)}, values %{ $with->{headers} // { none => undef } });
+		return (500, {}, { code => 'PGRST121' }) if $with->{status} !~ /^\d+$/ || grep { !defined || ref } @texts;
+		return ($with->{status}, $with->{headers}, $said);
+	}
+	my ($fits) = grep { $sqlstate =~ $_->[0] } @postgrest_status;
+	return ($fits->[1] // $1, {}, { code => $sqlstate });
+}
+
+# Sends a request, and returns the response in a few words.
+sub rpc
+{
+	my ($headers, $body, $user) = @_;
+	my ($begin, $main) = postgrest_script($headers, $body, @_ > 2 ? $user : 'ann');
+	my ($status, $stdout, $stderr) = $node->psql($database, "\\set VERBOSITY verbose\n$begin$main COMMIT;",
+		on_error_stop => 1, extra_params => [ '-U', 'authenticator' ]);
+	my ($code, $sent, $answer);
+	if ($stderr =~ /ERROR:\s+(\w{5}): (.*)\n(?:DETAIL:\s+(.*)\n)?/)
+	{
+		($code, $sent, $answer) = postgrest_error($1, $2, $3 // '');
+	}
+	else
+	{
+		die "$main: $stderr" if $status;
+		($answer, my $list, $code) = split /\|/, $stdout;
+		$answer = JSON::PP->new->allow_nonref->decode($answer);
+		my @headers = @{ decode_json($list || '[]') };
+		die "PostgREST refuses these headers: $list" if grep { ref ne 'HASH' || keys %$_ != 1 || ref((values %$_)[0]) } @headers;
+		$sent = { map { %$_ } @headers };
+	}
+	my $later = $sent->{'Retry-After'};
+	return join ' ', $code || 200, $answer->{code} // "payment $answer->{payment}", $sent->{Location} // (),
+		$sent->{'Idempotency-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?') : ();
+}
+
+sub postgrest
+{
+	my $key = sub { return { 'idempotency-key' => $_[0] }; };
+	my @said = (
+		rpc($key->('"k1"'), '{"amount": 10}'), rpc($key->('"k1"'), '{"amount": 10.0}'), rpc($key->('k1'), '{"amount": 10}'),
+		rpc($key->('"k1"'), '{"amount": 11}'), rpc($key->('"k1"'), '{"amount": 10}', 'bob'),
+		rpc({}, '{"amount": 10}'), rpc($key->(''), '{"amount": 10}'), rpc($key->('"k2'), '{"amount": 10}'), rpc($key->('"k2"'), '{"amount": 10}', undef),
+		rpc($key->('"k3"'), '{"amount": null}'), rpc($key->('"k3"'), '{"amount": "ten"}'), rpc($key->('"k3"'), '{"amount": 5}'),
+		rpc($key->('"018f0000-0000-7000-8000-000000000000"'), '{"amount": 10}'));
+	my $first = $node->background_psql($database, extra_params => [ '-U', 'authenticator' ]);
+	$first->query_safe(join '', postgrest_script($key->('"k4"'), '{"amount": 10}', 'ann'));
+	push @said, rpc($key->('"k4"'), '{"amount": 10}');
+	$first->query_safe('COMMIT');
+	$first->quit;
+	push @said, rpc($key->('"k4"'), '{"amount": 10}');
+	return facts(@said, 'payments ' . ask('SELECT count(*) FROM api.payment'));
+}
+
 # ---------------------------------------------------------------------------------------------
 # The recipes, their results, and their results without idem's call
 # ---------------------------------------------------------------------------------------------
@@ -806,10 +903,26 @@ my %test = (
 			complete => [ qr/idem\.complete\(c\.token, to_jsonb\(r\)\)/, 'idem.complete(c.token)', qr/again another, ID002, receipts 1/ ],
 		},
 	},
+	'A PostgREST function' => {
+		run => \&postgrest,
+		shows => '201 payment 1 /payment?id=eq.1, 201 payment 1 /payment?id=eq.1 replayed, 201 payment 1 /payment?id=eq.1 replayed, '
+		  . '422 ID002, 201 payment 2 /payment?id=eq.2, 400 ID007, 400 ID007, 400 ID007, 400 ID007, '
+		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 /payment?id=eq.5 replayed, payments 4',
+		without => {
+			try_claim => [ qr/idem\.parse_key\(headers->>'idempotency-key'\)/, 'idem.new_key()', qr/^201 payment 1 \S+, 201 payment 2/ ],
+			parse_key => [ qr/idem\.parse_key\((headers->>'idempotency-key')\)/, q{headers->>'idempotency-key'}, qr/replayed, 201 payment 2 \S+, / ],
+			http_status => [ qr/idem\.http_status\(c\)::text/, q{''}, qr/^200 payment 1/ ],
+			http_headers => [ qr/idem\.http_headers\(c\)/, q{'[]'}, qr/^201 payment 1, 201 payment 1, .* 409 ID001, / ],
+			problem => [ qr/IF problem IS NOT NULL/, 'IF false', qr/ 422 payment/ ],
+			pgrst => [ qr/SQLSTATE 'PGRST'/, q{SQLSTATE 'P0001'}, qr/ 400 P0001/ ],
+			tenant => [ qr/tenant => payer/, q{tenant => 'all'}, qr/422 ID002, 201 payment 1 \S+ replayed/ ],
+		},
+	},
 );
 is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
 		'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance', 'A guarded table',
-		'An HTTP handler', 'A function without a result', 'A function that returns rows', 'A function that returns a row' ], 'every recipe is tested');
+		'An HTTP handler', 'A PostgREST function', 'A function without a result', 'A function that returns rows',
+		'A function that returns a row' ], 'every recipe is tested');
 
 # Runs a recipe's scenario on it, or on what is left of it, in a database of its own.
 sub run_recipe

@@ -124,6 +124,7 @@ my %by_type = (
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
+	'idem.claim_result' => sub { pick('NULL', (map { qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) } qw(completed failed conflict x))) },
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
@@ -142,13 +143,16 @@ my %by_name = (
 	keys => sub { my @keys = map { pick(@there) } 0 .. int(rand(4)); [ \@keys, [ map { unheard_of($_) } @keys ] ] },
 	tenant => sub { my $t = "$mark-tenant"; rand() < 0.3 ? undef : pick($pair_of->($t), $same->($t), $same->('')) },
 	token => sub { my $token = known_token(); [ $token, made_up_token($token) ] },
+	call => sub { $pair_of->(q{SELECT idem.once($q$vault$q$, $q$} . pick(@there) . q{$q$)}) },
+	other_request => sub { $pair_of->(q{SELECT idem.lookup($q$vault$q$, $q$} . pick(@there) . q{$q$)}) },
 	name => sub { $same->(pick('vault', 'strict', 'theirs', 'nowhere', 'step')) },
 	step => sub { $same->(pick(@texts)) },
 	source => sub { $pair_of->(pick(@there)) },
 	sqlstate => sub { $same->(pick('ID001', '42501', 'x')) },
 	detail => sub { $same->(pick(@texts)) },
+	header => sub { $pair_of->(pick(@there)) },
 	parts => sub { $pair_of->(pick(@there)) },
-	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) },);
+	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
 my %function;
 for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))

@@ -14,7 +14,7 @@ use Test::More;
 # What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams wrong_use)],
-	'0.2.0' => [qw(administration erasure failures forbid keys leases redaction scopes streams survey take)]);
+	'0.2.0' => [qw(administration erasure failures forbid http keys leases redaction rehearse scopes streams survey take)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 
@@ -87,6 +87,7 @@ sub regress
 		$text =~ s/^CREATE EXTENSION idem;$/$create/m or die $file->[0];
 		append_to_file("$input/$file->[1]", $text);
 	}
+	system_or_bail('cp', '-r', "$ENV{TESTDIR}/test/data", $input);
 	# pg_regress looks for the expected output in the current directory or, up to 15, beside its
 	# input.
 	chdir $input or die;

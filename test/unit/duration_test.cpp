@@ -50,6 +50,15 @@ TEST(RetryAfter, IsAtMostTheRestOfTheLease) {
     EXPECT_EQ(retry_after(2'000'000, -7), 0);
 }
 
+TEST(RetryAfter, InWholeSecondsIsRoundedUp) {
+    EXPECT_EQ(whole_seconds(0), 1);
+    EXPECT_EQ(whole_seconds(100'000), 1);
+    EXPECT_EQ(whole_seconds(1'000'000), 1);
+    EXPECT_EQ(whole_seconds(1'000'001), 2);
+    EXPECT_EQ(whole_seconds(10'000'000), 10);
+    EXPECT_EQ(whole_seconds(max_duration), max_duration / usecs_per_second);
+}
+
 TEST(Backoff, DoublesWithEachAttemptUpToTheCap) {
     constexpr double all = 1;
     EXPECT_EQ(backoff(1, 1000, 60'000, all), 1000);

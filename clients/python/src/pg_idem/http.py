@@ -40,7 +40,7 @@ OWN_ERRORS = {
     "ID005": (409, "not_claimed", "Operation not claimed"),
     "ID006": (500, "claim_incomplete", "Operation left incomplete"),
     "ID007": (400, "invalid_key", "Idempotency key missing or invalid"),
-    "ID008": (400, "unknown_scope", "Unknown scope"),
+    "ID008": (500, "unknown_scope", "Unknown scope"),
     "ID009": (429, "limit_exceeded", "Too many operations"),
     "ID010": (412, "stale_key", "Idempotency key too old"),
     "ID011": (428, "claim_required", "Idempotency key required"),
@@ -133,18 +133,27 @@ class Exchange:
         return stored
 
 
+# A string of RFC 8941 with its parameters, which have no meaning yet.
+_STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
+_VALUE = "|".join((_STRING, r"-?(?:[0-9]{1,12}\.[0-9]{1,3}|[0-9]{1,15})", r":[A-Za-z0-9+/=]*:",
+                   r"[A-Za-z*][A-Za-z0-9!#$%&'*+.^_`|~:/-]*", r"\?[01]"))
+_QUOTED = re.compile(rf"({_STRING})(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*")
+_TOKEN = re.compile(r"[!#-+\--:<-~]+")  # no space and none of " , ;
+
+
 def parse_key(values: Sequence[str]) -> Optional[str]:
-    """The key in the Idempotency-Key headers of a request: a string as in RFC 8941, with or
-    without parameters, or a bare token, which many clients send. None if there is none."""
-    if not values:
-        return None
+    """The key in the Idempotency-Key headers of a request, as idem.parse_key() reads it: a string
+    as in RFC 8941, or a bare token, which many clients send. None if there is no header, or an
+    empty one."""
     if len(values) > 1:
         raise Refused("ID007", "more than one Idempotency-Key")
-    value = values[0].strip(" \t")
-    quoted = re.fullmatch(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?: *;[ -~]*)?', value)
-    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else value
-    if not quoted and not re.fullmatch(r"[!#-+\--:<-~]*", value):  # no space and none of " , ;
+    value = values[0].strip(" \t") if values else ""
+    if not value:
+        return None
+    quoted = _QUOTED.fullmatch(value)
+    if not quoted and not _TOKEN.fullmatch(value):
         raise Refused("ID007", "Idempotency-Key must be a string in double quotes, or a token")
+    key = re.sub(r"\\(.)", r"\1", quoted[1][1:-1]) if quoted else value
     if not 1 <= len(key) <= 255:
         raise Refused("ID007", "Idempotency-Key must have 1 to 255 characters")
     return key

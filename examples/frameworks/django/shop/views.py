@@ -1,0 +1,13 @@
+import json
+
+from django.http import JsonResponse
+from django.urls import path
+from shop.models import Payment
+
+
+def pay(request):
+    payment = Payment.objects.create(amount=json.loads(request.body)["amount"])
+    return JsonResponse({"payment": payment.pk}, status=201)
+
+
+urlpatterns = [path("payments", pay)]

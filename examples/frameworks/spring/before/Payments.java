@@ -1,0 +1,5 @@
+import org.springframework.http.ResponseEntity;
+
+public interface Payments {
+    ResponseEntity<String> pay(String request);
+}
