@@ -1,17 +1,14 @@
 #include "core/hot_keys.hpp"
 
 #include <algorithm>
-#include <span>
+#include <cstring>
 
 namespace idem::core {
 namespace {
 
-std::span<HotKey> used_places(HotKeys& sketch) noexcept {
-    return std::span(sketch.keys).first(sketch.used);
-}
-
-bool is_forgotten(const HotKey& key, std::int64_t now) noexcept {
-    return key.last_seen < now - forgotten_after;
+// The compiler makes two comparisons of this, and a loop over the bytes of the operator ==.
+bool is_same(const Digest& one, const Digest& other) noexcept {
+    return std::memcmp(one.data(), other.data(), sizeof(Digest)) == 0;
 }
 
 void add(HotKey& key, std::int64_t weight, std::int64_t now) noexcept {
@@ -20,29 +17,28 @@ void add(HotKey& key, std::int64_t weight, std::int64_t now) noexcept {
     key.last_seen = std::max(key.last_seen, now);
 }
 
-// The place that the next new key takes, in a sketch without a free one.
-HotKey& place_to_give_up(std::span<HotKey> keys, HotKey& lowest, std::int64_t now) noexcept {
-    for (HotKey& key : keys)
-        if (is_forgotten(key, now)) return key;
-    return lowest;
+bool is_forgotten(const HotKey& key, std::int64_t now) noexcept {
+    return key.last_seen < now - forgotten_after;
 }
 
 }  // namespace
 
-void count_hot_key(HotKeys& sketch, const Digest& digest, std::int64_t weight,
-                   std::int64_t now) noexcept {
-    const std::span<HotKey> keys = used_places(sketch);
-    for (HotKey& key : keys)
-        if (key.digest == digest) return add(key, weight, now);
-    if (sketch.used < hot_key_places) {
-        sketch.keys[sketch.used++] = {digest, weight, 0, now, now};
+void count_hot_key(std::span<HotKey> places, std::uint32_t& used, const Digest& digest,
+                   std::int64_t weight, std::int64_t now) noexcept {
+    HotKey* lowest = places.data();
+    HotKey* forgotten = nullptr;
+    for (HotKey& key : places.first(used)) {
+        if (is_same(key.digest, digest)) return add(key, weight, now);
+        if (key.count < lowest->count) lowest = &key;
+        if (is_forgotten(key, now)) forgotten = &key;
+    }
+    if (used < places.size()) {
+        places[used++] = {digest, weight, 0, now, now};
         return;
     }
-    HotKey& lowest = *std::min_element(
-        keys.begin(), keys.end(),
-        [](const HotKey& one, const HotKey& other) { return one.count < other.count; });
-    const std::int64_t before = lowest.count;
-    place_to_give_up(keys, lowest, now) = {digest, before + weight, before, now, now};
+    const std::int64_t before = lowest->count;
+    HotKey& place = forgotten != nullptr ? *forgotten : *lowest;
+    place = {digest, before + weight, before, now, now};
 }
 
 }  // namespace idem::core

@@ -3,9 +3,10 @@
 // A sketch of a fixed size, by the Space-Saving algorithm: each of its places counts one key. A key
 // without a place takes the place of the key with the lowest count, and begins with that count,
 // because so many of its own events may have been missed. So the key that gives its place up is
-// never one of the frequent ones: a key with more than 1/32 of all events always has a place.
-// counted() leaves out what a key began with: it is how often the key was seen from first_seen on,
-// at most the true number, and less than it by at most 1/32 of all events.
+// never one of the frequent ones: with 32 places, a key with more than 1/32 of all events always
+// has one. counted() leaves out what a key began with: it is how often the key was seen from
+// first_seen on, at most the true number, and less than it by at most 1/32 of all events. There are
+// half as many places for conflicts, because healthy clients have none.
 //
 // The sketch has no end, but clients change: a key that has not been seen for a day gives its place
 // up before any other, however high its count is.
@@ -20,6 +21,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/digest.hpp"
 #include "core/duration.hpp"
@@ -38,17 +40,25 @@ constexpr std::int64_t counted(const HotKey& key) noexcept {
     return key.count - key.before;
 }
 
-inline constexpr std::size_t hot_key_places = 32;
+inline constexpr std::size_t replay_places = 32;
+inline constexpr std::size_t conflict_places = 16;
 inline constexpr std::int64_t forgotten_after = usecs_per_day;
 
+template <std::size_t Places>
 struct HotKeys {
     std::uint32_t used;  // the places from here on are free
-    std::array<HotKey, hot_key_places> keys;
+    std::array<HotKey, Places> keys;
 };
 
 // Counts events of a key. weight is at least 1.
-void count_hot_key(HotKeys& sketch, const Digest& digest, std::int64_t weight,
-                   std::int64_t now) noexcept;
+void count_hot_key(std::span<HotKey> places, std::uint32_t& used, const Digest& digest,
+                   std::int64_t weight, std::int64_t now) noexcept;
+
+template <std::size_t Places>
+void count_hot_key(HotKeys<Places>& sketch, const Digest& digest, std::int64_t weight,
+                   std::int64_t now) noexcept {
+    count_hot_key(sketch.keys, sketch.used, digest, weight, now);
+}
 
 inline constexpr std::uint64_t counted_each = 1000;
 inline constexpr std::uint32_t sampled_share = 16;

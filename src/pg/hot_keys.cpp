@@ -7,8 +7,8 @@ namespace {
 
 // In shared memory, one per slot of the statistics.
 struct alignas(PG_CACHE_LINE_SIZE) Sketches {
-    core::HotKeys replays;
-    core::HotKeys conflicts;
+    core::HotKeys<core::replay_places> replays;
+    core::HotKeys<core::conflict_places> conflicts;
 };
 
 constinit Sketches* sketches = nullptr;
@@ -23,7 +23,8 @@ LWLock* lock_of(std::size_t slot) {
     return &locks[slot % hot_keys_locks].lock;
 }
 
-void note(std::size_t slot, core::HotKeys Sketches::*which, const core::Digest& digest,
+template <std::size_t Places>
+void note(std::size_t slot, core::HotKeys<Places> Sketches::*which, const core::Digest& digest,
           std::int64_t weight) {
     const TimestampTz now = GetCurrentTimestamp();
     LWLockAcquire(lock_of(slot), LW_EXCLUSIVE);
@@ -38,8 +39,9 @@ Sketches copy_of(std::size_t slot) {
     return copy;
 }
 
-std::span<const core::HotKey> keys_of(const core::HotKeys& sketch) {
-    Assert(sketch.used <= core::hot_key_places);
+template <std::size_t Places>
+std::span<const core::HotKey> keys_of(const core::HotKeys<Places>& sketch) {
+    Assert(sketch.used <= Places);
     return std::span(sketch.keys).first(sketch.used);
 }
 
@@ -68,8 +70,8 @@ void note_hot_conflict(std::size_t slot, const core::Digest& digest) {
 
 std::span<const HotKeyCounts> hot_keys_in(std::size_t slot) {
     const Sketches copy = copy_of(slot);
-    auto* counts =
-        static_cast<HotKeyCounts*>(palloc(2 * core::hot_key_places * sizeof(HotKeyCounts)));
+    auto* counts = static_cast<HotKeyCounts*>(
+        palloc((core::replay_places + core::conflict_places) * sizeof(HotKeyCounts)));
     HotKeyCounts* end = counts;
     for (const core::HotKey& key : keys_of(copy.replays))
         *end++ = {key.digest, core::counted(key), 0, key.first_seen, key.last_seen};

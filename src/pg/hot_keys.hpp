@@ -2,8 +2,8 @@
 // of the statistics (pg/stats), which finds the slot of a scope and tells when it is given up.
 //
 // A sketch holds digests, never a key or a tenant. It is read and changed under an LWLock that its
-// slot shares with others, for as long as it takes to compare 32 digests. Order of locks: that of
-// the statistics, then this one. Nothing is kept over a restart.
+// slot shares with others, for as long as it takes to compare up to 32 digests. Order of locks:
+// that of the statistics, then this one. Nothing is kept over a restart.
 #pragma once
 
 #include "core/hot_keys.hpp"

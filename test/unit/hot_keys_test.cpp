@@ -13,6 +13,8 @@ using namespace idem::core;
 
 namespace {
 
+using Sketch = HotKeys<replay_places>;
+
 constexpr std::int64_t noon = 800'000'000'000'000;
 
 Digest digest(std::uint64_t n) {
@@ -22,7 +24,7 @@ Digest digest(std::uint64_t n) {
     return out;
 }
 
-const HotKey* find(const HotKeys& sketch, std::uint64_t n) {
+const HotKey* find(const Sketch& sketch, std::uint64_t n) {
     const auto end = sketch.keys.begin() + sketch.used;
     const auto found = std::find_if(sketch.keys.begin(), end,
                                     [&](const HotKey& key) { return key.digest == digest(n); });
@@ -41,7 +43,7 @@ struct Error {
 // Draws keys, counts them in the sketch and exactly, and checks the bounds of every key.
 template <class Draw>
 Error measure(std::int64_t events, Draw draw) {
-    HotKeys sketch{};
+    Sketch sketch{};
     Counts exact;
     for (std::int64_t i = 0; i < events; ++i) {
         const std::uint64_t key = draw();
@@ -70,16 +72,16 @@ void print(const char* stream, const Error& error) {
                 stream, 100 * error.most_missed, 100 * error.largest_without);
 }
 
-constexpr double bound = 1.0 / hot_key_places;
+constexpr double bound = 1.0 / replay_places;
 
 }  // namespace
 
 TEST(HotKeys, AreExactWhileThereArePlaces) {
-    HotKeys sketch{};
-    for (std::uint64_t key = 0; key < hot_key_places; ++key)
+    Sketch sketch{};
+    for (std::uint64_t key = 0; key < replay_places; ++key)
         for (std::uint64_t n = 0; n <= key; ++n)
             count_hot_key(sketch, digest(key), 1, noon + static_cast<std::int64_t>(100 * key + n));
-    for (std::uint64_t key = 0; key < hot_key_places; ++key) {
+    for (std::uint64_t key = 0; key < replay_places; ++key) {
         const HotKey* place = find(sketch, key);
         ASSERT_NE(place, nullptr);
         EXPECT_EQ(counted(*place), static_cast<std::int64_t>(key + 1));
@@ -89,8 +91,8 @@ TEST(HotKeys, AreExactWhileThereArePlaces) {
 }
 
 TEST(HotKeys, ANewKeyTakesTheLowestPlaceAndEarnsNothingByIt) {
-    HotKeys sketch{};
-    for (std::uint64_t key = 0; key < hot_key_places; ++key)
+    Sketch sketch{};
+    for (std::uint64_t key = 0; key < replay_places; ++key)
         count_hot_key(sketch, digest(key), key == 7 ? 5 : 9, noon);
     count_hot_key(sketch, digest(100), 2, noon + 1);
     EXPECT_EQ(find(sketch, 7), nullptr);
@@ -102,8 +104,8 @@ TEST(HotKeys, ANewKeyTakesTheLowestPlaceAndEarnsNothingByIt) {
 }
 
 TEST(HotKeys, AKeyThatIsNoLongerSeenGivesItsPlaceUpFirst) {
-    HotKeys sketch{};
-    for (std::uint64_t key = 0; key < hot_key_places; ++key)
+    Sketch sketch{};
+    for (std::uint64_t key = 0; key < replay_places; ++key)
         count_hot_key(sketch, digest(key), key == 7 ? 1'000'000 : 9,
                       key == 7 ? noon : noon + forgotten_after);
     count_hot_key(sketch, digest(100), 1, noon + forgotten_after);
@@ -116,7 +118,7 @@ TEST(HotKeys, AKeyThatIsNoLongerSeenGivesItsPlaceUpFirst) {
 }
 
 TEST(HotKeys, AClockThatIsSetBackLosesNothing) {
-    HotKeys sketch{};
+    Sketch sketch{};
     count_hot_key(sketch, digest(1), 1, noon);
     count_hot_key(sketch, digest(1), 1, noon - 5);
     const HotKey* place = find(sketch, 1);
@@ -151,7 +153,7 @@ TEST(HotKeys, FindNothingInAUniformStream) {
 // One client in ten sends a constant; the others are healthy.
 TEST(HotKeys, FindAConstantKeyAmongOthers) {
     std::mt19937_64 random(1);
-    HotKeys sketch{};
+    Sketch sketch{};
     std::int64_t sent = 0;
     for (int i = 0; i < 300'000; ++i) {
         const bool constant = random() % 10 == 0;
