@@ -34,10 +34,51 @@ known AS MATERIALIZED (
             network_delay => '30 seconds',
             clock_skew => '5 seconds') AS horizon,
         t.claims,
+        t.stale,
+        t.expired_reused,
         statement_timestamp() - t.stats_reset AS counted_for
     FROM all_scopes o
         LEFT JOIN idem.stats t ON t.scope = o.scope
     WHERE o.owner IS NOT NULL
+),
+keys AS MATERIALIZED (
+    SELECT k.*, o.ttl, o.min_ttl, o.tenant_required, o.tenant_from
+    FROM idem.key_survey() k
+        JOIN known o ON o.scope = k.scope
+),
+-- Keys that are used now: an administrator has a day to look, and a repaired client is not accused
+-- for longer.
+hot AS MATERIALIZED (
+    SELECT
+        h.*,
+        o.ttl,
+        o.request_required,
+        h.last_seen - h.first_seen AS span
+    FROM idem.scope_hot_keys() h
+        JOIN known o ON o.scope = h.scope
+    WHERE h.last_seen > statement_timestamp() - interval '1 day'
+),
+-- Of each scope the worst key, and how many there are.
+replayed AS (
+    SELECT DISTINCT ON (scope) *, count(*) OVER (PARTITION BY scope) AS keys
+    FROM hot
+    WHERE replays >= 1000 AND replays >= extract(epoch FROM span) / 10
+    ORDER BY scope, replays DESC, first_seen
+),
+conflicting AS (
+    SELECT DISTINCT ON (scope) *, count(*) OVER (PARTITION BY scope) AS keys
+    FROM hot
+    WHERE conflicts >= 100
+    ORDER BY scope, conflicts DESC, first_seen
+),
+-- A key that was replayed for longer than its record lives: purged meanwhile, or claimed anew.
+outlived AS (
+    SELECT DISTINCT ON (scope) *
+    FROM hot
+    WHERE replays >= 10
+        AND span > ttl
+        AND (created_at IS NULL OR created_at > first_seen)
+    ORDER BY scope, span DESC
 ),
 sized AS (
     SELECT
@@ -77,6 +118,129 @@ SELECT
     format('SELECT idem.alter_scope(%L, ttl => %L)', k.scope, k.horizon)
 FROM known k
 WHERE k.ttl < k.horizon
+
+UNION ALL
+SELECT
+    'retention',
+    'warn',
+    k.scope,
+    format('Since %s, callers of scope "%s" have come too late %s times: %s claims had a key whose '
+           'record had expired, so that the operation ran again, and %s were refused with a stale '
+           'key.', date_trunc('second', statement_timestamp() - k.counted_for), k.scope,
+           k.expired_reused + k.stale, k.expired_reused, k.stale),
+    format('Remember keys for longer than the callers retry, and count anew: '
+           'SELECT idem.alter_scope(%L, ttl => %L); SELECT idem.stats_reset(%L)', k.scope,
+           2 * k.ttl, k.scope)
+FROM known k
+WHERE k.expired_reused + k.stale >= greatest(10, k.claims / 1000)
+
+UNION ALL
+SELECT
+    'retention',
+    'warn',
+    o.scope,
+    format('Scope "%s" remembers keys for %s, but a key was replayed from %s to %s, and its '
+           'record expired in between: the operation ran again, or will.', o.scope, o.ttl,
+           date_trunc('second', o.first_seen), date_trunc('second', o.last_seen)),
+    format('If callers retry for so long, remember keys for longer, and count anew: '
+           'SELECT idem.alter_scope(%L, ttl => %L); SELECT idem.stats_reset(%L)', o.scope,
+           date_trunc('second', greatest(2 * o.ttl, 2 * o.span)), o.scope)
+FROM outlived o
+
+UNION ALL
+SELECT
+    'lifetimes',
+    'warn',
+    l.scope,
+    format('Scope "%s" has %s%s records that live for less than a tenth of its TTL of %s: callers '
+           'pass a far shorter ttl.', l.scope,
+           CASE WHEN l.coverage < 1 THEN 'about ' ELSE '' END, l.short_lived, l.ttl),
+    format('Refuse such a ttl, or set min_ttl to the shortest one that is right: '
+           'SELECT idem.alter_scope(%L, min_ttl => %L)', l.scope, l.ttl / 10)
+FROM keys l
+WHERE l.short_lived >= 10 AND l.min_ttl IS NULL
+
+UNION ALL
+SELECT
+    'lifetimes',
+    'warn',
+    l.scope,
+    format('Scope "%s" has %s%s record%s with a lifetime of more than two years: %s.', l.scope,
+           CASE WHEN l.coverage < 1 THEN 'about ' ELSE '' END, l.long_lived,
+           CASE l.long_lived WHEN 1 THEN '' ELSE 's' END,
+           CASE
+               WHEN l.ttl > interval '730 days' THEN format('its TTL is %s', l.ttl)
+               ELSE 'callers pass a longer ttl than the scope has'
+           END),
+    CASE
+        WHEN l.ttl > interval '730 days'
+            THEN format('SELECT idem.alter_scope(%L, ttl => ''1 year''); ', l.scope)
+        ELSE ''
+    END
+    || format('UPDATE idem.record SET expires = created + interval ''1 year'' '
+              'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
+              'AND expires > created + interval ''730 days''', l.scope)
+FROM keys l
+WHERE l.long_lived > 0
+
+UNION ALL
+SELECT
+    'hot keys',
+    'warn',
+    h.scope,
+    format('In scope "%s", a key was replayed %s times from %s to %s%s: if clients send one key '
+           'for several operations, only the first of them runs.', h.scope, h.replays,
+           date_trunc('second', h.first_seen), date_trunc('second', h.last_seen),
+           CASE h.keys WHEN 1 THEN '' ELSE format(' (and %s more)', h.keys - 1) END),
+    format('To see the keys: SELECT * FROM idem.hot_keys WHERE scope = %L ORDER BY replays DESC. '
+           'Make the clients send a new key for each operation, and wait for answers with '
+           'idem.lookup(). %sWhen that is done: SELECT idem.stats_reset(%L)', h.scope,
+           CASE
+               WHEN h.request_required THEN ''
+               ELSE format('So that a key cannot answer another request: '
+                           'SELECT idem.alter_scope(%L, request_required => true). ', h.scope)
+           END, h.scope)
+FROM replayed h
+
+UNION ALL
+SELECT
+    'hot keys',
+    'warn',
+    h.scope,
+    format('In scope "%s", a key was used %s times with a different request from %s to %s%s.',
+           h.scope, h.conflicts, date_trunc('second', h.first_seen),
+           date_trunc('second', h.last_seen),
+           CASE h.keys WHEN 1 THEN '' ELSE format(' (and %s more)', h.keys - 1) END),
+    format('To see the keys: SELECT * FROM idem.hot_keys WHERE scope = %L ORDER BY conflicts DESC. '
+           'Make the clients send a new key for each operation, and repeat its request unchanged; '
+           'or list the members that may differ: '
+           'SELECT idem.alter_scope(%L, request_exclude => ...). '
+           'When that is done: SELECT idem.stats_reset(%L)', h.scope, h.scope, h.scope)
+FROM conflicting h
+
+UNION ALL
+SELECT
+    'tenants',
+    'warn',
+    t.scope,
+    format('Scope "%s" has at least %s keys both with and without a tenant: a retry that forgets '
+           'the tenant runs the operation again.', t.scope, t.untenanted),
+    format('SELECT idem.alter_scope(%L, tenant_required => true)', t.scope)
+FROM keys t
+WHERE t.untenanted >= 10 AND NOT t.tenant_required AND t.tenant_from <> 'role'
+
+UNION ALL
+SELECT
+    'tenants',
+    'warn',
+    t.scope,
+    format('Scope "%s" has at least %s keys with several tenants: a retry with another tenant '
+           'runs the operation again.', t.scope, t.shared),
+    format('Make the callers repeat the tenant with the key. If each tenant connects as a role of '
+           'its own, bind the tenant to the role: '
+           'SELECT idem.alter_scope(%L, tenant_from => ''role'')', t.scope)
+FROM keys t
+WHERE t.shared >= 10 AND t.tenant_from <> 'role'
 
 UNION ALL
 SELECT
@@ -538,7 +702,10 @@ checked (n, check_name, detail) AS (
         (17, 'schema', 'Only superusers and its owner can create functions in schema idem.'),
         (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
         (19, 'functions', 'Every function that calls idem to write is VOLATILE.'),
-        (20, 'tests', 'No setting disturbs calls for tests.')
+        (20, 'tests', 'No setting disturbs calls for tests.'),
+        (21, 'lifetimes', 'No record lives for far less than its scope''s TTL, or for years.'),
+        (22, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
+        (23, 'tenants', 'No key is used with different tenants.')
 )
 SELECT
     c.check_name,
@@ -594,6 +761,11 @@ durations AS MATERIALIZED (
 ),
 flight AS MATERIALIZED (
     SELECT * FROM idem.in_flight f WHERE f.scope = $1
+),
+hot AS MATERIALIZED (
+    SELECT *, row_number() OVER (ORDER BY replays + conflicts DESC, first_seen) AS n
+    FROM idem.hot_keys h
+    WHERE h.scope = $1 AND (replays >= 100 OR conflicts >= 10)
 ),
 finding AS MATERIALIZED (
     SELECT *, row_number() OVER (ORDER BY check_name) AS n
@@ -741,6 +913,21 @@ line (section, n, title, words) AS (
     WHERE weak > 0
 
     UNION ALL
+    (SELECT
+        5,
+        n,
+        CASE n WHEN 1 THEN 'Hot keys' ELSE '' END,
+        concat_ws(', ',
+                  coalesce('key ' || to_json(key), 'a key whose record is gone'),
+                  'tenant ' || to_json(nullif(tenant, '')),
+                  nullif(replays, 0) || ' replays',
+                  nullif(conflicts, 0) || ' conflicts',
+                  format('from %s to %s', date_trunc('second', first_seen),
+                         date_trunc('second', last_seen)))
+    FROM hot
+    WHERE n <= 5)
+
+    UNION ALL
     SELECT
         4,
         0,
@@ -753,7 +940,7 @@ line (section, n, title, words) AS (
 
     UNION ALL
     SELECT
-        5,
+        6,
         0,
         'In flight',
         CASE count(*)
@@ -770,7 +957,7 @@ line (section, n, title, words) AS (
 
     UNION ALL
     (SELECT
-        5,
+        6,
         row_number() OVER (ORDER BY since, tenant, key),
         '',
         concat_ws(', ',
@@ -801,7 +988,7 @@ line (section, n, title, words) AS (
 
     UNION ALL
     SELECT
-        6,
+        7,
         0,
         'Health',
         CASE count(*)
@@ -812,11 +999,11 @@ line (section, n, title, words) AS (
     FROM finding
 
     UNION ALL
-    SELECT 6, 2 * n, '', format('%s, %s: %s', check_name, status, detail)
+    SELECT 7, 2 * n, '', format('%s, %s: %s', check_name, status, detail)
     FROM finding
 
     UNION ALL
-    SELECT 6, 2 * n + 1, '', '  ' || hint
+    SELECT 7, 2 * n + 1, '', '  ' || hint
     FROM finding
 )
 SELECT rpad(title, 12) || words

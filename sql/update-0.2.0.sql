@@ -295,7 +295,7 @@ DROP FUNCTION idem.scope_stats();
 @OBJECTS@
 
 GRANT SELECT ON idem.durations TO PUBLIC;
-
+GRANT SELECT ON idem.hot_keys TO PUBLIC;
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;

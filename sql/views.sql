@@ -324,6 +324,35 @@ COMMENT ON VIEW idem.durations IS
     'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
     'percent do not exceed. counts has the number within each of upper_bounds and above the one '
     'before, and last the number above all.';
+CREATE FUNCTION idem.scope_hot_keys(
+    OUT scope text,
+    OUT tenant text,
+    OUT key text,
+    OUT replays bigint,
+    OUT conflicts bigint,
+    OUT first_seen timestamptz,
+    OUT last_seen timestamptz,
+    OUT created_at timestamptz
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_scope_hot_keys'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.scope_hot_keys IS
+    'Returns the keys with the most replays and conflicts of each scope that the current role may '
+    'use (members of pg_monitor: of every scope, but the key and the tenant are NULL). The view '
+    'idem.hot_keys shows these rows. Returns no rows unless idem is preloaded.';
+
+CREATE VIEW idem.hot_keys WITH (security_barrier) AS
+    SELECT * FROM idem.scope_hot_keys();
+
+GRANT SELECT ON idem.hot_keys TO PUBLIC;
+
+COMMENT ON VIEW idem.hot_keys IS
+    'The keys with the most replays and conflicts, since the last reset or restart, of each scope '
+    'whose owner''s privileges the current role has. Members of pg_monitor see every scope, '
+    'without keys and tenants. From the 1,001st replay of a scope on, replays are a sample of one '
+    'in 16, multiplied by 16.';
 
 CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
 RETURNS void
@@ -333,8 +362,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.stats_reset FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.stats_reset IS
-    'Sets the statistics of a scope, or of all scopes of this database, to zero. A rollback does '
-    'not undo it. For superusers and roles that are granted EXECUTE. '
+    'Sets the statistics of a scope, or of all scopes of this database, to zero, and forgets their '
+    'hot keys. A rollback does not undo it. For superusers and roles that are granted EXECUTE. '
     'Raises ID008.';
 
 -- ---------------------------------------------------------------------------------------------
@@ -370,6 +399,26 @@ COMMENT ON FUNCTION idem.survey IS
     'the table, and extrapolates; coverage is the fraction of the table that was read. '
     'Raises ID008 unknown_scope, 42501, 22023.';
 
+CREATE FUNCTION idem.key_survey(
+    OUT scope text,
+    OUT short_lived bigint,
+    OUT long_lived bigint,
+    OUT untenanted bigint,
+    OUT shared bigint,
+    OUT coverage double precision
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_key_survey'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.key_survey IS
+    'Counts, for each scope that the current role may use (members of pg_monitor: for every '
+    'scope), the unexpired records that live for less than a tenth of the scope''s TTL, and for '
+    'more than two years; and the UUIDs that occur both with and without a tenant, and with '
+    'several tenants. Reads at most 2048 blocks, evenly spread over the table. The figures of '
+    'lifetimes are extrapolated, the others are what was found; coverage is the fraction of the '
+    'table that was read.';
+
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
         v.scope,
@@ -394,7 +443,11 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         v.next_expiry,
         v.expired,
         v.expired_since,
-        v.coverage
+        v.coverage,
+        s.request_required,
+        s.tenant_required,
+        s.tenant_from,
+        s.min_ttl
     FROM idem.survey() v
         LEFT JOIN idem.scope s ON s.name = v.scope
     OFFSET 0;

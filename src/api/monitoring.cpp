@@ -1,10 +1,11 @@
-// What an administrator watches, in three parts:
+// What an administrator watches, in four parts:
 //   - the counters and histograms of each scope: idem.scope_stats(), idem.scope_durations(),
 //     idem.stats_reset(), idem.preloaded()
+//   - the keys that are replayed most often: idem.scope_hot_keys()
 //   - the keys that transactions hold: idem.open_claims(), idem.prepared_claims()
-//   - what the record table holds: idem.survey()
+//   - what the record table holds: idem.survey(), idem.key_survey()
 //
-// Counters and survey show numbers, never a key or a tenant, so roles that monitor the server may
+// Counters and surveys show numbers, never a key or a tenant, so roles that monitor the server may
 // read them. Keys are shown only to roles that may use their scope.
 #include "api/arguments.hpp"
 #include "pg/boundary.hpp"
@@ -149,6 +150,50 @@ void show_counted(FunctionCallInfo fcinfo, Add add) {
     });
 }
 
+// ---- Keys that are replayed most often ----------------------------------------------------------
+
+enum HotColumn {
+    hot_scope,
+    hot_tenant,
+    hot_key,
+    hot_replays,
+    hot_conflicts,
+    hot_first_seen,
+    hot_last_seen,
+    hot_created,
+    hot_columns
+};
+
+// Adds what the record tells. A slot that was given up and taken again may still get the digest of
+// a key of the old scope; false then.
+bool add_record(pg::Row<hot_columns>& row, const pg::NamedRecord& record, std::int32_t scope_id,
+                bool shows_keys) {
+    if (record.name.scope_id != scope_id) return false;
+    if (shows_keys) {
+        row.set_text(hot_tenant, record.name.tenant);
+        row.set_text(hot_key, record.name.key);
+    }
+    row.set_time(hot_created, record.created);
+    return true;
+}
+
+void show_hot_keys(FunctionCallInfo fcinfo, const pg::Records& records, TupleTableSlot* slot) {
+    const Oid owner = owner_of(slot);
+    if (!pg::may_observe(owner)) return;
+    const bool shows_keys = has_privs_of_role(GetUserId(), owner);
+    for (const pg::HotKeyCounts& counts : pg::read_hot_keys(id_of(slot))) {
+        pg::Row<hot_columns> row;
+        row.set_text(hot_scope, name_of(slot));
+        row.set(hot_replays, Int64GetDatum(counts.replays));
+        row.set(hot_conflicts, Int64GetDatum(counts.conflicts));
+        row.set_time(hot_first_seen, counts.first_seen);
+        row.set_time(hot_last_seen, counts.last_seen);
+        const auto record = pg::record_behind(records, counts.digest);
+        if (record && !add_record(row, *record, id_of(slot), shows_keys)) continue;
+        row.add_to_result_of(fcinfo);
+    }
+}
+
 // ---- Keys that transactions hold ----------------------------------------------------------------
 
 // The columns up to the time are those of both functions; the others are those of open_claims().
@@ -270,28 +315,58 @@ void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t 
 void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
     const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
     survey.add_scope(id_of(slot),
-                     max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt);
+                     max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt,
+                     scope_row::ttl(slot));
 }
 
 void survey_one(FunctionCallInfo fcinfo, std::string_view name, BlockNumber max_blocks) {
     const pg::Scope scope = pg::usable_scope(name, "survey");
     pg::Survey survey;
-    survey.add_scope(scope.id, scope.max_attempts);
+    survey.add_scope(scope.id, scope.max_attempts, scope.ttl);
     survey.run(GetCurrentTimestamp(), max_blocks);
     add_survey(fcinfo, survey, scope.id, scope.name);
 }
 
-// Scopes that are created while the table is read are left out.
-void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
-    pg::Survey survey;
+// Calls add(fcinfo, survey, scope id, name) for each scope that the caller may observe. Scopes that
+// are created while the table is read are left out.
+template <class Add>
+void survey_scopes(FunctionCallInfo fcinfo, pg::Survey& survey, BlockNumber max_blocks, Add add) {
     pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) { add_scope(survey, slot); });
     survey.run(GetCurrentTimestamp(), max_blocks);
     pg::scan_committed(pg::Table::scope, [&](TupleTableSlot* slot) {
         const std::int32_t id = id_of(slot);
         if (survey.knows(id) && pg::may_observe(owner_of(slot)))
-            add_survey(fcinfo, survey, id, name_of(slot));
+            add(fcinfo, survey, id, name_of(slot));
     });
+}
+
+void survey_all(FunctionCallInfo fcinfo, BlockNumber max_blocks) {
+    pg::Survey survey;
+    survey_scopes(fcinfo, survey, max_blocks, add_survey);
     if (pg::may_observe(InvalidOid)) add_survey(fcinfo, survey, pg::no_scope, std::nullopt);
+}
+
+enum KeySurveyColumn {
+    keys_scope,
+    keys_short_lived,
+    keys_long_lived,
+    keys_untenanted,
+    keys_shared,
+    keys_coverage,
+    keys_columns
+};
+
+void add_key_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t scope_id,
+                    std::string_view name) {
+    const pg::ScopeTotals& totals = survey.totals(scope_id);
+    pg::Row<keys_columns> row;
+    row.set_text(keys_scope, name);
+    row.set(keys_short_lived, Int64GetDatum(totals.short_lived));
+    row.set(keys_long_lived, Int64GetDatum(totals.long_lived));
+    row.set(keys_untenanted, Int64GetDatum(totals.untenanted));
+    row.set(keys_shared, Int64GetDatum(totals.shared));
+    row.set(keys_coverage, Float8GetDatum(survey.coverage()));
+    row.add_to_result_of(fcinfo);
 }
 
 BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
@@ -313,6 +388,17 @@ IDEM_FUNCTION(idem_scope_stats) {
 IDEM_FUNCTION(idem_scope_durations) {
     using namespace idem;
     api::show_counted(fcinfo, api::add_all_durations);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_scope_hot_keys) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    if (!pg::stats_available()) return Datum{0};
+    const pg::Records records = pg::Records::to_read();
+    pg::scan_committed(pg::Table::scope,
+                       [&](TupleTableSlot* slot) { api::show_hot_keys(fcinfo, records, slot); });
+    records.close();
     return Datum{0};
 }
 
@@ -367,5 +453,14 @@ IDEM_FUNCTION(idem_survey) {
         api::survey_one(fcinfo, *name, max_blocks);
     else
         api::survey_all(fcinfo, max_blocks);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_key_survey) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    pg::Survey survey;
+    survey.compare_tenants();
+    api::survey_scopes(fcinfo, survey, api::default_max_blocks, api::add_key_survey);
     return Datum{0};
 }

@@ -187,7 +187,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
             case Verdict::replay:
             case Verdict::failed:
             case Verdict::exhausted:
-                pg::count(batch.scope.id, Counter::replays);
+                pg::count_replay(batch.scope.id, name.digest);
                 return false;
         }
     }

@@ -499,6 +499,16 @@ std::optional<KeyName> name_behind(const Records& records, const core::Digest& d
     return name;
 }
 
+std::optional<NamedRecord> record_behind(const Records& records, const core::Digest& digest) {
+    std::optional<NamedRecord> record;
+    trivial<std::optional<NamedRecord>>();
+    DigestScan scan(records);
+    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
+        record = {read_name(scan.slot(), digest), record_head(scan.slot()).created};
+    scan.end();
+    return record;
+}
+
 WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
                          Predecessor predecessor, const WaitBound& bound) {
     if (predecessor == Predecessor::none) return write_over(records, name, record, Found{}, bound);

@@ -197,6 +197,13 @@ static_assert(std::is_trivially_destructible_v<UnfinishedSearch>);
 // caller may know more, and the time that the decision takes must not depend on what is stored.
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest);
 
+// The same for an administrator, with the creation time.
+struct NamedRecord {
+    KeyName name;  // palloc'd
+    TimestampTz created;
+};
+std::optional<NamedRecord> record_behind(const Records& records, const core::Digest& digest);
+
 // --- Writing one record -------------------------------------------------------------------------
 
 // The row that may exist under the key that is being written.

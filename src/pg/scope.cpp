@@ -1,6 +1,7 @@
 #include "pg/scope.hpp"
 
 #include "pg/report.hpp"
+#include "core/duration.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/hash_table.hpp"
@@ -276,6 +277,13 @@ const Scope* find_scope_by_id(std::int32_t id) {
         return hit->scope;
     }
     return read_into_cache(WithId{id});
+}
+
+std::int64_t scope_row::ttl(TupleTableSlot* slot) {
+    const auto value = column(slot, column_ttl);
+    if (!value) return 0;
+    const Interval& ttl = *DatumGetIntervalP(*value);
+    return core::fixed_duration(ttl.month, ttl.day, ttl.time).value_or(0);
 }
 
 std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {

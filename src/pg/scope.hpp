@@ -122,6 +122,9 @@ inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
     return null ? std::nullopt : std::optional(value);
 }
 
+// The TTL in microseconds; 0 if a superuser has stored one that no function accepts.
+std::int64_t ttl(TupleTableSlot* slot);
+
 // The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
 

@@ -138,6 +138,10 @@ std::span<Slot> used_slots() {
     return all_slots().first(static_cast<std::size_t>(shared->used));
 }
 
+std::size_t number_of(const Slot& slot) {
+    return static_cast<std::size_t>(&slot - all_slots().data());
+}
+
 // Calls use(number) for each number in the slot.
 template <class Use>
 void for_each_number(Slot& slot, Use use) {
@@ -149,6 +153,7 @@ void for_each_number(Slot& slot, Use use) {
 }
 
 void zero(Slot& slot) {
+    clear_hot_keys(number_of(slot));
     for_each_number(slot, [](pg_atomic_uint64& number) { pg_atomic_write_u64(&number, 0); });
     slot.since = GetCurrentTimestamp();
 }
@@ -199,6 +204,22 @@ Slot* slot_of(const ScopeIdentity& scope) {
     KnownSlot& mine = known[static_cast<std::uint32_t>(scope.scope_id) % known.size()];
     if (mine.scope != scope) mine = {scope, find_or_allot(scope)};
     return mine.slot;
+}
+
+// The same for a scope of this database; NULL also when nothing is counted.
+Slot* counted_slot(std::int32_t scope_id) {
+    return shared != nullptr ? slot_of(identity(scope_id)) : nullptr;
+}
+
+// NULL in a rehearsal, which is not counted.
+Slot* slot_to_count(std::int32_t scope_id) {
+    return rehearsing ? nullptr : counted_slot(scope_id);
+}
+
+// Returns the value before.
+std::uint64_t add(Slot& slot, Counter which, std::int64_t n) {
+    Assert(which < Counter::count);
+    return pg_atomic_fetch_add_u64(&slot.counters[static_cast<std::size_t>(which)], n);
 }
 
 // Copies numbers out of shared memory, or into it.
@@ -255,11 +276,20 @@ bool stats_available() {
 }
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
-    Assert(which < Counter::count);
-    if (shared == nullptr || rehearsing) return;
-    Slot* slot = slot_of(identity(scope_id));
+    if (Slot* slot = slot_to_count(scope_id); slot != nullptr) add(*slot, which, n);
+}
+
+void count_replay(std::int32_t scope_id, const core::Digest& digest) {
+    Slot* slot = slot_to_count(scope_id);
     if (slot == nullptr) return;
-    pg_atomic_fetch_add_u64(&slot->counters[static_cast<std::size_t>(which)], n);
+    note_hot_replay(number_of(*slot), digest, add(*slot, Counter::replays, 1));
+}
+
+void count_conflict(std::int32_t scope_id, const core::Digest& digest) {
+    Slot* slot = slot_to_count(scope_id);
+    if (slot == nullptr) return;
+    add(*slot, Counter::conflicts, 1);
+    note_hot_conflict(number_of(*slot), digest);
 }
 
 void observe(std::int32_t scope_id, Duration which, std::int64_t usecs) {
@@ -273,10 +303,14 @@ void observe(std::int32_t scope_id, Duration which, std::int64_t usecs) {
 }
 
 std::optional<ScopeStats> read_stats(std::int32_t scope_id) {
-    if (shared == nullptr) return std::nullopt;
-    Slot* slot = slot_of(identity(scope_id));
-    if (slot == nullptr) return std::nullopt;
-    return read(*slot);
+    Slot* slot = counted_slot(scope_id);
+    return slot != nullptr ? std::optional(read(*slot)) : std::nullopt;
+}
+
+std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id) {
+    Slot* slot = counted_slot(scope_id);
+    if (slot == nullptr) return {};
+    return hot_keys_in(number_of(*slot));
 }
 
 void reset_stats(std::optional<std::int32_t> scope_id) {

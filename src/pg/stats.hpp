@@ -11,9 +11,13 @@
 // removes it at once, so that after a crash all counters begin at zero. The postmaster does both
 // while no backend runs. A file that is damaged or of another version is dropped with a LOG
 // message.
+//
+// Each slot also has the keys that are replayed most often: pg/hot_keys.
 #pragma once
 
 #include "core/histogram.hpp"
+#include "core/digest.hpp"
+#include "pg/hot_keys.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -59,6 +63,9 @@ void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 // Adds a duration to its histogram, in microseconds. One below zero, by a clock that was set back,
 // counts as zero.
 void observe(std::int32_t scope_id, Duration which, std::int64_t usecs);
+// These also note the key of the replay or the conflict.
+void count_replay(std::int32_t scope_id, const core::Digest& digest);
+void count_conflict(std::int32_t scope_id, const core::Digest& digest);
 
 // A scope of any database. The table's OID tells it from a scope with the same id in an extension
 // that was dropped since.
@@ -82,6 +89,9 @@ struct ScopeStats {
 
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
+
+// The keys of the scope with the most replays and conflicts, palloc'd; none when it is not counted.
+std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id);
 
 // Sets the statistics of one scope of this database, or of all its scopes, to zero.
 void reset_stats(std::optional<std::int32_t> scope_id);

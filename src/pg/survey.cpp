@@ -1,8 +1,8 @@
 #include "pg/survey.hpp"
 
 #include "core/decision.hpp"
+#include "core/duration.hpp"
 #include "core/weakness.hpp"
-#include "pg/record.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
@@ -33,6 +33,15 @@ void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz 
     lower(totals.lapsed_since, lease_end);
 }
 
+void count_life(ScopeTotals& totals, std::int64_t life) {
+    if (life < totals.ttl / 10) ++totals.short_lived;
+    if (life > 2 * 365 * core::usecs_per_day) ++totals.long_lived;
+}
+
+bool is_live(const ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
+    return totals.scope_id != no_scope && seen.expires > now;
+}
+
 void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     switch (seen.state) {
         case core::State::in_progress:
@@ -47,6 +56,7 @@ void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
     }
     if (core::weakness(seen.key.view()) != core::Weakness::none) ++totals.weak;
     totals.answer_bytes += seen.answer_bytes;
+    count_life(totals, seen.expires - seen.created);
     lower(totals.oldest, seen.created);
     raise(totals.newest, seen.created);
     lower(totals.next_expiry, seen.expires);
@@ -54,9 +64,18 @@ void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
 
 // A record of a dropped scope can be purged at once; it is not known since when.
 void count_record(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
-    if (totals.scope_id != no_scope && seen.expires > now) return count_live(totals, seen, now);
+    if (is_live(totals, seen, now)) return count_live(totals, seen, now);
     ++totals.expired;
     if (seen.expires <= now) lower(totals.expired_since, seen.expires);
+}
+
+std::uint64_t hash_of(std::string_view tenant) {
+    return hash_bytes_extended(reinterpret_cast<const unsigned char*>(tenant.data()),
+                               static_cast<int>(tenant.size()), 0);
+}
+
+bool is_with_and_without(const UuidTenants& tenants) {
+    return tenants.with_tenant && tenants.without_tenant;
 }
 
 // A random block from first to end, end excluded.
@@ -69,15 +88,22 @@ BlockNumber random_block(BlockNumber first, BlockNumber end) {
 
 Survey::Survey() {
     totals_.create("idem totals", 64, CurrentMemoryContext);
-    add_scope(no_scope, std::nullopt);
+    add_scope(no_scope, std::nullopt, 0);
 }
 
-void Survey::add_scope(std::int32_t id, std::optional<std::int32_t> max_attempts) {
+void Survey::add_scope(std::int32_t id, std::optional<std::int32_t> max_attempts,
+                       std::int64_t ttl) {
     bool found;
     ScopeTotals* totals = totals_.enter(id, found);
     *totals = ScopeTotals{};
     totals->scope_id = id;
     totals->max_attempts = max_attempts;
+    totals->ttl = ttl;
+}
+
+void Survey::compare_tenants() {
+    uuids_.create("idem tenants of a UUID", 1024, CurrentMemoryContext);
+    compares_tenants_ = true;
 }
 
 ScopeTotals& Survey::totals_for(std::int32_t scope_id) {
@@ -97,10 +123,31 @@ const ScopeTotals& Survey::totals(std::int32_t scope_id) const {
     return *found;
 }
 
+void Survey::compare_tenant(ScopeTotals& totals, const RecordHead& seen) {
+    const auto uuid = core::canonical_uuid(seen.key.view());
+    if (!uuid || !core::is_unique_uuid(*uuid)) return;
+    bool found;
+    UuidTenants* tenants = uuids_.enter({totals.scope_id, *uuid}, found);
+    if (!found) *tenants = UuidTenants{tenants->key};
+    const UuidTenants before = *tenants;
+    if (seen.tenant.empty()) {
+        tenants->without_tenant = true;
+    } else {
+        const std::uint64_t tenant = hash_of(seen.tenant);
+        if (!before.with_tenant) tenants->first_tenant = tenant;
+        tenants->with_tenant = true;
+        tenants->with_several |= tenant != tenants->first_tenant;
+    }
+    if (tenants->with_several && !before.with_several) ++totals.shared;
+    if (is_with_and_without(*tenants) && !is_with_and_without(before)) ++totals.untenanted;
+}
+
 void Survey::read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size) {
     scan_blocks(records, first, size, [&](TupleTableSlot* slot) {
         const RecordHead seen = record_head(slot);
-        count_record(totals_for(seen.scope_id), seen, now);
+        ScopeTotals& totals = totals_for(seen.scope_id);
+        count_record(totals, seen, now);
+        if (compares_tenants_ && is_live(totals, seen, now)) compare_tenant(totals, seen);
     });
 }
 
@@ -109,7 +156,8 @@ void Survey::extrapolate() {
     totals_.for_each([this](ScopeTotals& totals) {
         for (std::int64_t* count :
              {&totals.in_progress, &totals.completed, &totals.failed, &totals.lapsed,
-              &totals.exhausted, &totals.weak, &totals.answer_bytes, &totals.expired})
+              &totals.exhausted, &totals.weak, &totals.answer_bytes, &totals.short_lived,
+              &totals.long_lived, &totals.expired})
             *count = static_cast<std::int64_t>(static_cast<double>(*count) / coverage_ + 0.5);
     });
 }

@@ -5,7 +5,9 @@
 // committed rows. Takes no locks but the table's.
 #pragma once
 
+#include "core/key.hpp"
 #include "pg/hash_table.hpp"
+#include "pg/record.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -16,6 +18,7 @@ inline constexpr std::int32_t no_scope = 0;
 struct ScopeTotals {
     std::int32_t scope_id;  // the hash key
     std::optional<std::int32_t> max_attempts;
+    std::int64_t ttl;
     // Of unexpired records:
     std::int64_t in_progress;
     std::int64_t completed;
@@ -24,6 +27,12 @@ struct ScopeTotals {
     std::int64_t exhausted;  // the lease of the last attempt has ended
     std::int64_t weak;       // keys that are likely to be used twice
     std::int64_t answer_bytes;
+    std::int64_t short_lived;  // for less than a tenth of the scope's TTL
+    std::int64_t long_lived;   // for more than two years
+    // Unique UUIDs that occur both with and without a tenant, and with several tenants. At least so
+    // many: they are not extrapolated.
+    std::int64_t untenanted;
+    std::int64_t shared;
     std::optional<TimestampTz> oldest;  // created
     std::optional<TimestampTz> newest;
     std::optional<TimestampTz> next_expiry;
@@ -33,10 +42,25 @@ struct ScopeTotals {
     std::optional<TimestampTz> expired_since;
 };
 
+// The tenants with which a UUID has occurred in a scope.
+struct UuidTenants {
+    struct Key {
+        std::int32_t scope_id;
+        core::Uuid uuid;
+    } key;
+    std::uint64_t first_tenant = 0;  // the hash of the first one that is not ''
+    bool with_tenant = false;
+    bool without_tenant = false;
+    bool with_several = false;
+};
+static_assert(sizeof(UuidTenants::Key) == sizeof(std::int32_t) + sizeof(core::Uuid), "no padding");
+
 class Survey {
   public:
     Survey();
-    void add_scope(std::int32_t id, std::optional<std::int32_t> max_attempts);
+    void add_scope(std::int32_t id, std::optional<std::int32_t> max_attempts, std::int64_t ttl);
+    // Also counts what is untenanted and shared. Takes memory for each UUID that is read.
+    void compare_tenants();
     void run(TimestampTz now, BlockNumber max_blocks);
 
     // The part of the table that was read, from 0 to 1. The totals are extrapolated already.
@@ -46,10 +70,13 @@ class Survey {
 
   private:
     void read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size);
+    void compare_tenant(ScopeTotals& totals, const RecordHead& seen);
     void extrapolate();
     ScopeTotals& totals_for(std::int32_t scope_id);
 
     HashTable<std::int32_t, ScopeTotals> totals_;
+    HashTable<UuidTenants::Key, UuidTenants> uuids_;
+    bool compares_tenants_ = false;
     double coverage_ = 1;
 };
 static_assert(std::is_trivially_destructible_v<Survey>);

@@ -142,11 +142,14 @@ INSERT INTO call VALUES
     -- The views below use these.
     ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
     ('idem.scope_durations()', :'observes_counted', $$SELECT FROM idem.scope_durations() WHERE scope = 'owned'$$),
+    ('idem.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned'$$),
+    ('idem.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
     ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
     -- Members of pg_monitor may also see figures.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
+    ('idem.key_survey()', 'observes', $$SELECT FROM idem.key_survey() WHERE scope = 'owned'$$),
     ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
     ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
@@ -178,7 +181,9 @@ INSERT INTO query VALUES
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
     ('idem.storage', 'reads figures', $$SELECT FROM idem.storage$$),
     ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
-    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
+    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$),
+    ('idem.hot_keys', :'observes_counted', $$SELECT FROM idem.hot_keys WHERE scope = 'owned'$$),
+    ('idem.hot_keys', :'sees_counted', $$SELECT FROM idem.hot_keys WHERE scope = 'owned' AND key = 'finished' AND tenant = ''$$);
 -- Only idem reads the tables; pg_read_all_data is a superuser's grant, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
@@ -218,6 +223,7 @@ DECLARE
 BEGIN
     atomic := (idem.claim('owned', 'open')).token;
     leased := (idem.claim('owned', 'leased', lease => '1 hour')).token;
+    PERFORM idem.claim('owned', 'finished', '{"card": "hunter2"}');  -- a replay, for the hot keys
     EXECUTE format('SET LOCAL ROLE %I', as_role);
     EXECUTE call USING atomic, leased;
     GET DIAGNOSTICS found_rows = ROW_COUNT;

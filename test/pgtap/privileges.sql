@@ -149,7 +149,7 @@ SELECT is((pg_temp.attempt('test_member', 'SELECT FROM idem.scopes WHERE pg_temp
 CREATE ROLE test_watcher IN ROLE pg_monitor;
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s AS v WHERE scope IN (''owned'', ''orphan'')) = %s; END'$$,
                                         source, seen))).state, 'ok', format('%s sees %s scopes in %s', role, seen, source))
-  FROM (VALUES ('idem.overview'), ('idem.survey()')) AS s (source),
+  FROM (VALUES ('idem.overview'), ('idem.survey()'), ('idem.key_survey()')) AS s (source),
        (VALUES ('test_watcher', 2), ('test_super', 2), ('test_member', 1), ('test_dormant', 0), ('test_stranger', 0)) AS r (role, seen)
  ORDER BY source, role;
 SELECT is((pg_temp.attempt(role, call)).state, expected, role || ': ' || call)
@@ -254,9 +254,9 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'rehearse', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_stats', 'survey', 'take', 'try_claim'],
+          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

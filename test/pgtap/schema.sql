@@ -62,6 +62,7 @@ SELECT set_eq(
     ('http_status', 'sqlstate text', 'integer'),
     ('http_status', 'result idem.claim_result', 'integer'),
     ('key_weakness', 'key text', 'text'),
+    ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
     ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
     ('new_key', '', 'text'),
@@ -87,6 +88,7 @@ SELECT set_eq(
     ('rotate_secret', '', 'integer'),
     ('scope_ddl', 'scope text', 'text'),
     ('scope_durations', 'OUT scope text, OUT kind text, OUT count bigint, OUT total interval, OUT p50 interval, OUT p90 interval, OUT p99 interval, OUT upper_bounds interval[], OUT counts bigint[], OUT stats_reset timestamp with time zone', 'SETOF record'),
+    ('scope_hot_keys', 'OUT scope text, OUT tenant text, OUT key text, OUT replays bigint, OUT conflicts bigint, OUT first_seen timestamp with time zone, OUT last_seen timestamp with time zone, OUT created_at timestamp with time zone', 'SETOF record'),
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
@@ -183,7 +185,12 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
     'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
-    'coverage double precision'], 'columns of the view overview');
+    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval'],
+    'columns of the view overview');
+
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.hot_keys')$$, ARRAY[
+    'scope text', 'tenant text', 'key text', 'replays bigint', 'conflicts bigint', 'first_seen timestamp with time zone',
+    'last_seen timestamp with time zone', 'created_at timestamp with time zone'], 'columns of the view hot_keys');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.storage')$$, ARRAY[
     'table_bytes bigint', 'index_bytes bigint', 'table_blocks bigint', 'purge_block bigint', 'live_rows bigint',
@@ -197,7 +204,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
+    $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('hot_keys', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
              ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
              ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'u'),
              ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,

@@ -134,6 +134,8 @@ for my $kind (qw(atomic leased wait))
 	is($largest, $count{$kind}, 'the counts are cumulative');
 }
 cmp_ok(value('idem_durations_seconds_sum', %payments, kind => 'leased'), '>=', 3600, 'seconds are seconds');
+is(value('idem_hot_keys_replays', %payments), 1, 'replays of a single key');
+is(value('idem_hot_keys_conflicts', %payments), 1, 'conflicts of a single key');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
 is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');

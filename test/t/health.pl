@@ -1,4 +1,5 @@
-# Every check of idem.health() turns to warn or fail, and following its hint cures it.
+# Every check of idem.health() turns to warn or fail, and following its hint cures it. t/misuse.pl has
+# the checks of what clients do.
 use strict;
 use warnings;
 
@@ -58,7 +59,7 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests);
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -116,6 +117,63 @@ is(health('retention'), 'ok', 'retention: cured');
 sql("SELECT idem.alter_scope('short', lease => '365000 days', max_attempts => 2147483647, wait => '365000 days')");
 is(health('retention'), 'warn', 'retention: no setting breaks the check');
 sql("SELECT idem.drop_scope('short')");
+
+# retention: what has happened; lifetimes ----------------------------------------------------------
+
+sub claim_each
+{
+	my ($n) = @_;
+	sql("SELECT idem.once('tardy', 'order-' || i) FROM generate_series(1, $n) i");
+	return;
+}
+
+sub expire_all
+{
+	sql("UPDATE idem.record SET expires = now() - interval '1 second' WHERE scope = (SELECT id FROM idem.scope WHERE name = 'tardy')");
+	return;
+}
+
+sql("SELECT idem.create_scope('tardy', ttl => '31 days')");
+claim_each(10);
+expire_all();
+claim_each(9);
+is(health('retention'), 'ok', 'retention: few retries came too late');
+claim_each(10);
+like(health('retention', column => 'scope, status, detail'), qr/^tardy\|warn\|Since .* have come too late 10 times: 10 claims/,
+	'retention: ten');
+my @longer = hint('retention') =~ /: (SELECT idem\.alter_scope\(.*?\)); (SELECT idem\.stats_reset\(.*?\))/;
+sql($_) for @longer;
+is(sql("SELECT ttl FROM idem.scopes WHERE name = 'tardy'"), '62 days', 'retention: the hint lengthens the TTL');
+is(health('retention'), 'ok', 'retention: cured');
+sql("SELECT idem.alter_scope('tardy', ttl => '31 days')");
+expire_all();
+sql($purge);
+
+# Their lifetime is three days and an hour, and less than a tenth of 31 days.
+insert_records('tardy', 9, "now() + interval '1 hour'");
+is(health('lifetimes'), 'ok', 'lifetimes: a few records with a short one');
+insert_records('tardy', 1, "now() + interval '3 hours'");
+is(health('lifetimes'), 'ok', 'lifetimes: a tenth of the TTL is not short');
+insert_records('tardy', 1, "now() + interval '1 hour'");
+like(health('lifetimes', column => 'scope, status, detail'), qr/^tardy\|warn\|.* has 10 records .* TTL of 31 days/, 'lifetimes: ten short ones');
+my ($refuse) = hint('lifetimes') =~ /: (SELECT idem\.alter_scope\(.*\))/;
+sql($refuse);
+is(sql("SELECT min_ttl FROM idem.scopes WHERE name = 'tardy'"), '3 days 02:24:00', 'lifetimes: the hint sets min_ttl');
+is(health('lifetimes'), 'ok', 'lifetimes: cured');
+insert_records('tardy', 1, "now() + interval '725 days'");
+is(health('lifetimes'), 'ok', 'lifetimes: almost two years');
+insert_records('tardy', 1, "now() + interval '728 days'");
+like(health('lifetimes', column => 'detail'), qr/has 1 record with a lifetime .*: callers pass a longer ttl/, 'lifetimes: more');
+follow_hint('lifetimes');
+is(health('lifetimes'), 'ok', 'lifetimes: cured');
+sql("SELECT idem.alter_scope('tardy', ttl => '10 years')");
+insert_records('tardy', 2, "now() + interval '10 years'");
+like(health('lifetimes', column => 'detail'), qr/has 2 records with a lifetime .*: its TTL is 10 years/, 'lifetimes: of the scope');
+follow_hint('lifetimes');
+is(sql("SELECT ttl FROM idem.scopes WHERE name = 'tardy'"), '1 year', 'lifetimes: the hint shortens the TTL');
+is(health('lifetimes'), 'ok', 'lifetimes: cured');
+sql("SELECT idem.drop_scope('tardy')");
+sql($purge);
 
 # sizing -------------------------------------------------------------------------------------------
 
