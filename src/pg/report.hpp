@@ -106,8 +106,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
-[[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant,
-                                         const char* caller);
+[[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
 [[noreturn]] void ttl_too_short(const char* scope, std::int64_t min_ttl);
 [[noreturn]] void scope_exists(std::string_view name);
 [[noreturn]] void scope_differs(std::string_view name, const char* differences);
@@ -120,8 +119,11 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void too_many_open_claims(int limit);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-[[noreturn]] void limits_unavailable();
-void warn_of_missing_limit(const char* scope);
+// limit: the setting of the scope.
+[[noreturn]] void limit_unavailable(const char* limit);
+void warn_of_missing_limit(const char* scope, const char* limit);
+[[noreturn]] void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit);
+[[noreturn]] void too_many_tenants(const char* scope, int limit);
 // what: "answer", or what else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size);
 // A stream without gaps has one.

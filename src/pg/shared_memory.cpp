@@ -1,6 +1,7 @@
 #include "pg/shared_memory.hpp"
 
 #include "pg/census.hpp"
+#include "pg/ledger.hpp"
 #include "pg/limiter.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
@@ -19,6 +20,7 @@ struct Piece {
 
 constexpr std::array pieces = {
     Piece{"idem_census", 0, census_size, attach_census},
+    Piece{"idem_ledger", ledger_locks, ledger_size, attach_ledger},
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
     Piece{"idem_visit", 0, visit_size, attach_visit},
