@@ -358,7 +358,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         v.next_expiry,
         v.expired,
         v.expired_since,
-        v.coverage
+        v.coverage,
+        s.max_bytes
     FROM idem.survey() v
         LEFT JOIN idem.scope s ON s.name = v.scope
     OFFSET 0;
@@ -379,6 +380,20 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.purge_block IS
     'Returns the block of idem.record at which the next purge begins. On a standby this is 0: the '
     'first purge after a promotion begins there.';
+
+CREATE FUNCTION idem.free_bytes()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_free_bytes'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.free_bytes FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION idem.free_bytes TO pg_monitor;
+
+COMMENT ON FUNCTION idem.free_bytes IS
+    'Returns the free space, in bytes, of the file system that holds the record table. NULL if the '
+    'operating system does not tell. For superusers, members of pg_monitor and roles that are '
+    'granted EXECUTE. '
+    'Raises 42501.';
 
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT

@@ -6,21 +6,31 @@
 namespace idem::pg {
 namespace {
 
-// Where the sweep is. Rows up to `counted` have been counted; all blocks before `next` were read.
+// Where the sweep is. Rows up to `counted` have been counted. All blocks before `next` were read,
+// and those before `reading` may be read just now.
 struct Round {
     Oid file;  // of the table: rows change their places when it is rewritten
     BlockNumber next;
+    BlockNumber reading;
+    BlockNumber end = InvalidBlockNumber;  // a step that runs reads no block from here on
     ItemPointerData counted;
     bool broken;  // a part of the table was not read, or not since the round began
+
+    // A step that is repeated, or ends within a block, does not count again what was counted.
+    bool will_count(BlockNumber block) const {
+        return block >= reading && block < end &&
+               (counted.ip_posid == 0 || block > ItemPointerGetBlockNumberNoCheck(&counted));
+    }
 };
 
 struct Account {
-    std::int64_t known;        // by the last full round
-    std::int64_t counted;      // by this round, so far
-    std::int64_t last_growth;  // committed during the last full round
-    std::int64_t growth;       // committed since
-    std::int64_t pending;      // written by transactions that run
-    Round round;               // in the account of the database only
+    std::int64_t known;    // by the last full round
+    std::int64_t counted;  // by this round, so far
+    std::int64_t carried;  // committed during the last round, which missed it
+    std::int64_t ahead;    // committed during this round, which will count it
+    std::int64_t behind;   // committed during this round, which misses it
+    std::int64_t pending;  // written by transactions that run
+    Round round;           // in the account of the database only
 };
 
 using Accounts = TenantTable<Account>;
@@ -34,6 +44,7 @@ constexpr std::int32_t whole_database = 0;
 struct Growth {
     std::uint32_t account;  // the hash key
     std::int64_t bytes;
+    BlockNumber first;  // of the blocks that have them
 };
 
 constinit Accounts accounts{};
@@ -42,7 +53,7 @@ constinit bool has_growth = false;
 constinit bool follows_transactions = false;
 
 std::int64_t stored(const Account& account) {
-    return account.known + account.last_growth + account.growth + account.pending;
+    return account.known + account.carried + account.ahead + account.behind + account.pending;
 }
 
 bool is_empty(const Account& account) {
@@ -79,16 +90,26 @@ std::uint32_t with_account_or_new(std::int32_t scope_id, std::string_view tenant
     return with_account(scope_id, tenant, Missing::open, use);
 }
 
-// The other process that ends a transaction of two phases does not know what it has written.
-void settle_growth(bool committed) {
-    mine.for_each([committed](const Growth& growth) {
+template <class Use>
+bool with_round(Use use) {
+    return with_account(whole_database, {}, Missing::leave,
+                        [&use](Account& account) { use(account.round); }) != Accounts::none;
+}
+
+// A prepared transaction is not visible yet, so the round may miss its rows. The process that will
+// commit it does not know what it has written.
+void settle_growth(XactEvent event) {
+    Round round{};
+    (void)with_round([&round](const Round& now) { round = now; });
+    mine.for_each([event, &round](const Growth& growth) {
         if (growth.bytes == 0) return;
         LWLock* lock = accounts.lock_of(growth.account);
         LWLockAcquire(lock, LW_EXCLUSIVE);
         Account& account = accounts.value(growth.account);
         Assert(account.pending >= growth.bytes);
         account.pending -= growth.bytes;
-        if (committed) account.growth += growth.bytes;
+        const bool ahead = event == XACT_EVENT_COMMIT && round.will_count(growth.first);
+        if (event != XACT_EVENT_ABORT) (ahead ? account.ahead : account.behind) += growth.bytes;
         LWLockRelease(lock);
     });
 }
@@ -98,7 +119,7 @@ extern "C" {
 static void at_ledger_transaction_end(XactEvent event, void*) {
     if (event != XACT_EVENT_COMMIT && event != XACT_EVENT_ABORT && event != XACT_EVENT_PREPARE)
         return;
-    if (has_growth) settle_growth(event != XACT_EVENT_ABORT);
+    if (has_growth) settle_growth(event);
     has_growth = false;
 }
 }
@@ -110,15 +131,18 @@ Growth& growth_of(std::uint32_t account) {
     has_growth = true;
     bool found;
     Growth* growth = mine.enter(account, found);
-    if (!found) growth->bytes = 0;
+    if (!found) *growth = {account, 0, InvalidBlockNumber};
     return *growth;
 }
 
 void end_round(Account& account, bool broken) {
-    if (!broken) {
+    if (broken) {
+        account.behind += account.ahead;
+    } else {
         account.known = account.counted;
-        account.last_growth = std::exchange(account.growth, 0);
+        account.carried = std::exchange(account.behind, 0);
     }
+    account.ahead = 0;
     account.counted = 0;
 }
 
@@ -129,12 +153,6 @@ void end_round(bool broken) {
             end_round(account, broken);
             return is_empty(account);
         });
-}
-
-template <class Use>
-bool with_round(Use use) {
-    return with_account(whole_database, {}, Missing::leave,
-                        [&use](Account& account) { use(account.round); }) != Accounts::none;
 }
 
 }  // namespace
@@ -150,8 +168,23 @@ std::optional<std::int64_t> stored_bytes(std::int32_t scope_id, std::string_view
     return account == Accounts::none ? std::nullopt : std::optional(bytes);
 }
 
-// The local note comes first: it may fail, and what is pending must not be forgotten.
-void note_growth(std::int32_t scope_id, std::string_view tenant, std::int64_t bytes) {
+namespace {
+
+// False if the number is not that of the tenant's account any more.
+bool add_pending(const TenantKey& key, std::uint32_t account, std::int64_t bytes) {
+    LWLockAcquire(accounts.lock_of(key), LW_EXCLUSIVE);
+    const bool same = accounts.find(key) == account;
+    if (same) accounts.value(account).pending += bytes;
+    LWLockRelease(accounts.lock_of(key));
+    return same;
+}
+
+}  // namespace
+
+// The local note comes first: it may fail, and what is pending must not be forgotten. A round that
+// ends in between removes an account that is empty.
+void note_growth(std::int32_t scope_id, std::string_view tenant, BlockNumber block,
+                 std::int64_t bytes) {
     Assert(bytes >= 0 && IsTransactionState());
     if (!accounts.available() || bytes == 0) return;
     std::uint32_t number = Accounts::none;
@@ -159,19 +192,27 @@ void note_growth(std::int32_t scope_id, std::string_view tenant, std::int64_t by
         number = with_account_or_new(scope_id, tenant, [](const Account&) {});
         if (number == Accounts::none) return;  // the next round counts the row
         (void)growth_of(number);
-    } while (with_account(scope_id, tenant, Missing::leave,
-                          [bytes](Account& account) { account.pending += bytes; }) != number);
-    growth_of(number).bytes += bytes;
+    } while (!add_pending(accounts.key(scope_id, tenant), number, bytes));
+    Growth& growth = growth_of(number);
+    growth.bytes += bytes;
+    growth.first = std::min(growth.first, block);
 }
 
-void begin_count(Relation records, BlockNumber first) {
+void begin_count(Relation records, BlockNumber first, BlockNumber end) {
     if (!accounts.available()) return;
     const Oid file = records->rd_rel->relfilenode;
     (void)with_round([=](Round& round) {
-        if (round.file != file) round = {file, first, {}, first > 0};
+        if (round.file != file)
+            round = {file, first, first, end, {}, first > 0 || OidIsValid(round.file)};
         if (first > round.next) round.broken = true;
-        round.next = first;
+        round.next = round.reading = first;
+        round.end = end;
     });
+}
+
+void begin_reading(BlockNumber until) {
+    if (!accounts.available()) return;
+    (void)with_round([until](Round& round) { round.reading = until; });
 }
 
 void count_row(std::int32_t scope_id, std::string_view tenant, const ItemPointerData& row,
@@ -188,17 +229,22 @@ void count_row(std::int32_t scope_id, std::string_view tenant, const ItemPointer
     if (!counts) (void)has_round();  // the next one counts
 }
 
-void continue_count(BlockNumber next) {
+void end_reading(BlockNumber next) {
     if (!accounts.available()) return;
     bool broken = false;
     const bool counts = with_round([&](Round& round) {
         broken = round.broken;
         round.next = next;
-        if (next > 0) return;
-        round.counted = ItemPointerData{};
-        round.broken = false;
+        if (next == 0) round.counted = ItemPointerData{};
+        if (next == 0) round.broken = false;
     });
     if (counts && next == 0) end_round(broken);
+    (void)with_round([next](Round& round) { round.reading = next; });
+}
+
+void end_count() {
+    if (!accounts.available()) return;
+    (void)with_round([](Round& round) { round.end = InvalidBlockNumber; });
 }
 
 void close_accounts(Oid database) {

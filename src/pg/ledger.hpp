@@ -4,19 +4,21 @@
 // entries, page headers and free space do not count.
 //
 // An account is corrected by the purge: while the sweep goes round the table, it adds up what each
-// tenant has (`counted`), and when it has read every block, that replaces what was known. What a
-// transaction writes counts at once (`pending`), and from its commit until the end of the next full
-// round beside what was counted. So:
+// tenant has, and when it has read every block, that replaces what was known. What a transaction
+// writes counts at once, as pending. When it has committed, it depends on the place of the row: in
+// a block that the round has yet to read, the row counts beside what is known until the round ends
+// (`ahead`); in a block that was read, until the next round ends (`behind`, then `carried`).
 //
-//   stored = known + the growth of the last round and of this one + what has not committed
+//   stored = known + carried + ahead + behind + pending
 //
-// A row is either visible when the sweep reads its block, or its growth is noted after that: the
-// callback of the commit runs after the transaction is visible. So no committed row is missed, and
-// a row that both have counts twice until the next round ends. An update within its page counts
-// what it adds; one that moves the row counts as a new row, because it may move it from a block
-// that is still to be read into one that was. What is deleted goes when the round ends that does
-// not find it. Only these are missed: for one round at most the rows of a transaction that was
-// prepared before, and those that a purge deleted when it is rolled back.
+// This never misses a committed row: the callback of the commit runs after the transaction is
+// visible, so the sweep sees a row that counts as ahead. In doubt a row counts as behind, and twice
+// until the next round ends. An update within its page counts what it adds; one that moves the row
+// counts as a new row, because it may move it from a block that is still to be read into one that
+// was. What is deleted goes when the round ends that does not find it.
+//
+// What may be missed, until the next round ends: the records of a transaction that stays prepared
+// for more than a round, and those that a purge deletes that is rolled back.
 //
 // After a restart, and when a scope gets its max_bytes, nothing is known until a round that began
 // after it has ended: only what is written since counts.
@@ -37,21 +39,27 @@ bool ledger_available();
 // Nothing if none is free.
 std::optional<std::int64_t> stored_bytes(std::int32_t scope_id, std::string_view tenant);
 
-// This transaction has written so many bytes more. Does nothing where the ledger is not available.
-void note_growth(std::int32_t scope_id, std::string_view tenant, std::int64_t bytes);
+// This transaction has written so many bytes more, in this block. Does nothing where the ledger is
+// not available.
+void note_growth(std::int32_t scope_id, std::string_view tenant, BlockNumber block,
+                 std::int64_t bytes);
 
 // --- The round, by the one step of the sweep that moves its hand ---------------------------------
 
-// The step begins at this block. Rows before are those that an earlier step has read, or the round
-// counts for nothing.
-void begin_count(Relation records, BlockNumber first);
+// The step begins at this block, and reads none from `end` on. The blocks before are those that an
+// earlier step has read, or the round counts for nothing.
+void begin_count(Relation records, BlockNumber first, BlockNumber end);
+
+// The step is about to read the blocks before this one.
+void begin_reading(BlockNumber until);
 
 // The step has read the row, which stays. Rows come in the order of the table.
 void count_row(std::int32_t scope_id, std::string_view tenant, const ItemPointerData& row,
                std::int64_t bytes);
 
-// The step goes on at this block; it has read all before it. 0: the round is complete.
-void continue_count(BlockNumber next);
+// The step has read all blocks before this one. 0: the round is complete.
+void end_reading(BlockNumber next);
+void end_count();
 
 // The database has been dropped, or its extension.
 void close_accounts(Oid database);

@@ -314,7 +314,8 @@ void note_written(const Records& records, const KeyName& name, const Found& old,
                                                               ItemPointerGetBlockNumber(&written);
     const std::int64_t before = in_place ? row_size_at(records.table(), old.tid) : 0;
     const std::int64_t after = row_size_at(records.table(), written);
-    note_growth(name.scope_id, name.tenant, std::max<std::int64_t>(after - before, 0));
+    note_growth(name.scope_id, name.tenant, ItemPointerGetBlockNumber(&written),
+                std::max<std::int64_t>(after - before, 0));
 }
 
 bool is_row(const Found& found) {

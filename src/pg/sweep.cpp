@@ -223,16 +223,18 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     Hand hand = take_hand(result.table);
     result.hand = result.table == 0 ? 0 : hand.block % result.table;
     sweep.counts = hand.moves && ledger_available();
-    if (sweep.counts) begin_count(sweep.records, result.hand);
-    if (sweep.counts && result.table == 0) continue_count(0);
+    if (sweep.counts) begin_count(sweep.records, result.hand, result.table);
+    if (sweep.counts && result.table == 0) end_reading(0);
     while (result.blocks < budget && sweep.left > 0) {
         const BlockNumber size =
             std::min({stretch, result.table - result.hand, budget - result.blocks});
+        if (sweep.counts) begin_reading(result.hand + size);
         const BlockNumber next = sweep_stretch(sweep, result.hand, size);
         result.blocks += next - result.hand;
         result.hand = next == result.table ? 0 : next;
-        if (sweep.counts) continue_count(result.hand);
+        if (sweep.counts) end_reading(result.hand);
     }
+    if (sweep.counts) end_count();
     put_hand(hand, result.hand);
     MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();

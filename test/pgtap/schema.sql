@@ -76,6 +76,7 @@ SELECT set_eq(
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('purge_block', '', 'bigint'),
+    ('free_bytes', '', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
@@ -180,7 +181,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
     'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
-    'coverage double precision'], 'columns of the view overview');
+    'coverage double precision', 'max_bytes bigint'], 'columns of the view overview');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.storage')$$, ARRAY[
     'table_bytes bigint', 'index_bytes bigint', 'table_blocks bigint', 'purge_block bigint', 'live_rows bigint',
