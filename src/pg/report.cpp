@@ -702,8 +702,8 @@ constexpr const char* preload_hint = "Add idem to shared_preload_libraries and r
 void limit_unavailable(const char* limit) {
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                     errmsg("\"%s\" needs idem to be preloaded", limit),
-                    errdetail("Claims are counted in shared memory, which a library gets only "
-                              "when the server starts."),
+                    errdetail("What it limits is counted in shared memory, which a library gets "
+                              "only when the server starts."),
                     errhint("%s", preload_hint)));
     pg_unreachable();
 }
@@ -711,8 +711,8 @@ void limit_unavailable(const char* limit) {
 void warn_of_missing_limit(const char* scope, const char* limit) {
     ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                       errmsg("claims in scope \"%s\" are not limited", scope),
-                      errdetail("The scope sets \"%s\", but claims are counted in shared memory, "
-                                "and idem is not preloaded.",
+                      errdetail("The scope sets \"%s\". What it limits is counted in shared "
+                                "memory, and idem is not preloaded.",
                                 limit),
                       errhint("%s", preload_hint)));
 }
