@@ -215,8 +215,10 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
         return {.outcome = Outcome::stale_key};
     if (is_new) check_strength(*call.scope, call.name.key);
     if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
-    const Storage used = is_new ? storage_of(*call.scope, call.name.tenant) : Storage{};
-    if (used.used_up) return {.outcome = Outcome::storage, .used = used};
+    if (is_new && call.scope->max_bytes) {
+        const Storage used = storage_of(*call.scope, call.name.tenant);
+        if (used.used_up) return {.outcome = Outcome::storage, .used = used};
+    }
     const std::int64_t wait =
         is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
     if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};

@@ -96,11 +96,19 @@ bool with_round(Use use) {
                         [&use](Account& account) { use(account.round); }) != Accounts::none;
 }
 
+Round read_round() {
+    const TenantKey key = accounts.key(whole_database, {});
+    LWLockAcquire(accounts.lock_of(key), LW_SHARED);
+    const std::uint32_t account = accounts.find(key);
+    const Round round = account == Accounts::none ? Round{} : accounts.value(account).round;
+    LWLockRelease(accounts.lock_of(key));
+    return round;
+}
+
 // A prepared transaction is not visible yet, so the round may miss its rows. The process that will
 // commit it does not know what it has written.
 void settle_growth(XactEvent event) {
-    Round round{};
-    (void)with_round([&round](const Round& now) { round = now; });
+    const Round round = read_round();
     mine.for_each([event, &round](const Growth& growth) {
         if (growth.bytes == 0) return;
         LWLock* lock = accounts.lock_of(growth.account);

@@ -297,6 +297,10 @@ WriteResult insert(const Records& records, const KeyName& name, TupleTableSlot* 
     return result;
 }
 
+bool is_row(const Found& found) {
+    return found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
+}
+
 // The size of a row that this transaction has just written or replaced; 0 when it is gone.
 std::int64_t row_size_at(Relation table, ItemPointerData tid) {
     TupleTableSlot* slot = table_slot_create(table, nullptr);
@@ -306,20 +310,18 @@ std::int64_t row_size_at(Relation table, ItemPointerData tid) {
     return size;
 }
 
-// A row that has moved to another block counts as a new one, because a sweep may miss it there.
+// A row that has moved to another block counts as a new one, because a sweep may miss it there. So
+// does one that replaces an expired row, which the sweep does not count.
 void note_written(const Records& records, const KeyName& name, const Found& old,
                   ItemPointerData written) {
     if (!name.limited || !ledger_available()) return;
-    const bool in_place = ItemPointerIsValid(&old.tid) && ItemPointerGetBlockNumber(&old.tid) ==
-                                                              ItemPointerGetBlockNumber(&written);
+    const bool in_place =
+        is_row(old) && old.record.expires > GetCurrentTimestamp() &&
+        ItemPointerGetBlockNumber(&old.tid) == ItemPointerGetBlockNumber(&written);
     const std::int64_t before = in_place ? row_size_at(records.table(), old.tid) : 0;
     const std::int64_t after = row_size_at(records.table(), written);
     note_growth(name.scope_id, name.tenant, ItemPointerGetBlockNumber(&written),
                 std::max<std::int64_t>(after - before, 0));
-}
-
-bool is_row(const Found& found) {
-    return found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
 }
 
 Found read_hit(const DigestScan& scan, Contents contents) {
