@@ -8,9 +8,9 @@
 -- without an owner row in idem.overview is newer than the statement's snapshot: the survey sees the
 -- newest scopes, the join does not.
 --
--- The space check compares the free space, for roles that may know it, with what the records will
--- still take until as many expire as are claimed. It assumes the present rate of claims, counted
--- over at least an hour, and the present size of a record with its index entries.
+-- The space check compares the free space, which members of pg_monitor may know, with what the
+-- records will still take until as many expire as are claimed. It assumes the present rate of
+-- claims, counted over at least an hour, and the present size of a record with its index entries.
 CREATE FUNCTION idem.findings(
     long_held interval DEFAULT '5 minutes',
     OUT check_name text,
@@ -55,8 +55,7 @@ growth AS (
     SELECT
         pg_total_relation_size('idem.record') / sum(s.live + s.expired)
             * sum(greatest(s.expected - s.live, 0)) AS bytes,
-        CASE WHEN has_function_privilege('idem.free_bytes()', 'EXECUTE')
-            THEN idem.free_bytes() END AS free
+        idem.free_bytes() AS free
     FROM (
         SELECT
             *,

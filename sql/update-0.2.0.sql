@@ -264,8 +264,6 @@ REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
-REVOKE ALL ON FUNCTION idem.free_bytes FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION idem.free_bytes TO pg_monitor;
 
 -- ---------------------------------------------------------------------------------------------
 -- Purge: the position is unlogged

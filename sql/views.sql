@@ -386,14 +386,9 @@ RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_free_bytes'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.free_bytes FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION idem.free_bytes TO pg_monitor;
-
 COMMENT ON FUNCTION idem.free_bytes IS
-    'Returns the free space, in bytes, of the file system that holds the record table. NULL if the '
-    'operating system does not tell. For superusers, members of pg_monitor and roles that are '
-    'granted EXECUTE. '
-    'Raises 42501.';
+    'Returns the free space, in bytes, of the file system that holds the record table. NULL for '
+    'roles that are not members of pg_monitor, and if the operating system does not tell.';
 
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT
