@@ -213,7 +213,7 @@ SELECT completed FROM idem.survey('shop');
 SELECT scope, live FROM idem.overview;
 SELECT has_secrets FROM idem.storage;
 SELECT idem.purge_block();
-SELECT idem.free_bytes() > 0;
+SELECT idem.free_bytes() IS NULL;
 SELECT check_name FROM idem.findings();
 SELECT check_name, status FROM idem.health();
 SELECT pg_catalog.count(*) FROM idem.report('shop');
