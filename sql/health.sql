@@ -7,6 +7,10 @@
 -- a fixed network delay and clock skew; bounds on the factors keep the intervals in range. A scope
 -- without an owner row in idem.overview is newer than the statement's snapshot: the survey sees the
 -- newest scopes, the join does not.
+--
+-- The space check compares the free space, which members of pg_monitor may know, with what the
+-- records will still take until as many expire as are claimed. It assumes the present rate of
+-- claims, counted over at least an hour, and the present size of a record with its index entries.
 CREATE FUNCTION idem.findings(
     long_held interval DEFAULT '5 minutes',
     OUT check_name text,
@@ -87,6 +91,21 @@ sized AS (
             claims / greatest(extract(epoch FROM counted_for), 1)::double precision, ttl) AS needed
     FROM known
     WHERE claims IS NOT NULL
+),
+growth AS (
+    SELECT
+        pg_total_relation_size('idem.record') / sum(s.live + s.expired)
+            * sum(greatest(s.expected - s.live, 0)) AS bytes,
+        idem.free_bytes() AS free
+    FROM (
+        SELECT
+            *,
+            idem.records_needed(
+                claims / greatest(extract(epoch FROM counted_for), 3600)::double precision, ttl,
+                0) AS expected
+        FROM known
+        WHERE claims IS NOT NULL) s
+    HAVING sum(s.live) >= 1000
 ),
 waiting AS (
     SELECT
@@ -258,6 +277,20 @@ WHERE s.counted_for >= s.ttl AND s.live >= 10000 AND s.live > 2 * s.needed
 
 UNION ALL
 SELECT
+    'space',
+    'warn',
+    NULL,
+    format('At the present rate of claims, idem.record will grow by %s until as many records '
+           'expire as are claimed, and its file system has %s free.',
+           pg_size_pretty(g.bytes), pg_size_pretty(g.free)),
+    'Provide more space; or store less: shorten the ttl or set the answer_ttl of a scope with '
+    'idem.alter_scope(), or limit its tenants with claims_per_minute or max_bytes. '
+    'SELECT scope, ttl, live, answer_bytes FROM idem.overview shows what takes the space.'
+FROM growth g
+WHERE g.bytes > g.free
+
+UNION ALL
+SELECT
     'leases',
     'warn',
     k.scope,
@@ -310,6 +343,18 @@ SELECT
            'SELECT idem.alter_scope(%L, claims_per_minute => -1)', k.scope)
 FROM known k
 WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
+
+UNION ALL
+SELECT
+    'limits',
+    'warn',
+    k.scope,
+    format('Scope "%s" allows the records of each tenant %s bytes, but nothing enforces this '
+           'limit: idem is not preloaded.', k.scope, k.max_bytes),
+    format('Add idem to shared_preload_libraries and restart the server; or remove the limit: '
+           'SELECT idem.alter_scope(%L, max_bytes => -1)', k.scope)
+FROM known k
+WHERE k.max_bytes IS NOT NULL AND NOT idem.preloaded()
 
 UNION ALL
 SELECT
@@ -705,7 +750,8 @@ checked (n, check_name, detail) AS (
         (20, 'tests', 'No setting disturbs calls for tests.'),
         (21, 'lifetimes', 'No record lives for far less than its scope''s TTL, or for years.'),
         (22, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
-        (23, 'tenants', 'No key is used with different tenants.')
+        (23, 'tenants', 'No key is used with different tenants.'),
+        (24, 'space', 'The free space suffices for the growth of the record table.')
 )
 SELECT
     c.check_name,
@@ -799,6 +845,7 @@ line (section, n, title, words) AS (
                   END,
                   'at most ' || max_attempts || ' attempts',
                   'at most ' || claims_per_minute || ' new claims per minute per tenant',
+                  'at most ' || max_bytes || ' bytes of records per tenant',
                   CASE WHEN NOT store_response THEN 'responses are not stored' END)
     FROM rules
 

@@ -447,7 +447,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.request_required,
         s.tenant_required,
         s.tenant_from,
-        s.min_ttl
+        s.min_ttl,
+        s.max_bytes
     FROM idem.survey() v
         LEFT JOIN idem.scope s ON s.name = v.scope
     OFFSET 0;
@@ -468,6 +469,15 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.purge_block IS
     'Returns the block of idem.record at which the next purge begins. On a standby this is 0: the '
     'first purge after a promotion begins there.';
+
+CREATE FUNCTION idem.free_bytes()
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_free_bytes'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.free_bytes IS
+    'Returns the free space, in bytes, of the file system that holds the record table. NULL for '
+    'roles that are not members of pg_monitor, and if the operating system does not tell.';
 
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT

@@ -145,7 +145,7 @@ pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_v
         report::invalid_key("tenant is missing",
                             psprintf("Scope \"%s\" requires a tenant.", scope.name),
                             "Pass the argument \"tenant\", or set \"idem.tenant\".");
-    pg::KeyName name{scope.id, tenant, key, {}};
+    pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value()};
     if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
 }

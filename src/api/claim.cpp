@@ -9,7 +9,6 @@
 //   6. The SQL functions    arguments in, one row out
 #include "api/claim.hpp"
 
-#include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/finish.hpp"
 #include "core/duration.hpp"
@@ -217,6 +216,10 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
         return {.outcome = Outcome::stale_key};
     if (is_new) check_strength(*call.scope, call.name.key);
     if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
+    if (is_new && call.scope->max_bytes) {
+        const Storage used = storage_of(*call.scope, call.name.tenant);
+        if (used.used_up) return {.outcome = Outcome::storage, .used = used};
+    }
     const std::int64_t wait =
         is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
     if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
@@ -399,6 +402,8 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::limited:
             report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
                                                result.retry_after);
+        case Outcome::storage:
+            refuse_storage(*call.scope, result.used);
         case Outcome::claimed:
         case Outcome::completed:
             break;
@@ -447,6 +452,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
             return pg::count(call.scope->id, Counter::stale);
         case Outcome::too_many:
         case Outcome::limited:
+        case Outcome::storage:
             return pg::count(call.scope->id, Counter::limited);
     }
 }
@@ -572,6 +578,7 @@ Result row_of(const ClaimResult& result) {
         case Outcome::stale_key:
             return refusal_row("stale_key");
         case Outcome::too_many:
+        case Outcome::storage:
             return refusal_row("limited");
         case Outcome::limited:
             return retry_row("limited", result.retry_after);

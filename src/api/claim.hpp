@@ -10,6 +10,7 @@
 // and released in the same call otherwise. A wait for a lease or a transaction holds no key lock.
 #pragma once
 
+#include "api/admission.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
@@ -45,6 +46,7 @@ enum class Outcome {
     stale_key,    // a new key that is older than what the scope can remember
     too_many,     // this transaction holds too many key locks
     limited,      // the tenant has made too many new claims
+    storage,      // the tenant's records take too many bytes
 };
 
 struct ClaimResult {
@@ -55,6 +57,7 @@ struct ClaimResult {
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
     const pg::report::Differences* differences = nullptr;  // conflict; NULL if not known
+    Storage used{};                // storage
 };
 
 // Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a

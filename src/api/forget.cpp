@@ -89,6 +89,14 @@ IDEM_FUNCTION(idem_purge) {
     PG_RETURN_INT64(swept.deleted + swept.erased);
 }
 
+// The free space where the records are. Not for every role: it shows what others store.
+IDEM_FUNCTION(idem_free_bytes) {
+    if (!idem::pg::is_monitor()) PG_RETURN_NULL();
+    const auto bytes = idem::pg::free_bytes(idem::pg::Table::record);
+    if (!bytes) PG_RETURN_NULL();
+    PG_RETURN_INT64(*bytes);
+}
+
 // The block at which the next sweep begins.
 IDEM_FUNCTION(idem_purge_block) {
     PG_RETURN_INT64(idem::pg::next_block());

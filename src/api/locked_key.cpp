@@ -134,10 +134,11 @@ struct NamedKey {
 // key without a record, so it learns nothing.
 NamedKey key_named_by(const core::Token& token) {
     const pg::Records records = pg::Records::to_read();
-    const auto name = pg::name_behind(records, token.digest);
+    auto name = pg::name_behind(records, token.digest);
     records.close();
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
+    name->limited = scope->max_bytes.has_value();
     return {scope, *name};
 }
 

@@ -193,13 +193,15 @@ std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose pu
 
 std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
     const auto rate = limit_arg(fcinfo, arg_claims_per_minute, purpose);
-    if (rate && *rate != pg::no_limit) require_limits_available();
+    if (rate && *rate != pg::no_limit) require_limits_available(name_of(arg_claims_per_minute));
     return rate;
 }
 
 std::optional<std::int64_t> bytes_arg(FunctionCallInfo fcinfo, Purpose purpose) {
     if (!has_argument(fcinfo, arg_max_bytes)) return std::nullopt;
-    return checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
+    const auto bytes = checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
+    if (bytes && *bytes != pg::no_limit) require_limits_available(name_of(arg_max_bytes));
+    return bytes;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {

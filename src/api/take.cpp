@@ -47,10 +47,11 @@ struct Candidate {
 // snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
 Candidate look(const TakeCall& call, const core::Digest& digest) {
     const pg::Records records = pg::Records::to_write();
-    const auto key = pg::probe_digest(records, digest);
+    auto key = pg::probe_digest(records, digest);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
     if (!key) return {{}, {}, now, false};
+    key->name.limited = call.scope->max_bytes.has_value();
     pg::Found seen = key->found;
     seen.in_snapshot = true;
     const bool wanted = key->name.scope_id == call.filter.scope_id &&

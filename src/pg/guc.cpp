@@ -64,8 +64,9 @@ void define() {
         nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants whose claims are counted for "
-                            "\"claims_per_minute\" at the same time.",
-                            "Each takes about 300 bytes of shared memory. Has no effect unless "
+                            "\"claims_per_minute\", and whose bytes for \"max_bytes\", at the same "
+                            "time.",
+                            "Each takes about 600 bytes of shared memory. Has no effect unless "
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);

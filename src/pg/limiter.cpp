@@ -1,138 +1,23 @@
 #include "pg/limiter.hpp"
 
-#include "core/key.hpp"
 #include "core/rate.hpp"
-#include "pg/guc.hpp"
-#include "pg/report.hpp"
+#include "pg/tenant_table.hpp"
 
 namespace idem::pg {
 namespace {
 
-constexpr std::uint32_t partitions = limiter_locks - 1;
-static_assert((partitions & (partitions - 1)) == 0, "a chain must belong to one partition");
-constexpr std::uint32_t none = UINT32_MAX;
+using Buckets = TenantTable<core::Bucket>;
+static_assert(limiter_locks == Buckets::partitions + 1);
 
-// Database, scope and tenant are kept in full, so that no two tenants ever share a bucket.
-struct Entry {
-    core::Bucket bucket;
-    std::uint32_t next;  // in its chain, or in the free list
-    std::uint32_t hash;
-    Oid database;
-    std::int32_t scope_id;
-    std::uint8_t tenant_size;
-    char tenant[core::max_tenant_bytes];
-};
-static_assert(core::max_tenant_bytes <= UINT8_MAX);
-
-// In shared memory: this, then the heads of the chains, then the entries.
+// In shared memory: this, then the buckets.
 struct Shared {
-    std::uint64_t seed;  // random: clients cannot choose tenants that fall into one chain
-    std::uint32_t heads;
-    slock_t free_lock;
-    std::uint32_t free;
     pg_atomic_uint64 none_idle_before;  // the result of the last vain search for an idle bucket
     std::uint32_t hand;                 // the partition to evict from next; under the evicting lock
 };
 
-struct BucketKey {
-    std::int32_t scope_id;
-    std::string_view tenant;
-    std::uint32_t hash;
-};
-
-constinit Shared* table = nullptr;
-constinit LWLockPadded* locks = nullptr;
-
-// A power of two: at least one chain per partition and about one per entry.
-std::uint32_t head_count() {
-    std::uint32_t count = partitions;
-    while (count < static_cast<std::uint32_t>(guc::limited_tenants)) count *= 2;
-    return count;
-}
-
-std::uint32_t* heads() {
-    return reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(table) +
-                                            MAXALIGN(sizeof(Shared)));
-}
-
-Entry* entries() {
-    return reinterpret_cast<Entry*>(reinterpret_cast<char*>(heads()) +
-                                    MAXALIGN(sizeof(std::uint32_t) * table->heads));
-}
-
-LWLock* partition_lock(std::uint32_t partition) {
-    return &locks[partition].lock;
-}
-
-LWLock* evicting_lock() {
-    return &locks[partitions].lock;
-}
-
-std::uint32_t& head_of(const BucketKey& key) {
-    return heads()[key.hash & (table->heads - 1)];
-}
-
-// Chains are assigned to the partitions in turn, so the low bits of the hash name the partition.
-LWLock* lock_of(const BucketKey& key) {
-    return partition_lock(key.hash % partitions);
-}
-
-BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
-    const std::uint64_t of_scope =
-        (std::uint64_t{MyDatabaseId} << 32) | static_cast<std::uint32_t>(scope_id);
-    const std::uint64_t hash =
-        hash_bytes_extended(reinterpret_cast<const unsigned char*>(tenant.data()),
-                            static_cast<int>(tenant.size()), table->seed ^ of_scope);
-    return {scope_id, tenant, static_cast<std::uint32_t>(hash)};
-}
-
-bool is_of(const Entry& entry, const BucketKey& key) {
-    return entry.hash == key.hash && entry.scope_id == key.scope_id &&
-           entry.database == MyDatabaseId &&
-           std::string_view(entry.tenant, entry.tenant_size) == key.tenant;
-}
-
-Entry* find(const BucketKey& key) {
-    Assert(LWLockHeldByMeInMode(lock_of(key), LW_EXCLUSIVE));
-    for (std::uint32_t i = head_of(key); i != none; i = entries()[i].next)
-        if (is_of(entries()[i], key)) return &entries()[i];
-    return nullptr;
-}
-
-void give_back(std::uint32_t index) {
-    Assert(index < static_cast<std::uint32_t>(guc::limited_tenants));
-    SpinLockAcquire(&table->free_lock);
-    entries()[index].next = table->free;
-    table->free = index;
-    SpinLockRelease(&table->free_lock);
-}
-
-std::uint32_t take_free() {
-    SpinLockAcquire(&table->free_lock);
-    const std::uint32_t index = table->free;
-    if (index != none) table->free = entries()[index].next;
-    SpinLockRelease(&table->free_lock);
-    return index;
-}
-
-// A new bucket at the head of its chain; NULL when the table is full.
-Entry* add(const BucketKey& key) {
-    const std::uint32_t index = take_free();
-    if (index == none) return nullptr;
-    Assert(index < static_cast<std::uint32_t>(guc::limited_tenants));
-    Assert(key.tenant.size() <= core::max_tenant_bytes);
-    Entry& entry = entries()[index];
-    entry.bucket = core::Bucket{};
-    entry.hash = key.hash;
-    entry.database = MyDatabaseId;
-    entry.scope_id = key.scope_id;
-    entry.tenant_size = static_cast<std::uint8_t>(key.tenant.size());
-    std::copy(key.tenant.begin(), key.tenant.end(), entry.tenant);
-    std::uint32_t& head = head_of(key);
-    entry.next = head;
-    head = index;
-    return &entry;
-}
+constinit Shared* shared = nullptr;
+constinit Buckets buckets{};
+constinit LWLock* evicting_lock = nullptr;
 
 struct Eviction {
     bool freed = false;
@@ -140,43 +25,35 @@ struct Eviction {
 };
 
 void evict_from(std::uint32_t partition, TimestampTz now, Eviction& eviction) {
-    LWLockAcquire(partition_lock(partition), LW_EXCLUSIVE);
-    for (std::uint32_t head = partition; head < table->heads; head += partitions) {
-        for (std::uint32_t* link = &heads()[head]; *link != none;) {
-            const std::uint32_t index = *link;
-            Entry& entry = entries()[index];
-            core::cap_arrival(entry.bucket, now);
-            if (core::is_idle(entry.bucket, now)) {
-                *link = entry.next;
-                give_back(index);
-                eviction.freed = true;
-                continue;
-            }
-            const TimestampTz idle = entry.bucket.arrival + (entry.bucket.fraction > 0 ? 1 : 0);
-            eviction.first_idle = std::min(eviction.first_idle, idle);
-            link = &entry.next;
+    buckets.prune(partition, [&](Oid, std::int32_t, core::Bucket& bucket) {
+        core::cap_arrival(bucket, now);
+        if (core::is_idle(bucket, now)) {
+            eviction.freed = true;
+            return true;
         }
-    }
-    LWLockRelease(partition_lock(partition));
+        const TimestampTz idle = bucket.arrival + (bucket.fraction > 0 ? 1 : 0);
+        eviction.first_idle = std::min(eviction.first_idle, idle);
+        return false;
+    });
 }
 
 // Searches one partition after another until one had an idle bucket. One backend at a time: the
 // others find what it freed, or learn from it how long there is nothing to free.
 void search_idle(TimestampTz now) {
-    LWLockAcquire(evicting_lock(), LW_EXCLUSIVE);
+    LWLockAcquire(evicting_lock, LW_EXCLUSIVE);
     Eviction eviction;
-    for (std::uint32_t i = 0; i < partitions && !eviction.freed; ++i) {
-        table->hand = (table->hand + 1) % partitions;
-        evict_from(table->hand, now, eviction);
+    for (std::uint32_t i = 0; i < Buckets::partitions && !eviction.freed; ++i) {
+        shared->hand = (shared->hand + 1) % Buckets::partitions;
+        evict_from(shared->hand, now, eviction);
     }
     const TimestampTz until = eviction.freed ? PG_INT64_MIN : eviction.first_idle;
-    pg_atomic_write_u64(&table->none_idle_before, static_cast<std::uint64_t>(until));
-    LWLockRelease(evicting_lock());
+    pg_atomic_write_u64(&shared->none_idle_before, static_cast<std::uint64_t>(until));
+    LWLockRelease(evicting_lock);
 }
 
 // How long nothing in the full table can be evicted; 0 when a search may succeed.
 std::int64_t full_for(TimestampTz now) {
-    const auto until = static_cast<TimestampTz>(pg_atomic_read_u64(&table->none_idle_before));
+    const auto until = static_cast<TimestampTz>(pg_atomic_read_u64(&shared->none_idle_before));
     if (until <= now || until > now + 2 * core::usecs_per_minute)
         return 0;  // passed, or the clock was set back
     return until - now;
@@ -185,21 +62,21 @@ std::int64_t full_for(TimestampTz now) {
 }  // namespace
 
 bool limits_available() {
-    return table != nullptr;
+    return buckets.available();
 }
 
 Admission admit(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
                 TimestampTz now) {
     Assert(per_minute >= 1);
-    const BucketKey key = bucket_key(scope_id, tenant);
+    const TenantKey key = buckets.key(scope_id, tenant);
     for (;;) {
-        LWLockAcquire(lock_of(key), LW_EXCLUSIVE);
-        Entry* entry = find(key);
-        if (entry == nullptr) entry = add(key);
+        LWLockAcquire(buckets.lock_of(key), LW_EXCLUSIVE);
+        std::uint32_t entry = buckets.find(key);
+        if (entry == Buckets::none) entry = buckets.add(key);
         const std::int64_t wait =
-            entry == nullptr ? 0 : core::charge(entry->bucket, per_minute, now);
-        LWLockRelease(lock_of(key));
-        if (entry != nullptr) return {wait == 0, wait};
+            entry == Buckets::none ? 0 : core::charge(buckets.value(entry), per_minute, now);
+        LWLockRelease(buckets.lock_of(key));
+        if (entry != Buckets::none) return {wait == 0, wait};
 
         if (full_for(now) == 0) search_idle(now);
         if (const std::int64_t full = full_for(now); full > 0) return {false, full};
@@ -208,23 +85,16 @@ Admission admit(std::int32_t scope_id, std::string_view tenant, std::int32_t per
 }
 
 Size limiter_size() {
-    Size size = MAXALIGN(sizeof(Shared));
-    size = add_size(size, MAXALIGN(mul_size(sizeof(std::uint32_t), head_count())));
-    return add_size(size, mul_size(sizeof(Entry), static_cast<Size>(guc::limited_tenants)));
+    return add_size(MAXALIGN(sizeof(Shared)), Buckets::size());
 }
 
-void attach_limiter(void* memory, LWLockPadded* tranche, bool found) {
-    table = static_cast<Shared*>(memory);
-    locks = tranche;
+void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
+    shared = static_cast<Shared*>(memory);
+    buckets.attach(static_cast<char*>(memory) + MAXALIGN(sizeof(Shared)), locks, found);
+    evicting_lock = &locks[Buckets::partitions].lock;
     if (found) return;
-    if (!pg_strong_random(&table->seed, sizeof table->seed)) report::crypto_failure();
-    table->heads = head_count();
-    table->hand = 0;
-    table->free = none;
-    SpinLockInit(&table->free_lock);
-    pg_atomic_init_u64(&table->none_idle_before, static_cast<std::uint64_t>(PG_INT64_MIN));
-    std::fill_n(heads(), table->heads, none);
-    for (int i = guc::limited_tenants - 1; i >= 0; --i) give_back(static_cast<std::uint32_t>(i));
+    shared->hand = 0;
+    pg_atomic_init_u64(&shared->none_idle_before, static_cast<std::uint64_t>(PG_INT64_MIN));
 }
 
 }  // namespace idem::pg

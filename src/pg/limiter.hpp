@@ -1,10 +1,8 @@
 // claims_per_minute: one token bucket per tenant of a limited scope, in shared memory.
 //
-// The buckets are entries of a hash table of a fixed size, idem.limited_tenants. Its chains are
-// distributed over partitions, each under an LWLock that is held while one chain is read: a claim
-// that exceeds the limit is refused under the same lock as one that is admitted, and delays no
-// other tenant. Order of locks: the evicting lock, then one partition, then the spinlock of the
-// free list; never two partitions.
+// The buckets are a TenantTable. A claim that exceeds the limit is refused under the same lock as
+// one that is admitted, and delays no other tenant. The evicting lock comes before those of the
+// table.
 //
 // A bucket that has filled up again carries no information and can be evicted when the table is
 // full. When none can, a tenant without a bucket is refused until the first can: the limit bounds

@@ -809,21 +809,46 @@ constexpr const char* preload_hint = "Add idem to shared_preload_libraries and r
 
 }  // namespace
 
-void limits_unavailable() {
+void limit_unavailable(const char* limit) {
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("\"claims_per_minute\" needs idem to be preloaded"),
-                    errdetail("Claims are counted in shared memory, which a library gets only "
-                              "when the server starts."),
+                    errmsg("\"%s\" needs idem to be preloaded", limit),
+                    errdetail("What it limits is counted in shared memory, which a library gets "
+                              "only when the server starts."),
                     errhint("%s", preload_hint)));
     pg_unreachable();
 }
 
-void warn_of_missing_limit(const char* scope) {
+void warn_of_missing_limit(const char* scope, const char* limit) {
     ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                       errmsg("claims in scope \"%s\" are not limited", scope),
-                      errdetail("The scope sets \"claims_per_minute\", but claims are counted in "
-                                "shared memory, and idem is not preloaded."),
+                      errdetail("The scope sets \"%s\". What it limits is counted in shared "
+                                "memory, and idem is not preloaded.",
+                                limit),
                       errhint("%s", preload_hint)));
+}
+
+void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit) {
+    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+                    errmsg("the tenant's records in scope \"%s\" take too much space", scope),
+                    errdetail("They take " INT64_FORMAT " bytes; \"max_bytes\" allows " INT64_FORMAT
+                              " bytes.",
+                              bytes, limit),
+                    errhint("Retry with the same key when records of the tenant have expired, or "
+                            "raise \"max_bytes\" with idem.alter_scope(). Retries of finished "
+                            "operations are still answered.")));
+    pg_unreachable();
+}
+
+void too_many_tenants(const char* scope, int limit) {
+    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+                    errmsg("too many tenants have records in scopes with \"max_bytes\""),
+                    errdetail("Scope \"%s\" limits the space of each tenant, and the server "
+                              "counts that of %d tenants, the most that \"idem.limited_tenants\" "
+                              "allows.",
+                              scope, limit),
+                    errhint("Ask an administrator to raise \"idem.limited_tenants\" and restart "
+                            "the server. Retries of finished operations are still answered.")));
+    pg_unreachable();
 }
 
 void too_large(const char* what, Size size) {

@@ -149,8 +149,11 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void too_many_open_claims(int limit);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-[[noreturn]] void limits_unavailable();
-void warn_of_missing_limit(const char* scope);
+// limit: the setting of the scope.
+[[noreturn]] void limit_unavailable(const char* limit);
+void warn_of_missing_limit(const char* scope, const char* limit);
+[[noreturn]] void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit);
+[[noreturn]] void too_many_tenants(const char* scope, int limit);
 // what: "answer", or what else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size);
 // A stream without gaps has one.

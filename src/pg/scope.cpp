@@ -290,8 +290,12 @@ std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
     return read_limit(slot, column_answer_ttl, "answer_ttl");
 }
 
+bool is_monitor() {
+    return has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+}
+
 bool may_observe(Oid owner) {
-    return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+    return has_privs_of_role(GetUserId(), owner) || is_monitor();
 }
 
 const char* nearest_scope(std::string_view name) {

@@ -2,6 +2,7 @@
 
 #include "pg/compat.hpp"
 #include "pg/hash_table.hpp"
+#include "pg/ledger.hpp"
 #include "pg/lock.hpp"
 #include "pg/record.hpp"
 #include "pg/scope.hpp"
@@ -45,6 +46,7 @@ struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
     std::optional<std::int64_t> answer_ttl;
+    bool limited;  // has max_bytes
 };
 
 struct Sweep {
@@ -55,6 +57,7 @@ struct Sweep {
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
     bool dropped_noted;                          // every dropped scope is known
+    bool counts;                                 // for max_bytes, by the ledger
 };
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
@@ -77,13 +80,14 @@ void learn_scopes(Sweep& sweep) {
             scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known);
         scope->dropped = false;
         scope->answer_ttl = scope_row::answer_ttl(slot);
+        scope->limited = scope_row::column(slot, scope_row::column_max_bytes).has_value();
     });
     const std::optional<List*> dropped = dropped_scopes();
     sweep.dropped_noted = dropped.has_value();
     for (int i = 0; i < list_length(dropped.value_or(NIL)); ++i) {
         bool known;
         KnownScope* scope = scopes.enter(list_nth_int(*dropped, i), known);
-        if (!known) *scope = {scope->id, true, std::nullopt};
+        if (!known) *scope = {scope->id, true, std::nullopt, false};
     }
 }
 
@@ -91,7 +95,7 @@ const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
     KnownScope* scope = sweep.scopes.enter(id, known);
-    if (!known) *scope = {id, !sweep.dropped_noted && seems_dropped(id), std::nullopt};
+    if (!known) *scope = {id, !sweep.dropped_noted && seems_dropped(id), std::nullopt, false};
     return *scope;
 }
 
@@ -113,19 +117,25 @@ bool should_erase(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
     return outlived;
 }
 
-// A record of our own transaction does not expire within it, and keeps its answer.
+// The size before an answer is removed: what it gives back is found by the next round.
+void count_bytes(Sweep& sweep, const KnownScope& scope, TupleTableSlot* slot) {
+    if (sweep.counts && scope.limited)
+        count_row(scope.id, record_tenant(slot), slot->tts_tid, row_size(slot));
+}
+
+// A record of our own transaction does not expire within it, and keeps its answer. The ledger hears
+// of it when it commits.
 void visit(Sweep& sweep, TupleTableSlot* slot) {
     if (record_expires(slot) <= sweep.now) {
         if (!written_here(slot)) purge(sweep, slot);
         return;
     }
     const KnownScope& scope = scope_of(sweep, slot);
-    if (!scope.dropped && !scope.answer_ttl) return;
+    if (!scope.dropped && !scope.answer_ttl && !scope.limited) return;
     if (written_here(slot)) return;
-    if (scope.dropped)
-        purge(sweep, slot);
-    else if (should_erase(sweep, slot, *scope.answer_ttl))
-        erase(sweep, slot);
+    if (scope.dropped) return purge(sweep, slot);
+    count_bytes(sweep, scope, slot);
+    if (scope.answer_ttl && should_erase(sweep, slot, *scope.answer_ttl)) erase(sweep, slot);
 }
 
 // Returns the block at which to go on: the one after the stretch, or the one where the limit was
@@ -199,7 +209,7 @@ void put_hand(Hand& hand, BlockNumber block) {
 
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     Sweep sweep{
-        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, {}, false};
+        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, {}, false, false};
     SweepResult& result = sweep.result;
     result.subscribed = is_subscribed(sweep.records);
     if (result.subscribed) {
@@ -212,13 +222,19 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     const BlockNumber budget = std::min(result.table, limits.blocks);
     Hand hand = take_hand(result.table);
     result.hand = result.table == 0 ? 0 : hand.block % result.table;
+    sweep.counts = hand.moves && ledger_available();
+    if (sweep.counts) begin_count(sweep.records, result.hand, result.table);
+    if (sweep.counts && result.table == 0) end_reading(0);
     while (result.blocks < budget && sweep.left > 0) {
         const BlockNumber size =
             std::min({stretch, result.table - result.hand, budget - result.blocks});
+        if (sweep.counts) begin_reading(result.hand + size);
         const BlockNumber next = sweep_stretch(sweep, result.hand, size);
         result.blocks += next - result.hand;
         result.hand = next == result.table ? 0 : next;
+        if (sweep.counts) end_reading(result.hand);
     }
+    if (sweep.counts) end_count();
     put_hand(hand, result.hand);
     MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();

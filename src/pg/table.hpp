@@ -40,6 +40,10 @@ Oid table_oid(Table table);
 // The table's OID, or InvalidOid when there is none.
 Oid find_table_oid(Table table);
 
+// How many bytes of the file system that has the table are free for the server. Nothing if the
+// operating system does not tell.
+std::optional<std::int64_t> free_bytes(Table table);
+
 // Registers a function that is called whenever the relation cache entry of the table is
 // invalidated: by CacheInvalidateRelcache(), by ALTER or DROP, or by the rollback of any of these.
 // One function per table. It must not raise errors or read tables.

@@ -254,10 +254,13 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'records_needed', 'redacted', 'rehearse', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim'],
     'every role may call everything else: the scope decides');
+
+SELECT is((pg_temp.attempt(role, 'SELECT 1 / (idem.free_bytes() IS NULL)::int')).state, expected, format('%s: the free space', role))
+  FROM (VALUES ('test_owner', 'ok'), ('test_stranger', 'ok'), ('test_super', '22012')) AS attempt (role, expected);
 
 -- Tables -----------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ SELECT set_eq(
     ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('purge_block', '', 'bigint'),
+    ('free_bytes', '', 'bigint'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('rehearse', 'call text, other_request text DEFAULT NULL::text', 'SETOF text'),
@@ -185,7 +186,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
     'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
-    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval'],
+    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval', 'max_bytes bigint'],
     'columns of the view overview');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.hot_keys')$$, ARRAY[

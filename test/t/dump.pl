@@ -14,8 +14,7 @@ $from->safe_psql('postgres', q{SELECT pay('plain', '{"amount": 10.50}')});
 $from->safe_psql('postgres', q{SELECT pay('schlüssel', '{"amount": 2, "note": "übergroß", "öl": {"abc": 1, "öl": [true]}}')});
 $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"amount": 3}')});
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
-	weak_keys => 'warn', response_exclude => '{größe,b.c}', header_exclude => '{x-key}', tenant_from => 'role', explain_conflicts => true,
-	max_bytes => 1000000000000)});
+	weak_keys => 'warn', response_exclude => '{größe,b.c}', header_exclude => '{x-key}', tenant_from => 'role', explain_conflicts => true)});
 # An operation that was begun, failed for a moment and is to be tried again.
 $from->safe_psql('postgres', q{SELECT idem.alter_scope('second', store_request => true, answer_ttl => '1 day')});
 my $begun = $from->safe_psql('postgres', q{SELECT token FROM idem.claim('second', 'begun', '{"amount": 7}', lease => '1 hour')});

@@ -59,7 +59,7 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants';
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants', 'space';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -282,7 +282,7 @@ CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BE
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse'});
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse'});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");
@@ -447,17 +447,35 @@ is(health('schema', column => 'status, detail'),
 sql($_) for split /\n/, hint('schema');
 is(health('schema'), 'ok', 'schema: cured');
 
+# space --------------------------------------------------------------------------------------------
+
+sql("SELECT idem.create_scope('roomy')");
+sql("SELECT idem.once_each('roomy', ARRAY(SELECT 'k' || i FROM generate_series(1, 20000) i))");
+is(health('space'), 'ok', 'space: there is enough for a day of such claims');
+my $free = sql('SELECT idem.free_bytes()');
+my ($df) = qx(df --output=avail -B1 @{[ $node->data_dir ]}) =~ /(\d+)\s*$/;
+cmp_ok(abs($free - $df), '<', 0.05 * $df + 1e9, "space: $free bytes are free, as df says");
+sql("SELECT idem.alter_scope('roomy', ttl => '900 years')");
+is(health('space'), 'warn', 'space: for so many years there is not enough');
+like(health('space', column => 'detail'), qr/idem\.record will grow by \d+ [TP]B until .* has \d+ \wB free\./, 'space: with the figures');
+like(hint('space'), qr/shorten the ttl/, 'space: the hint names the remedies');
+sql("SELECT idem.alter_scope('roomy', ttl => '1 day')");
+is(health('space'), 'ok', 'space: cured');
+sql("SELECT idem.drop_scope('roomy')");
+sql($_) for 'SELECT idem.purge(100000)', 'VACUUM idem.record';
+
 # limits, worker -----------------------------------------------------------------------------------
 
-sql("SELECT idem.alter_scope('payments', claims_per_minute => 1000)");
+sql("SELECT idem.alter_scope('payments', claims_per_minute => 1000, max_bytes => 1000000)");
 is(health('limits'), 'ok', 'limits: kept');
 $node->append_conf('postgresql.conf', "shared_preload_libraries = ''");
 $node->restart;
-is(health('limits', column => 'scope, status'), 'payments|warn', 'limits: not kept without preload');
+is(health('limits', column => 'scope, status'), "payments|warn\npayments|warn", 'limits: not kept without preload');
 is(health('worker'), 'warn', 'worker: not without preload');
 is(health('statistics'), 'ok', 'statistics: none are expected');
-my ($unlimit) = hint('limits') =~ /(SELECT idem\.alter_scope\(.*\))/;
-sql($unlimit);
+my @unlimit = hint('limits') =~ /(SELECT idem\.alter_scope\(.*\))/g;
+is(@unlimit, 2, 'limits: a hint for each');
+sql($_) for @unlimit;
 is(health('limits'), 'ok', 'limits: cured without one');
 my ($setting) = hint('worker') =~ /Add idem to (shared_preload_libraries) and restart/;
 $node->append_conf('postgresql.conf', "$setting = 'idem'");

@@ -219,6 +219,7 @@ SELECT scope, shared FROM idem.key_survey();
 SELECT scope, live FROM idem.overview;
 SELECT has_secrets FROM idem.storage;
 SELECT idem.purge_block();
+SELECT idem.free_bytes() IS NULL;
 SELECT check_name FROM idem.findings();
 SELECT check_name, status FROM idem.health();
 SELECT pg_catalog.count(*) FROM idem.report('shop');
