@@ -57,7 +57,7 @@ struct ClaimResult {
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
     const pg::report::Differences* differences = nullptr;  // conflict; NULL if not known
-    Storage used{};                // storage
+    Storage used{};                                        // storage
 };
 
 // Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a

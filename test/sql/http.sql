@@ -87,7 +87,7 @@ SELECT count(*), bool_and(idem.problem(c) - 'detail' - 'status' = idem.problem(i
   FROM answer WHERE idem.problem(c) IS NOT NULL;
 
 -- The time to wait, in seconds.
-SELECT i AS retry_after, idem.http_headers(ROW(false, 'in_progress', NULL, NULL, NULL, NULL, NULL, NULL, NULL, i, NULL, NULL, NULL, NULL, NULL)::idem.claim_result)
+SELECT i AS retry_after, idem.http_headers(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('claimed', false, 'outcome', 'in_progress', 'retry_after', i)))
   FROM unnest('{0, 0.1 s, 1 s, 1.000001 s, 2 min, 1 day}'::interval[]) i;
 
 -- The status and headers of the first answer may be set in the row that its claim returned.
@@ -108,7 +108,7 @@ EXECUTE untyped('ID002', 'x');
 -- Headers that are none, and what no claim returned.
 \set SHOW_CONTEXT never
 CREATE FUNCTION headers_of(headers jsonb) RETURNS jsonb LANGUAGE sql AS $$
-  SELECT idem.http_headers(ROW(false, 'completed', NULL, NULL, NULL, NULL, headers, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
+  SELECT idem.http_headers(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('claimed', false, 'outcome', 'completed', 'headers', headers)));
 $$;
 SELECT headers_of('{}'), headers_of(NULL), headers_of('{"Ünï": "\u00fc\"\\"}');
 SELECT headers_of('[]');
@@ -121,6 +121,6 @@ SELECT idem.http_headers(NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.http_status(NULL::idem.claim_result);
 SELECT idem.problem(NULL::idem.claim_result);
-SELECT idem.http_status(ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
-SELECT idem.http_status(ROW(NULL, 'done', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem.claim_result);
+SELECT idem.http_status(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object()));
+SELECT idem.http_status(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('outcome', 'done')));
 \echo :LAST_ERROR_SQLSTATE
