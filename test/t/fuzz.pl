@@ -58,7 +58,7 @@ GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, 
 GRANT CREATE ON SCHEMA public TO PUBLIC;
 SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', store_request => true, explain_conflicts => true);
 SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
-SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 1000, explain_conflicts => true, max_bytes => 50000);
+SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, explain_conflicts => true, max_bytes => 50000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
 SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days');
 CREATE FUNCTION op_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
