@@ -18,6 +18,7 @@
 #include "api/arguments.hpp"
 #include "api/scope.hpp"
 #include "pg/boundary.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
@@ -68,8 +69,9 @@ void append_dropped(StringInfo json) {
 }
 
 void append_secrets(StringInfo json) {
-    (void)pg::secrets();  // raises when there are none
     const std::span<const pg::StoredSecret> secrets = pg::stored_secrets();
+    if (secrets.empty() && pg::last_scope_id() == 0) report::no_identity();
+    (void)pg::secrets();  // raises when one is missing
     const char* separator = "";
     for (const pg::StoredSecret& each : secrets) {
         if (each.id == pg::seed_id) {
@@ -245,7 +247,14 @@ Identity read_identity(Jsonb* identity) {
 
 // ---- Import -------------------------------------------------------------------------------------
 
+// Its record would get the digest and the fingerprint of the identity before.
+void refuse_open_claim() {
+    const pg::Claim* claim = pg::newest_open_claim();
+    if (claim != nullptr) report::identity_changes_open_claim(claim->scope_name, claim->key);
+}
+
 void refuse_orphans(std::optional<std::int32_t> scope, const char* what) {
+    refuse_open_claim();
     const pg::Keys keys = pg::keys_of(scope);
     if (keys.any()) report::identity_orphans(what, keys.records, keys.watermarks);
 }
@@ -262,6 +271,7 @@ void import_secret(const pg::StoredSecret& given, std::span<const pg::StoredSecr
     const auto stored = std::ranges::find(here, given.id, &pg::StoredSecret::id);
     if (stored != here.end() && stored->secret == given.secret) return;
     if (stored != here.end()) {
+        refuse_open_claim();
         const std::int64_t records = pg::records_under(given.id);
         if (records > 0)
             report::identity_orphans(

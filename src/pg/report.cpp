@@ -783,9 +783,27 @@ void identity_orphans(const char* what, std::int64_t records, std::int64_t water
              errmsg("the identity does not fit the keys in this database"),
              errdetail("%s Its keys would not be found again: %lld records, %lld watermarks.", what,
                        static_cast<long long>(records), static_cast<long long>(watermarks)),
-             errhint("Import the identity into a database before it is used, or wait until the "
-                     "records have expired, and remove what is left with idem.forget() and "
-                     "idem.reset_stream().")));
+             errhint("Import an identity before the database is used. To give these keys up, "
+                     "remove them with idem.forget() and idem.reset_stream(), or those of a "
+                     "dropped scope with idem.purge().")));
+    pg_unreachable();
+}
+
+void no_identity() {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("this database has no identity"),
+         errdetail("The secrets are created with the first scope, and there is no scope."),
+         errhint("Create a scope with idem.create_scope().")));
+    pg_unreachable();
+}
+
+void identity_changes_open_claim(std::string_view scope, std::string_view key) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("cannot import an identity while a claim is open"),
+                    errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
+                              c_string(key), c_string(scope)),
+                    errhint("Import the identity in a transaction of its own.")));
     pg_unreachable();
 }
 
@@ -824,7 +842,9 @@ void imported_owner_missing(std::string_view role) {
     ereport(ERROR,
             (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("role %s does not exist", c_string(role)),
              errdetail("In the identity, it owns a scope."),
-             errhint("Create the role with CREATE ROLE, and import the identity again.")));
+             errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
+                     "another owner with idem.alter_scope() in the other database, and "
+                     "export the identity again.")));
     pg_unreachable();
 }
 

@@ -147,6 +147,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void superuser_only(const char* function);
 // what: the change, such as "The seed would change."; the counts are of what it would orphan.
 [[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
+[[noreturn]] void no_identity();
+[[noreturn]] void identity_changes_open_claim(std::string_view scope, std::string_view key);
 [[noreturn]] void identity_lacks_secret(std::int32_t id);
 // The id is here that of another scope than there; there: NULL if it was dropped there.
 [[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);

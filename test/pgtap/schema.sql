@@ -108,7 +108,7 @@ SELECT is_empty(
        WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'rehearse', 'report')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
-                                                 WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres'] END$$,
+                                                 WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
     'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
@@ -126,7 +126,7 @@ SELECT set_eq(
     ('records_needed', 'i', 's'),
     ('redacted', 's', 'u'),
     ('retention_window', 'i', 's'),
-    ('scope_ddl', 's', 'u')
+    ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
 
 -- Types -----------------------------------------------------------------------------------------

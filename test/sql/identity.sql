@@ -93,6 +93,11 @@ SELECT idem.import_identity(jsonb_set(identity #- '{scopes,0}', '{dropped_scopes
 SELECT idem.drop_scope('a');
 SELECT idem.import_identity(identity) FROM traveller;
 SELECT idem.forget('a', 'k');
+-- a claim of the same transaction has no record yet
+BEGIN;
+SELECT FROM idem.claim('b "quoted"', '0197f6b1-9b6e-7cc4-8f3a-0c5d2d2a7f11');
+SELECT idem.import_identity(jsonb_set(identity, '{seed}', to_jsonb(repeat('ab', 32)))) FROM traveller;
+ROLLBACK;
 -- an expired record is nothing to lose
 UPDATE idem.record SET expires = now() - interval '1 second';
 DELETE FROM idem.watermark;

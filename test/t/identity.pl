@@ -31,12 +31,13 @@ sub import_identity { return $second->safe_psql('postgres', "SELECT idem.import_
 isnt(identity($second), identity($first), 'two servers have identities of their own');
 
 # An import waits for a claim in flight, and finds its record.
-$session->query_safe(q{BEGIN; SELECT idem.once('orders', 'in flight')});
+$session->query_safe('BEGIN');
+my $open = $session->query_safe(q{SELECT token FROM idem.claim('orders', 'in flight')});
 my ($out, $err) = ('', '');
 my $importer = IPC::Run::start([ 'psql', '-XqAt', '-v', 'VERBOSITY=verbose', '-d', $second->connstr('postgres') . " application_name='importer'",
 	'-c', "SELECT idem.import_identity('@{[ identity($first) ]}')" ], '>', \$out, '2>', \$err);
 ok($second->poll_query_until('postgres', q{SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE application_name = 'importer'}), 'an import waits for a claim in flight');
-$session->query_safe('COMMIT');
+$session->query_safe("SELECT idem.complete('$open'); COMMIT");
 $importer->finish;
 like($err, qr/ERROR:  55000: the identity does not fit.*\nDETAIL:.*would get id 2 in place of 1\. Its keys would not be found again: 1 records, 0 watermarks\.\nHINT:/, 'and refuses to orphan its record');
 $second->safe_psql('postgres', q{SELECT idem.forget('orders', 'in flight')});
