@@ -665,6 +665,38 @@ COMMENT ON FUNCTION idem.rotate_secret IS
     'are kept: a stored fingerprint is compared under the secret with which it was made. For '
     'superusers and roles that are granted EXECUTE.';
 
+CREATE FUNCTION idem.export_identity()
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_export_identity'
+LANGUAGE C STABLE PARALLEL UNSAFE
+SET intervalstyle = 'postgres';
+
+REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.export_identity IS
+    'Returns what idem.import_identity() gives to another server: the scopes with their ids and '
+    'settings, the ids of dropped scopes, the last scope id, the seed and all fingerprint secrets. '
+    'The secrets are readable in it, so keep it as a dump of the database, and out of logs. Works '
+    'on a standby. For superusers. '
+    'Raises 42501, 55000 before the first scope.';
+
+CREATE FUNCTION idem.import_identity(identity jsonb)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_import_identity'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.import_identity IS
+    'Gives this database the identity that idem.export_identity() returned on another server: '
+    'digests, lock ids, fingerprints and child keys are then the same on both. Scopes of other '
+    'names stay. The same identity again changes nothing. Refuses an identity that would make '
+    'records or watermarks unreachable; make no calls of other functions meanwhile. The identity '
+    'contains the secrets, so keep it out of logs. For superusers. '
+    'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
+    'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
+    '42501, 22023, 22004.';
+
 -- ---------------------------------------------------------------------------------------------
 -- Tests
 -- ---------------------------------------------------------------------------------------------

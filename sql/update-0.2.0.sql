@@ -304,6 +304,8 @@ REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Purge: the position is unlogged

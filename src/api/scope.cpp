@@ -7,6 +7,7 @@
 // database creates the secrets.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/scope.hpp"
 #include "core/key.hpp"
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
@@ -262,6 +263,24 @@ std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
 }
 
 }  // namespace
+
+ImportedScope checked_scope(HeapTupleHeader row) {
+    LOCAL_FCINFO(call, create_arguments);
+    InitFunctionCallInfoData(*call, nullptr, create_arguments, InvalidOid, nullptr, nullptr);
+    for (int i = 0; i < arguments; ++i) {
+        NullableDatum& argument = call->args[i];
+        argument.value = GetAttributeByName(row, name_of(i), &argument.isnull);
+    }
+    call->args[arg_if_not_exists] = {BoolGetDatum(false), false};
+    require_arguments(call);
+    const std::string_view name = *pg::text_arg(call, arg_name);
+    check_name(name);
+    const pg::ScopeRules rules = read_rules(call, Purpose::create);
+    check_owner(*rules.owner);
+    bool null;
+    return {DatumGetInt32(GetAttributeByName(row, "id", &null)), name, rules};
+}
+
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_create_scope_0_3) {

@@ -769,6 +769,85 @@ void scope_ids_used_up() {
     pg_unreachable();
 }
 
+void superuser_only(const char* function) {
+    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                    errmsg("must be superuser to execute %s", function),
+                    errdetail("An identity contains the secrets of the database."),
+                    errhint("Ask a superuser to execute it.")));
+    pg_unreachable();
+}
+
+void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the identity does not fit the keys in this database"),
+             errdetail("%s Its keys would not be found again: %lld records, %lld watermarks.", what,
+                       static_cast<long long>(records), static_cast<long long>(watermarks)),
+             errhint("Import an identity before the database is used. To give these keys up, "
+                     "remove them with idem.forget() and idem.reset_stream(), or those of a "
+                     "dropped scope with idem.purge().")));
+    pg_unreachable();
+}
+
+void no_identity() {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("this database has no identity"),
+         errdetail("The secrets are created with the first scope, and there is no scope."),
+         errhint("Create a scope with idem.create_scope().")));
+    pg_unreachable();
+}
+
+void identity_changes_open_claim(std::string_view scope, std::string_view key) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("cannot import an identity while a claim is open"),
+                    errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
+                              c_string(key), c_string(scope)),
+                    errhint("Import the identity in a transaction of its own.")));
+    pg_unreachable();
+}
+
+void identity_lacks_secret(std::int32_t id) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("the identity does not have fingerprint secret %d", id),
+                    errdetail("This database has the same seed, and a fingerprint secret that was "
+                              "added after the identity was exported, or on this server only."),
+                    errhint("Run idem.rotate_secret() on one server only, export the identity "
+                            "there, and import it on the others.")));
+    pg_unreachable();
+}
+
+void identity_id_taken(std::int32_t id, const char* here, const char* there) {
+    ereport(ERROR,
+            (errcode(ERRCODE_DUPLICATE_OBJECT),
+             errmsg("scope id %d belongs to scope \"%s\" in this database", id, here),
+             there == nullptr ? errdetail("In the identity, the scope with this id was dropped.")
+                              : errdetail("In the identity, it belongs to scope \"%s\".", there),
+             errhint("Drop scope \"%s\" here with idem.drop_scope(), and import the "
+                     "identity again.",
+                     here)));
+    pg_unreachable();
+}
+
+void imported_scope_differs(std::string_view name, const char* differences) {
+    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
+                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
+                    errdetail_internal("%s", differences),
+                    errhint("Change the existing scope first with idem.alter_scope(), or the scope "
+                            "in the other database, and export the identity again.")));
+    pg_unreachable();
+}
+
+void imported_owner_missing(std::string_view role) {
+    ereport(ERROR,
+            (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("role %s does not exist", c_string(role)),
+             errdetail("In the identity, it owns a scope."),
+             errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
+                     "another owner with idem.alter_scope() in the other database, and "
+                     "export the identity again.")));
+    pg_unreachable();
+}
+
 void may_not_administer_scopes(const char* function) {
     ereport(
         ERROR,

@@ -141,6 +141,19 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void scope_exists(std::string_view name);
 [[noreturn]] void scope_differs(std::string_view name, const char* differences);
 [[noreturn]] void scope_ids_used_up();
+
+// ---- Identities ---------------------------------------------------------------------------------
+
+[[noreturn]] void superuser_only(const char* function);
+// what: the change, such as "The seed would change."; the counts are of what it would orphan.
+[[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
+[[noreturn]] void no_identity();
+[[noreturn]] void identity_changes_open_claim(std::string_view scope, std::string_view key);
+[[noreturn]] void identity_lacks_secret(std::int32_t id);
+// The id is here that of another scope than there; there: NULL if it was dropped there.
+[[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
+[[noreturn]] void imported_scope_differs(std::string_view name, const char* differences);
+[[noreturn]] void imported_owner_missing(std::string_view role);
 // For the functions of 0.1.0.
 [[noreturn]] void may_not_administer_scopes(const char* function);
 

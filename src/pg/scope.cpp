@@ -474,6 +474,24 @@ void lock_scopes() {
     table_close(open_scopes(), NoLock);
 }
 
+namespace {
+
+// Closes the table.
+void insert_checked(Relation relation, const ScopeRow& row, const ScopeRules& rules) {
+    // The row goes past the table's NOT NULL constraints, so check them here.
+    Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
+    Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
+    Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
+           (rules.transient_sqlstates != nullptr && rules.store_request &&
+            rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts));
+    TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
+    insert_row(relation, slot);
+    ExecDropSingleTupleTableSlot(slot);
+    announce_change(relation);
+}
+
+}  // namespace
+
 bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken taken) {
     Relation relation = open_scopes();
     ScopeRow row;
@@ -487,16 +505,7 @@ bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken take
         return false;
     }
     row.set_int(column_id, next_scope_id());
-    // The row goes past the table's NOT NULL constraints, so check them here.
-    Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
-    Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
-    Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
-           (rules.transient_sqlstates != nullptr && rules.store_request &&
-            rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts));
-    TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
-    insert_row(relation, slot);
-    ExecDropSingleTupleTableSlot(slot);
-    announce_change(relation);
+    insert_checked(relation, row, rules);
     return true;
 }
 
@@ -516,6 +525,153 @@ void delete_scope(std::int32_t id) {
     StoredScope scope = read_stored(relation, id);
     check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
     note_dropped_scope(id);
+    announce_change(relation);
+}
+
+// ---- Scopes that come from another server -------------------------------------------------------
+
+namespace {
+
+constexpr const char* identity_hint = "Pass the result of idem.export_identity() unchanged.";
+
+[[noreturn]] void refuse_object(const char* detail) {
+    report::invalid_argument("identity", detail, identity_hint);
+}
+
+struct ScopeText {
+    std::int32_t id;
+    const char* json;
+};
+
+int by_scope_id(const ListCell* a, const ListCell* b) {
+    const auto id_of = [](const ListCell* cell) {
+        return static_cast<const ScopeText*>(lfirst(cell))->id;
+    };
+    return id_of(a) < id_of(b) ? -1 : id_of(a) > id_of(b);
+}
+
+// How jsonb shows a value of the column.
+jbvType json_type(Oid type) {
+    if (type == BOOLOID) return jbvBool;
+    return type == INT4OID || type == INT8OID ? jbvNumeric : jbvString;
+}
+
+bool is_array(const JsonbValue& value) {
+    return value.type == jbvBinary && JsonContainerIsArray(value.val.binary.data);
+}
+
+bool is_string_array(const JsonbValue& value) {
+    if (!is_array(value)) return false;
+    JsonbContainer* array = value.val.binary.data;
+    for (std::uint32_t i = 0; i < JsonContainerSize(array); ++i)
+        if (getIthJsonbValueFromContainer(array, i)->type != jbvString) return false;
+    return true;
+}
+
+void check_scope_member(Jsonb* object, Form_pg_attribute column) {
+    const char* name = NameStr(column->attname);
+    JsonbValue value;
+    if (getKeyJsonValueFromContainer(&object->root, name, static_cast<int>(strlen(name)), &value) ==
+        nullptr)
+        refuse_object(psprintf("A scope has no member \"%s\".", name));
+    if (value.type == jbvNull && !column->attnotnull) return;
+    const bool fits = column->atttypid == TEXTARRAYOID ? is_string_array(value)
+                                                       : value.type == json_type(column->atttypid);
+    if (!fits) refuse_object(psprintf("Member \"%s\" of a scope has another type.", name));
+}
+
+void check_owner_exists(Jsonb* object) {
+    JsonbValue owner;
+    constexpr std::string_view member = "owner";
+    (void)getKeyJsonValueFromContainer(&object->root, member.data(),
+                                       static_cast<int>(member.size()), &owner);
+    text* name = text_of({owner.val.string.val, static_cast<std::size_t>(owner.val.string.len)});
+    LOCAL_FCINFO(call, 1);
+    InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+    call->args[0] = {PointerGetDatum(name), false};
+    (void)to_regrole(call);
+    if (call->isnull) report::imported_owner_missing(view_of(name));
+}
+
+// jsonb_populate_record() takes the type of the row from the expression that calls it.
+Datum populate_record(Jsonb* object, Oid row_type) {
+    FmgrInfo function;
+    fmgr_info(F_JSONB_POPULATE_RECORD, &function);
+    List* arguments = list_make2(makeNullConst(row_type, -1, InvalidOid),
+                                 makeNullConst(JSONBOID, -1, InvalidOid));
+    FuncExpr* expression = makeFuncExpr(F_JSONB_POPULATE_RECORD, row_type, arguments, InvalidOid,
+                                        InvalidOid, COERCE_EXPLICIT_CALL);
+    fmgr_info_set_expr(reinterpret_cast<Node*>(expression), &function);
+    LOCAL_FCINFO(call, 2);
+    InitFunctionCallInfoData(*call, &function, 2, InvalidOid, nullptr, nullptr);
+    call->args[0] = {Datum{0}, true};
+    call->args[1] = {JsonbPGetDatum(object), false};
+    const Datum row = FunctionCallInvoke(call);
+    if (call->isnull) elog(ERROR, "an object gave no row");
+    return row;
+}
+
+}  // namespace
+
+void append_scopes(StringInfo json) {
+    List* scopes = NIL;
+    scan_committed(Table::scope, [&](TupleTableSlot* slot) {
+        auto* scope = static_cast<ScopeText*>(palloc(sizeof(ScopeText)));
+        scope->id = DatumGetInt32(*column(slot, column_id));
+        const Datum row = ExecFetchSlotHeapTupleDatum(slot);
+        scope->json = text_to_cstring(DatumGetTextPP(DirectFunctionCall1(row_to_json, row)));
+        scopes = lappend(scopes, scope);
+    });
+    list_sort(scopes, by_scope_id);
+    appendStringInfoChar(json, '[');
+    const char* separator = "";
+    for (int i = 0; i < list_length(scopes); ++i) {
+        const auto* scope = static_cast<const ScopeText*>(list_nth(scopes, i));
+        appendStringInfo(json, "%s%s", separator, scope->json);
+        separator = ",";
+    }
+    appendStringInfoChar(json, ']');
+}
+
+HeapTupleHeader read_scope_object(Jsonb* object) {
+    Relation relation = open_table(Table::scope, AccessShareLock);
+    const TupleDesc table = RelationGetDescr(relation);
+    for (int i = 0; i < table->natts; ++i) check_scope_member(object, TupleDescAttr(table, i));
+    if (static_cast<int>(JsonContainerSize(&object->root)) != table->natts)
+        refuse_object("A scope has a setting that this release does not know.");
+    check_owner_exists(object);
+    const Datum row = populate_record(object, relation->rd_rel->reltype);
+    table_close(relation, AccessShareLock);
+    return DatumGetHeapTupleHeader(row);
+}
+
+void require_same_rules(std::int32_t id, const ScopeRules& rules) {
+    Relation relation = open_scopes();
+    const StoredScope stored = read_stored(relation, id);
+    ScopeRow given;
+    set_rules(given, rules);
+    const char* differing = differences(RelationGetDescr(relation), stored.row, given);
+    if (differing != nullptr)
+        report::imported_scope_differs(
+            setting_text(RelationGetDescr(relation), stored.row, column_name), differing);
+    table_close(relation, NoLock);
+}
+
+void place_scope(std::int32_t id, std::string_view name, const ScopeRules& rules) {
+    Relation relation = open_scopes();
+    Assert(!find_stored(relation, WithId{id}) && !find_stored(relation, WithName{name}));
+    ScopeRow row;
+    row.set_int(column_id, id);
+    row.set_text(column_name, name);
+    set_rules(row, rules);
+    check_ttls(row);
+    insert_checked(relation, row, rules);
+}
+
+void remove_scope(std::int32_t id) {
+    Relation relation = open_scopes();
+    StoredScope scope = read_stored(relation, id);
+    check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
     announce_change(relation);
 }
 

@@ -212,4 +212,19 @@ bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken take
 void update_scope(std::int32_t id, const ScopeRules& rules);
 void delete_scope(std::int32_t id);
 
+// --- Scopes that come from another server --------------------------------------------------------
+
+// The scopes as a JSON array of objects, by id, each with the columns of the table as members.
+void append_scopes(StringInfo json);
+
+// Such an object as a row of the table. Raises 22023 unless its members are the columns, each of
+// its type, and 42704 when there is no role of the owner's name. The settings are not checked.
+HeapTupleHeader read_scope_object(Jsonb* object);
+
+// Call these after lock_scopes(). The first raises 42710 if the settings of the scope differ. The
+// second adds a scope with this id, which no scope has. The third deletes a scope without a trace.
+void require_same_rules(std::int32_t id, const ScopeRules& rules);
+void place_scope(std::int32_t id, std::string_view name, const ScopeRules& rules);
+void remove_scope(std::int32_t id);
+
 }  // namespace idem::pg

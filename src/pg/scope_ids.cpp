@@ -1,5 +1,6 @@
 #include "pg/scope_ids.hpp"
 
+#include "pg/compat.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
@@ -75,7 +76,68 @@ bool is_noted(std::int32_t id) {
     return noted;
 }
 
+void check_deleted(TM_Result result) {
+    if (result != TM_Ok) elog(ERROR, "unexpected result %d of deleting a dropped scope", result);
+}
+
+void keep_from_writing(Table table) {
+    table_close(open_table(table, ShareRowExclusiveLock), NoLock);
+}
+
+template <class Match>
+std::int64_t count_live_records(Match match) {
+    keep_from_writing(Table::record);
+    const TimestampTz now = GetCurrentTimestamp();
+    std::int64_t count = 0;
+    scan_committed(Table::record, [&](TupleTableSlot* slot) {
+        if (match(slot) && record_expires(slot) > now) ++count;
+    });
+    return count;
+}
+
 }  // namespace
+
+bool is_dropped_scope(std::int32_t id) {
+    return notes_dropped_scopes() && is_noted(id);
+}
+
+void unnote_dropped_scope(std::int32_t id) {
+    Relation relation = open_table(Table::dropped_scope, RowExclusiveLock);
+    scan_committed(Table::dropped_scope, [&](TupleTableSlot* slot) {
+        if (id_of_dropped(slot) == id)
+            check_deleted(compat::delete_row(relation, &slot->tts_tid, compat::Waiting::yes));
+    });
+    table_close(relation, NoLock);
+    CommandCounterIncrement();
+}
+
+std::int64_t last_scope_id() {
+    std::int64_t last = std::max(read_sequence().last, highest_id(Table::scope, id_of_scope));
+    if (notes_dropped_scopes())
+        last = std::max(last, highest_id(Table::dropped_scope, id_of_dropped));
+    return last;
+}
+
+void give_scope_ids(std::int32_t last) {
+    if (last > read_sequence().last) set_last_id(last);
+}
+
+Keys keys_of(std::optional<std::int32_t> scope) {
+    Keys keys;
+    keys.records = count_live_records(
+        [&](TupleTableSlot* slot) { return !scope || record_scope(slot) == *scope; });
+    keep_from_writing(Table::watermark);
+    scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
+        if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
+    });
+    return keys;
+}
+
+std::int64_t records_under(std::int32_t secret) {
+    return count_live_records([&](TupleTableSlot* slot) {
+        return record_secret(slot) == static_cast<std::uint32_t>(secret);
+    });
+}
 
 std::int32_t next_scope_id() {
     const SequenceState sequence = read_sequence();

@@ -19,6 +19,31 @@ std::int32_t next_scope_id();
 // Notes that the scope is dropped, as part of the caller's transaction and under the same lock.
 void note_dropped_scope(std::int32_t id);
 
+// Whether the id was noted as dropped.
+bool is_dropped_scope(std::int32_t id);
+
+// Removes the note, under the same lock: the scope is going to exist.
+void unnote_dropped_scope(std::int32_t id);
+
+// The highest id that is known to be given; 0 before the first.
+std::int64_t last_scope_id();
+
+// Makes all ids up to this one given.
+void give_scope_ids(std::int32_t last);
+
+// What a scope has left behind, or all scopes if none is named: records that have not expired, and
+// watermarks. Waits until every transaction that writes to these tables has ended, and keeps others
+// from writing until this one ends.
+struct Keys {
+    std::int64_t records = 0;
+    std::int64_t watermarks = 0;
+    bool any() const { return records > 0 || watermarks > 0; }
+};
+Keys keys_of(std::optional<std::int32_t> scope);
+
+// The records that have not expired and have a fingerprint under this secret; likewise.
+std::int64_t records_under(std::int32_t secret);
+
 // The ids of the scopes that were noted, as a list of integers. Nothing when the extension's
 // objects are of a release before 0.3.0, which noted none.
 std::optional<List*> dropped_scopes();

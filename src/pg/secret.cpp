@@ -1,6 +1,7 @@
 #include "pg/secret.hpp"
 
 #include "pg/boundary.hpp"
+#include "pg/compat.hpp"
 #include "pg/report.hpp"
 #include "pg/table.hpp"
 
@@ -9,7 +10,6 @@ namespace {
 
 enum Column { column_id, column_purpose, column_secret, column_created, columns };
 
-constexpr std::int32_t seed_id = 0;
 constexpr std::int32_t first_fingerprint_id = 1;
 
 constinit Secrets cache{};
@@ -67,24 +67,42 @@ std::optional<Secrets> read_secrets() {
     return found;
 }
 
-void insert_secret(Relation relation, std::int32_t id, const char* purpose) {
-    core::Secret secret;
-    if (!pg_strong_random(secret.data(), secret.size())) report::crypto_failure();
-    const auto size = static_cast<int>(secret.size());
+void insert_secret(Relation relation, const StoredSecret& stored) {
+    const auto size = static_cast<int>(stored.secret.size());
     Row<columns> row;
-    row.set_int(column_id, id);
-    row.set_text(column_purpose, purpose);
-    row.set_pointer(column_secret,
-                    cstring_to_text_with_len(reinterpret_cast<const char*>(secret.data()), size));
+    row.set_int(column_id, stored.id);
+    row.set_text(column_purpose, stored.id == seed_id ? "seed" : "fingerprint");
+    row.set_pointer(column_secret, cstring_to_text_with_len(
+                                       reinterpret_cast<const char*>(stored.secret.data()), size));
     row.set_time(column_created, GetCurrentTimestamp());
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
 }
 
+void make_secret(Relation relation, std::int32_t id) {
+    StoredSecret made{id, {}};
+    if (!pg_strong_random(made.secret.data(), made.secret.size())) report::crypto_failure();
+    insert_secret(relation, made);
+}
+
 void announce_change(Relation relation) {
     CacheInvalidateRelcache(relation);
     CommandCounterIncrement();
+}
+
+// Deletes the secrets whose id matches.
+template <class Match>
+void delete_matching(Match match) {
+    Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
+    scan_committed(Table::secret, [&](TupleTableSlot* slot) {
+        bool null;
+        if (!match(DatumGetInt32(slot_getattr(slot, column_id + 1, &null)))) return;
+        const TM_Result result = compat::delete_row(relation, &slot->tts_tid, compat::Waiting::yes);
+        if (result != TM_Ok) elog(ERROR, "unexpected result %d of deleting a secret", result);
+    });
+    announce_change(relation);
+    table_close(relation, NoLock);
 }
 
 constinit std::array<std::uint64_t, 64> stock{};
@@ -123,8 +141,8 @@ core::Secret fingerprint_secret(std::uint32_t id) {
 void create_secrets() {
     Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
     if (!read_secrets()) {
-        insert_secret(relation, seed_id, "seed");
-        insert_secret(relation, first_fingerprint_id, "fingerprint");
+        make_secret(relation, seed_id);
+        make_secret(relation, first_fingerprint_id);
         announce_change(relation);
     }
     table_close(relation, NoLock);
@@ -137,10 +155,40 @@ std::int32_t rotate_fingerprint_secret() {
     scan_secrets([&](std::int32_t id, const core::Secret&) { newest = std::max(newest, id); });
     if (newest == INT_MAX) elog(ERROR, "fingerprint secrets have run out of ids");
     Assert(newest >= first_fingerprint_id);
-    insert_secret(relation, newest + 1, "fingerprint");
+    make_secret(relation, newest + 1);
     announce_change(relation);
     table_close(relation, NoLock);
     return newest + 1;
+}
+
+std::span<const StoredSecret> stored_secrets() {
+    std::size_t count = 0;
+    scan_secrets([&](std::int32_t, const core::Secret&) { ++count; });
+    auto* found = static_cast<StoredSecret*>(palloc((count + 1) * sizeof(StoredSecret)));
+    std::size_t filled = 0;
+    // Others may have added secrets meanwhile, and none of those here is missed.
+    scan_secrets([&](std::int32_t id, const core::Secret& secret) {
+        if (filled < count) found[filled++] = {id, secret};
+    });
+    std::sort(found, found + filled,
+              [](const StoredSecret& a, const StoredSecret& b) { return a.id < b.id; });
+    return {found, filled};
+}
+
+void lock_secrets() {
+    table_close(open_table(Table::secret, ShareRowExclusiveLock), NoLock);
+}
+
+void delete_secrets() {
+    delete_matching([](std::int32_t) { return true; });
+}
+
+void put_secret(const StoredSecret& secret) {
+    delete_matching([&](std::int32_t id) { return id == secret.id; });
+    Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
+    insert_secret(relation, secret);
+    announce_change(relation);
+    table_close(relation, NoLock);
 }
 
 std::uint64_t random_bits() {

@@ -39,6 +39,24 @@ void create_secrets();
 // Adds a secret for new fingerprints and returns its id. Locks the table as create_secrets() does.
 std::int32_t rotate_fingerprint_secret();
 
+// --- The secrets of an identity that travels -----------------------------------------------------
+
+struct StoredSecret {
+    std::int32_t id;  // seed_id, or that of a fingerprint secret
+    core::Secret secret;
+};
+inline constexpr std::int32_t seed_id = 0;
+
+// All of them, by id; palloc'd. Empty before the first scope.
+std::span<const StoredSecret> stored_secrets();
+
+// Waits for other transactions that change secrets.
+void lock_secrets();
+
+// Call both after lock_secrets(). The second deletes a secret of the same id.
+void delete_secrets();
+void put_secret(const StoredSecret& secret);
+
 void init_secrets();
 
 std::uint64_t random_bits();

@@ -65,6 +65,7 @@ extern "C" {
 #include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "pgstat.h"

@@ -68,7 +68,7 @@ SELECT is(differs, (SELECT names FROM conflict), 'try_claim returns the same nam
 CREATE ROLE test_nobody;
 CREATE ROLE test_administrator;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
-    idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
+    idem.export_identity, idem.import_identity, idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
 SELECT idem.create_scope('tenants', tenant_required => true);
 SELECT idem.create_scope('requests', request_required => true);
 SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
@@ -354,8 +354,24 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'a weak key', $$SELECT idem.alter_scope('errors', weak_keys => 'reject');
                               SELECT idem.claim('errors', '4711')$$),
     ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
-    ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$);
+    ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
+    ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
+    ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),
+    ('22023', 'an identity of another version', $$SELECT idem.import_identity('{"version": 2}')$$),
+    ('55000', 'an identity with another seed',
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{seed}', to_jsonb(repeat('ab', 32))))$$),
+    ('55000', 'an identity without the newest secret',
+     $$SELECT set_config('test.identity', idem.export_identity()::text, true), idem.rotate_secret();
+       SELECT idem.import_identity(current_setting('test.identity')::jsonb)$$),
+    ('42710', 'an identity with another scope of the same id',
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,name}', '"other"'))$$),
+    ('42710', 'an identity with other settings of a scope',
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,lease}', '"7 hours"'))$$),
+    ('42704', 'an identity with an owner that does not exist',
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,owner}', '"test_missing"'))$$);
 INSERT INTO wrong (state, what, call, role) VALUES
+    ('42501', 'export_identity by a role that is no superuser', $$SELECT idem.export_identity()$$, 'test_administrator'),
+    ('42501', 'import_identity by a role that is no superuser', $$SELECT idem.import_identity('{}')$$, 'test_administrator'),
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
     ('42501', 'a role that may not use the scope does not learn its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
@@ -390,6 +406,7 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'advance of a source that is not UTF-8', $$SELECT idem.advance('errors', '\xff'::bytea::text, 1)$$, false),
     ('25006', 'advance in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 'new', 1)$$, true),
     ('25006', 'create_scope in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, true),
+    ('25006', 'import_identity in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.import_identity('{}')$$, true),
     ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, true);
 INSERT INTO wrong (state, what, call, explained, role) VALUES
     ('42501', 'create_scope without EXECUTE', $$SELECT idem.create_scope('new')$$, false, 'test_nobody'),

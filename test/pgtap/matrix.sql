@@ -138,6 +138,8 @@ INSERT INTO call VALUES
     ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
     ('idem.free_bytes()', 'every role', $$SELECT idem.free_bytes()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
+    ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),
+    ('idem.import_identity(jsonb)', 'superuser', $$SELECT idem.import_identity((SELECT idem.export_identity()))$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.

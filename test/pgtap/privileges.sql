@@ -250,6 +250,11 @@ GRANT EXECUTE ON FUNCTION idem.rotate_secret() TO test_rotator;
 SELECT is((pg_temp.attempt(role, 'SELECT idem.rotate_secret()')).state, expected, format('%s rotates the secret', role))
   FROM (VALUES ('test_owner', '42501'), ('test_creator', '42501'), ('test_stranger', '42501'),
                ('test_rotator', 'ok'), ('test_super', 'ok')) AS attempt (role, expected);
+GRANT EXECUTE ON FUNCTION idem.export_identity(), idem.import_identity(jsonb) TO test_rotator;
+SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, call))
+  FROM (VALUES ('SELECT idem.export_identity()', 'ok'), ($$SELECT idem.import_identity('{}')$$, '22023')) AS c (call, allowed),
+       (VALUES ('test_owner'), ('test_creator'), ('test_stranger'), ('test_rotator'), ('test_super')) AS attempt (role),
+       LATERAL (SELECT CASE role WHEN 'test_super' THEN allowed ELSE '42501' END) AS e (expected);
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,

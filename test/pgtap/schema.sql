@@ -56,11 +56,13 @@ SELECT set_eq(
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
     ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
+    ('export_identity', '', 'jsonb'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('http_headers', 'result idem.claim_result', 'jsonb'),
     ('http_status', 'sqlstate text', 'integer'),
     ('http_status', 'result idem.claim_result', 'integer'),
+    ('import_identity', 'identity jsonb', 'void'),
     ('key_weakness', 'key text', 'text'),
     ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
@@ -106,7 +108,7 @@ SELECT is_empty(
        WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'rehearse', 'report')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
-                                                 WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres'] END$$,
+                                                 WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
     'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
@@ -124,7 +126,7 @@ SELECT set_eq(
     ('records_needed', 'i', 's'),
     ('redacted', 's', 'u'),
     ('retention_window', 'i', 's'),
-    ('scope_ddl', 's', 'u')
+    ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
 
 -- Types -----------------------------------------------------------------------------------------

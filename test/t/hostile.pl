@@ -203,6 +203,7 @@ SELECT idem.records_needed(1, '1 s');
 SELECT idem.collision_probability(1, 1);
 RESET ROLE;
 SELECT idem.rotate_secret();
+SELECT idem.import_identity(idem.export_identity());
 SELECT scope, claims FROM idem.scope_stats();
 SELECT scope, replays FROM idem.stats;
 SELECT scope, kind, count FROM idem.scope_durations();
