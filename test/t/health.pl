@@ -282,7 +282,7 @@ CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BE
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse'});
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse|identity'});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");
