@@ -56,8 +56,10 @@ void require_superuser(const char* function) {
 // ---- Export -------------------------------------------------------------------------------------
 
 void append_hex(StringInfo json, const core::Secret& secret) {
+    std::array<char, 2 * sizeof(core::Secret)> digits;
+    (void)core::put_hex(secret, digits.begin());
     appendStringInfoChar(json, '"');
-    for (const std::byte byte : secret) appendStringInfo(json, "%02x", static_cast<unsigned>(byte));
+    appendBinaryStringInfo(json, digits.data(), static_cast<int>(digits.size()));
     appendStringInfoChar(json, '"');
 }
 
@@ -90,16 +92,11 @@ void append_secrets(StringInfo json) {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
-[[noreturn]] void refuse(const char* detail) {
-    report::invalid_argument("identity", detail,
-                             "Pass the result of idem.export_identity() unchanged.");
-}
-
 JsonbValue member(JsonbContainer* object, const char* name) {
     JsonbValue value;
     if (getKeyJsonValueFromContainer(object, name, static_cast<int>(strlen(name)), &value) ==
         nullptr)
-        refuse(psprintf("Member \"%s\" is missing.", name));
+        report::malformed_identity(psprintf("Member \"%s\" is missing.", name));
     return value;
 }
 
@@ -113,22 +110,22 @@ std::int32_t read_number(const JsonbValue& value, const char* name, std::int32_t
     bool invalid = value.type != jbvNumeric;
     const std::int32_t number = invalid ? 0 : numeric_int4_opt_error(value.val.numeric, &invalid);
     if (invalid || number < least || !is_number(value, number))
-        refuse(psprintf("Member \"%s\" is not a whole number from %d to %d.", name, least,
-                        PG_INT32_MAX));
+        report::malformed_identity(psprintf("Member \"%s\" is not a whole number from %d to %d.",
+                                            name, least, PG_INT32_MAX));
     return number;
 }
 
 JsonbContainer* array_member(JsonbContainer* object, const char* name) {
     const JsonbValue value = member(object, name);
     if (value.type != jbvBinary || !JsonContainerIsArray(value.val.binary.data))
-        refuse(psprintf("Member \"%s\" is not an array.", name));
+        report::malformed_identity(psprintf("Member \"%s\" is not an array.", name));
     return value.val.binary.data;
 }
 
 Jsonb* object_element(JsonbContainer* array, std::uint32_t i, const char* name) {
     JsonbValue* value = getIthJsonbValueFromContainer(array, i);
     if (value->type != jbvBinary || !JsonContainerIsObject(value->val.binary.data))
-        refuse(psprintf("An element of \"%s\" is not an object.", name));
+        report::malformed_identity(psprintf("An element of \"%s\" is not an object.", name));
     return JsonbValueToJsonb(value);
 }
 
@@ -149,8 +146,8 @@ core::Secret read_secret(const JsonbValue& value, const char* name) {
         if (valid) secret[i] = static_cast<std::byte>(*high * 16 + *low);
     }
     if (!valid)
-        refuse(psprintf("Member \"%s\" does not consist of %zu hexadecimal digits.", name,
-                        2 * secret.size()));
+        report::malformed_identity(psprintf(
+            "Member \"%s\" does not consist of %zu hexadecimal digits.", name, 2 * secret.size()));
     return secret;
 }
 
@@ -177,7 +174,8 @@ std::span<const std::int32_t> read_dropped(JsonbContainer* root) {
 
 std::span<const pg::StoredSecret> read_secrets(JsonbContainer* root) {
     JsonbContainer* array = array_member(root, "fingerprint_secrets");
-    if (JsonContainerSize(array) == 0) refuse("Member \"fingerprint_secrets\" is empty.");
+    if (JsonContainerSize(array) == 0)
+        report::malformed_identity("Member \"fingerprint_secrets\" is empty.");
     const auto secrets = new_span<pg::StoredSecret>(JsonContainerSize(array) + 1);
     secrets[0] = {pg::seed_id, read_secret(member(root, "seed"), "seed")};
     for (std::uint32_t i = 0; i < JsonContainerSize(array); ++i) {
@@ -201,7 +199,7 @@ void check_version(JsonbContainer* root) {
 void check_members(JsonbContainer* root) {
     for (const char* name : member_names) (void)member(root, name);
     if (JsonContainerSize(root) != member_names.size())
-        refuse("There is a member that this release does not know.");
+        report::malformed_identity("There is a member that this release does not know.");
 }
 
 // No id and no name occurs twice, and no id is above the last.
@@ -209,16 +207,16 @@ void check_scope_ids(const Identity& identity) {
     const auto check_id = [&](std::int32_t id) {
         const auto count = std::ranges::count(identity.scopes, id, &ImportedScope::id) +
                            std::ranges::count(identity.dropped, id);
-        if (count != 1) refuse(psprintf("Scope id %d occurs twice.", id));
+        if (count != 1) report::malformed_identity(psprintf("Scope id %d occurs twice.", id));
         if (id < 1 || id > identity.last_scope_id)
-            refuse(psprintf("Scope id %d is not from 1 to the last id, %d.", id,
-                            identity.last_scope_id));
+            report::malformed_identity(psprintf("Scope id %d is not from 1 to the last id, %d.", id,
+                                                identity.last_scope_id));
     };
     for (const ImportedScope& scope : identity.scopes) {
         check_id(scope.id);
         if (std::ranges::count(identity.scopes, scope.name, &ImportedScope::name) != 1)
-            refuse(psprintf("Scope \"%s\" occurs twice.",
-                            pnstrdup(scope.name.data(), scope.name.size())));
+            report::malformed_identity(psprintf("Scope \"%s\" occurs twice.",
+                                                pnstrdup(scope.name.data(), scope.name.size())));
     }
     for (const std::int32_t id : identity.dropped) check_id(id);
 }
@@ -226,11 +224,11 @@ void check_scope_ids(const Identity& identity) {
 void check_secret_ids(const Identity& identity) {
     for (const pg::StoredSecret& each : identity.secrets)
         if (std::ranges::count(identity.secrets, each.id, &pg::StoredSecret::id) != 1)
-            refuse(psprintf("Fingerprint secret %d occurs twice.", each.id));
+            report::malformed_identity(psprintf("Fingerprint secret %d occurs twice.", each.id));
 }
 
 Identity read_identity(Jsonb* identity) {
-    if (!JB_ROOT_IS_OBJECT(identity)) refuse("The value is not an object.");
+    if (!JB_ROOT_IS_OBJECT(identity)) report::malformed_identity("The value is not an object.");
     JsonbContainer* root = &identity->root;
     check_version(root);
     check_members(root);

@@ -777,6 +777,10 @@ void superuser_only(const char* function) {
     pg_unreachable();
 }
 
+void malformed_identity(const char* detail) {
+    invalid_argument("identity", detail, "Pass the result of idem.export_identity() unchanged.");
+}
+
 void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks) {
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -146,6 +146,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 
 [[noreturn]] void superuser_only(const char* function);
 // what: the change, such as "The seed would change."; the counts are of what it would orphan.
+// An identity that idem.export_identity() cannot have made.
+[[noreturn]] void malformed_identity(const char* detail);
 [[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
 [[noreturn]] void no_identity();
 [[noreturn]] void identity_changes_open_claim(std::string_view scope, std::string_view key);

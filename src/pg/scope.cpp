@@ -521,22 +521,13 @@ void update_scope(std::int32_t id, const ScopeRules& rules) {
 }
 
 void delete_scope(std::int32_t id) {
-    Relation relation = open_scopes();
-    StoredScope scope = read_stored(relation, id);
-    check_changed(compat::delete_row(relation, &scope.tid, compat::Waiting::yes));
+    remove_scope(id);
     note_dropped_scope(id);
-    announce_change(relation);
 }
 
 // ---- Scopes that come from another server -------------------------------------------------------
 
 namespace {
-
-constexpr const char* identity_hint = "Pass the result of idem.export_identity() unchanged.";
-
-[[noreturn]] void refuse_object(const char* detail) {
-    report::invalid_argument("identity", detail, identity_hint);
-}
 
 struct ScopeText {
     std::int32_t id;
@@ -573,11 +564,12 @@ void check_scope_member(Jsonb* object, Form_pg_attribute column) {
     JsonbValue value;
     if (getKeyJsonValueFromContainer(&object->root, name, static_cast<int>(strlen(name)), &value) ==
         nullptr)
-        refuse_object(psprintf("A scope has no member \"%s\".", name));
+        report::malformed_identity(psprintf("A scope has no member \"%s\".", name));
     if (value.type == jbvNull && !column->attnotnull) return;
     const bool fits = column->atttypid == TEXTARRAYOID ? is_string_array(value)
                                                        : value.type == json_type(column->atttypid);
-    if (!fits) refuse_object(psprintf("Member \"%s\" of a scope has another type.", name));
+    if (!fits)
+        report::malformed_identity(psprintf("Member \"%s\" of a scope has another type.", name));
 }
 
 void check_owner_exists(Jsonb* object) {
@@ -638,7 +630,7 @@ HeapTupleHeader read_scope_object(Jsonb* object) {
     const TupleDesc table = RelationGetDescr(relation);
     for (int i = 0; i < table->natts; ++i) check_scope_member(object, TupleDescAttr(table, i));
     if (static_cast<int>(JsonContainerSize(&object->root)) != table->natts)
-        refuse_object("A scope has a setting that this release does not know.");
+        report::malformed_identity("A scope has a setting that this release does not know.");
     check_owner_exists(object);
     const Datum row = populate_record(object, relation->rd_rel->reltype);
     table_close(relation, AccessShareLock);

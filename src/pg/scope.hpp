@@ -222,7 +222,8 @@ void append_scopes(StringInfo json);
 HeapTupleHeader read_scope_object(Jsonb* object);
 
 // Call these after lock_scopes(). The first raises 42710 if the settings of the scope differ. The
-// second adds a scope with this id, which no scope has. The third deletes a scope without a trace.
+// second adds a scope with this id, which no scope has. The third deletes a scope and, unlike
+// delete_scope(), does not note its id.
 void require_same_rules(std::int32_t id, const ScopeRules& rules);
 void place_scope(std::int32_t id, std::string_view name, const ScopeRules& rules);
 void remove_scope(std::int32_t id);
