@@ -25,7 +25,7 @@ struct StoredAnswer {
     bool redacted;  // a part of what the caller passed is left out
 };
 
-// A failure is kept whole, but for such headers, because it is raised again.
+// A failure is kept whole, except for excluded headers, because it is raised again.
 StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
     Answer kept = answer;
     if (scope != nullptr) kept.headers = pg::redact_headers(answer.headers, scope->header_exclude);

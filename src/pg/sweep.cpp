@@ -123,8 +123,8 @@ void count_bytes(Sweep& sweep, const KnownScope& scope, TupleTableSlot* slot) {
         count_row(scope.id, record_tenant(slot), slot->tts_tid, row_size(slot));
 }
 
-// A record of our own transaction does not expire within it, and keeps its answer. The ledger hears
-// of it when it commits.
+// A record of our own transaction does not expire within it, and keeps its answer. The ledger
+// counts it when it commits.
 void visit(Sweep& sweep, TupleTableSlot* slot) {
     if (record_expires(slot) <= sweep.now) {
         if (!written_here(slot)) purge(sweep, slot);
