@@ -477,7 +477,8 @@ void lock_scopes() {
 namespace {
 
 // Closes the table.
-void insert_checked(Relation relation, const ScopeRow& row, const ScopeRules& rules) {
+void insert_checked(Relation relation, const ScopeRow& row,
+                    [[maybe_unused]] const ScopeRules& rules) {
     // The row goes past the table's NOT NULL constraints, so check them here.
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
