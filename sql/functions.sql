@@ -409,7 +409,44 @@ COMMENT ON FUNCTION idem.advance IS
     'the next number; the first number of a source may be any. Waits for a transaction that is '
     'advancing the same source, up to the scope''s wait. Watermarks do not expire. '
     'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, '
-    'ID012 sequence_gap, 40001, 42501, 22021, 22004, 54000.';
+    'ID012 sequence_gap, 0A000 (the transaction has chosen a record table), 40001, 42501, 22021, '
+    '22004, 54000.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Record tables beside idem.record
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.create_record_table(
+    name text,
+    tenant_column name DEFAULT NULL,
+    tenant_type regtype DEFAULT NULL
+)
+RETURNS regclass
+AS 'MODULE_PATHNAME', 'idem_create_record_table'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.create_record_table IS
+    'Creates a table for records beside idem.record, with the same columns and owner, and returns '
+    'it. A scope names it as records, or a transaction chooses it by idem.use_records(). name may '
+    'have a schema. With tenant_column and tenant_type, the table has one more column, the first, '
+    'which idem fills with the tenant converted to that type: for tools that distribute rows by '
+    'such a column. The table is dumped, moved and dropped as any other. For superusers. '
+    'Raises 42P07 (the name is taken), 42501, 25006, 22023, 22004.';
+
+CREATE FUNCTION idem.use_records(records regclass)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_use_records'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.use_records IS
+    'Chooses the record table of this transaction, for the keys of all scopes that name none: a '
+    'table that idem.create_record_table() has made, or idem.record. A rollback to a savepoint '
+    'takes the choice back. The same key must always be looked for in the same table, so choose it '
+    'by what the key belongs to, such as its tenant. '
+    'Raises 42809 (not a record table), 42501 (a role other than its owner may change it, or the '
+    'owner is not that of idem.record), 42P01, 25000, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: administered by roles that are granted EXECUTE on these functions
@@ -439,6 +476,7 @@ CREATE FUNCTION idem.create_scope(
     tenant_from text DEFAULT 'argument',
     explain_conflicts boolean DEFAULT false,
     max_bytes bigint DEFAULT NULL,
+    records regclass DEFAULT NULL,
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
@@ -456,10 +494,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
-    'is how much a tenant may store. With if_not_exists, a scope that has exactly these settings '
-    'is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
+    'is how much a tenant may store; records (NULL: idem.record, or what the transaction chooses) '
+    'is the table of the scope''s records. With if_not_exists, a scope that has exactly these '
+    'settings is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
     'to SET ROLE to the owner. '
-    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
+    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 42809 (not a '
+    'record table), 42P01, 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -483,7 +523,8 @@ CREATE FUNCTION idem.alter_scope(
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
-    max_bytes bigint DEFAULT NULL
+    max_bytes bigint DEFAULT NULL,
+    records regclass DEFAULT NULL
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
@@ -494,11 +535,12 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl. Stored records do not change. For superusers and roles '
+    'zero removes answer_ttl or min_ttl; records => ''idem.record'' removes records. Stored records '
+    'do not change; those in another table than the new one must have been moved or have expired. For superusers and roles '
     'that are granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be '
     'able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
-    '22023.';
+    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, or '
+    'records in another table), 42809 (not a record table), 42P01, 22023.';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text

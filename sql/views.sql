@@ -29,7 +29,8 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         header_exclude,
         tenant_from,
         explain_conflicts,
-        max_bytes
+        max_bytes,
+        records
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;

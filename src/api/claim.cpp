@@ -160,7 +160,9 @@ bool is_same_request(const ClaimCall& call, const pg::Found& found) {
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
 // what was true before the lock was granted.
 Look look(const ClaimCall& call, bool locked) {
-    const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
+    const pg::Records records =
+        locked ? pg::Records::to_write(call.name.table) : pg::Records::to_read(call.name.table);
+    records.check_tenant(call.name.tenant);
     const pg::Found found = pg::probe(records, call.name);
     const core::FingerprintVersion version = records.fingerprint_version();
     records.close();
@@ -240,10 +242,11 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     pg::Claim claim{};
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
                    static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
-                   pg::random_bits()};
+                   pg::random_bits(), call.lease ? call.name.table : pg::common_records};
     claim.predecessor = seen.found.presence == core::Presence::absent ? pg::Predecessor::none
                                                                       : pg::Predecessor::outlived;
     claim.scope_id = call.scope->id;
+    claim.table = call.name.table;
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
@@ -313,7 +316,7 @@ pg::Record leased_record(const ClaimCall& call, const pg::Claim& claim, const pg
 // caller goes on.
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Record& record, const Look& seen,
                             const pg::WaitBound& bound) {
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(call.name.table);
     const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);
     records.close();
     if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
@@ -533,11 +536,10 @@ Result conflict_row(const ClaimResult& result) {
 
 Result claimed_row(const ClaimResult& result) {
     const pg::Claim& claim = *result.claim;
-    const core::TokenText token = pg::token_text(claim.token);
     Result row;
     row.set(column_claimed, BoolGetDatum(true));
     row.set_text(column_outcome, "claimed");
-    row.set_text(column_token, {token.data(), token.size()});
+    row.set_text(column_token, pg::token_text(claim.token).view());
     row.set_int(column_attempt, static_cast<std::int32_t>(claim.token.attempt));
     row.set_pointer(column_recovery_point, result.record.recovery_point);
     row.set_pointer(column_recovery_state, result.record.recovery_state);

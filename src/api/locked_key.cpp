@@ -27,7 +27,7 @@ bool is_at_rest(const pg::Found& found) {
 pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     acquire(lock, name.key, bound);
     for (;;) {
-        const pg::Records records = pg::Records::to_write();
+        const pg::Records records = pg::Records::to_write(name.table);
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_at_rest(found)) return found;
@@ -105,7 +105,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
     // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(name.table);
     const pg::WriteResult writing = pg::delete_record(records, found, bound);
     records.close();
     check_written(name.key, writing);
@@ -115,7 +115,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
 void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
                     const pg::WaitBound& bound) {
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(name.table);
     const pg::WriteResult writing = pg::write_over(records, name, record, found, bound);
     records.close();
     check_written(name.key, writing);
@@ -130,12 +130,30 @@ struct NamedKey {
     pg::KeyName name;
 };
 
+std::optional<pg::KeyName> name_in(Oid table, const core::Digest& digest) {
+    const auto records =
+        table == pg::common_records ? pg::Records::to_read(table) : pg::Records::try_to_read(table);
+    if (!records) return std::nullopt;
+    auto name = pg::name_behind(*records, digest);
+    records->close();
+    return name;
+}
+
+// A record may have been moved, restored or replicated since the token was made: after the table
+// that the token names, all others are searched.
+std::optional<pg::KeyName> find_name(const core::Token& token) {
+    for (const Oid table : {Oid{token.table}, pg::chosen_records()})
+        if (auto name = name_in(table, token.digest)) return name;
+    List* tables = pg::record_tables();
+    for (int i = 0; i < list_length(tables); ++i)
+        if (auto name = name_in(list_nth_oid(tables, i), token.digest)) return name;
+    return std::nullopt;
+}
+
 // The key that the token names. A caller that may not use the scope gets the same error as for a
 // key without a record, so it learns nothing.
 NamedKey key_named_by(const core::Token& token) {
-    const pg::Records records = pg::Records::to_read();
-    auto name = pg::name_behind(records, token.digest);
-    records.close();
+    auto name = find_name(token);
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
     name->limited = scope->max_bytes.has_value();
@@ -184,6 +202,7 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     pg::Claim claim{};
     claim.token = token;
     claim.scope_id = key.name.scope_id;
+    claim.table = key.name.table;
     claim.scope_name = key.scope->name;
     claim.tenant = key.name.tenant;
     claim.key = key.name.key;

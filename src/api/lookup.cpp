@@ -125,7 +125,7 @@ struct Sight {
 };
 
 pg::Found probe(const pg::KeyName& name) {
-    const pg::Records records = pg::Records::to_read();
+    const pg::Records records = pg::Records::to_read(name.table);
     const pg::Found found = pg::probe(records, name);
     records.close();
     return found;

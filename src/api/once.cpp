@@ -69,12 +69,13 @@ struct Batch {
     std::span<bool> is_new;    // as in the array
     pg::Scope scope;           // a copy: the cache may be dropped while rows are written
     std::string_view tenant;
+    Oid table;  // where the records are
 
     std::string_view key(const Element& element) const {
         return pg::view_of(DatumGetTextPP(keys[static_cast<std::size_t>(element.position)]));
     }
     pg::KeyName name(const Element& element) const {
-        return {scope.id, tenant, key(element), element.digest, scope.max_bytes.has_value()};
+        return {scope.id, tenant, key(element), element.digest, scope.max_bytes.has_value(), table};
     }
 };
 
@@ -132,6 +133,7 @@ Batch read_batch(FunctionCallInfo fcinfo) {
                                  "Call idem.once() with the key and the request of each message.");
     batch.scope = scope;
     batch.tenant = tenant_in(scope, tenant);
+    batch.table = pg::records_of(scope);
     batch.is_new = array_of<bool>(batch.keys.size());
     sort_by_digest(batch);
     return batch;
@@ -201,7 +203,7 @@ void refuse_open(const pg::KeyName& name) {
 
 // Returns how many keys are new.
 std::size_t finish_new_keys(Batch& batch) {
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(batch.table);
     pg::BulkWriter writer(records);
     const Element* last = nullptr;
     std::size_t count = 0;

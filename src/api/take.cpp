@@ -45,9 +45,9 @@ struct Candidate {
 
 // Judges the row as a claim with the same request would. An operation that this transaction's
 // snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
-Candidate look(const TakeCall& call, const core::Digest& digest) {
-    const pg::Records records = pg::Records::to_write();
-    auto key = pg::probe_digest(records, digest);
+Candidate look(const TakeCall& call, const pg::Due& due) {
+    const pg::Records records = pg::Records::to_write(due.table);
+    auto key = pg::probe_digest(records, due.digest);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
     if (!key) return {{}, {}, now, false};
@@ -77,11 +77,11 @@ ClaimCall takeover_call(const TakeCall& call, const Candidate& candidate) {
 
 // Takes the operation over, unless another transaction holds its key, has finished it or is
 // changing its row. Sets unseen if only the transaction's snapshot is in the way.
-std::optional<Taken> take_one(const TakeCall& call, const core::Digest& digest, bool& unseen) {
-    if (is_open_here(digest)) return std::nullopt;
-    pg::KeyLock lock(digest);
+std::optional<Taken> take_one(const TakeCall& call, const pg::Due& due, bool& unseen) {
+    if (is_open_here(due.digest)) return std::nullopt;
+    pg::KeyLock lock(due.digest);
     if (!lock.try_acquire()) return std::nullopt;
-    const Candidate candidate = look(call, digest);
+    const Candidate candidate = look(call, due);
     if (candidate.is_due && is_visible(candidate.found)) {
         const ClaimResult result = take_over(takeover_call(call, candidate), candidate.found,
                                              candidate.now, pg::WaitBound(0));
@@ -105,7 +105,7 @@ std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
     for (;;) {
         while (const auto due = backlog.next()) {
             CHECK_FOR_INTERRUPTS();
-            if (const auto taken = take_one(call, due->digest, unseen)) return taken;
+            if (const auto taken = take_one(call, *due, unseen)) return taken;
             last = due;
         }
         if (searched && !backlog.has_more()) break;
@@ -182,7 +182,7 @@ TakeCall read_call(FunctionCallInfo fcinfo) {
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
     return {&scope,
-            {scope.id, permitted(scope, tenant), scope.max_attempts},
+            {scope.id, permitted(scope, tenant), scope.max_attempts, pg::records_of(scope)},
             lease.value_or(scope.lease),
             wait.value_or(0)};
 }
@@ -192,8 +192,7 @@ pg::Row<columns> row_of(const std::optional<Taken>& taken) {
     if (!taken) return row;
     const pg::Claim& claim = *taken->result.claim;
     const pg::Record& record = taken->result.record;
-    const core::TokenText token = pg::token_text(claim.token);
-    row.set_text(column_token, {token.data(), token.size()});
+    row.set_text(column_token, pg::token_text(claim.token).view());
     row.set_text(column_key, taken->name.key);
     row.set_text(column_tenant, taken->name.tenant);
     row.set_pointer(column_request, pg::request_of(record));

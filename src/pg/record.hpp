@@ -25,6 +25,7 @@
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/lock.hpp"
+#include "pg/record_tables.hpp"
 #include "pg/server.hpp"
 #include "pg/table.hpp"
 
@@ -36,7 +37,8 @@ struct KeyName {
     std::string_view tenant;
     std::string_view key;
     core::Digest digest;
-    bool limited = false;  // the scope has max_bytes: what is written is noted in the ledger
+    bool limited = false;        // the scope has max_bytes: what is written is noted in the ledger
+    Oid table = common_records;  // where its record is (pg/record_tables)
 };
 
 struct Record {
@@ -90,15 +92,30 @@ struct Found {
 
 class Records : public KeyedTable {
   public:
-    static Records to_read() { return KeyedTable::to_read(Table::record); }
-    static Records to_write() { return KeyedTable::to_write(Table::record); }
+    // Raise the errors of require_exists() and require_record_table().
+    static Records to_read(Oid table) { return open(table, KeyedTable::to_read); }
+    static Records to_write(Oid table) { return open(table, KeyedTable::to_write); }
+    // Nothing unless it is a record table.
+    static std::optional<Records> try_to_read(Oid table);
 
     // In which version the table takes fingerprints.
     core::FingerprintVersion fingerprint_version() const;
 
+    // Raises the error of the type's input function if the table has a column for the tenant, and
+    // the tenant is not a value of its type.
+    void check_tenant(std::string_view tenant) const;
+
   private:
     Records(const KeyedTable& table) : KeyedTable(table) {}
+    static Records open(Oid table, KeyedTable (*open_keyed)(Oid)) {
+        return table == common_records ? open_keyed(table_oid(Table::record))
+                                       : open_elsewhere(table, open_keyed);
+    }
+    static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid));
 };
+
+// The columns of idem.record that this library knows.
+inline constexpr int record_columns = 22;
 
 // Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
 // run after an upgrade from a release with another layout.
@@ -158,9 +175,15 @@ enum class Contents {
     claim,  // what decides about a claim: no answer, recovery point, last error or request
 };
 
-// The digests of all records of the tenant that are committed now, in ascending order; palloc'd.
-// Reads the whole table.
-std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view tenant);
+// The digests of all records of the tenant that are committed now, in ascending order, with their
+// tables; palloc'd. Reads all record tables.
+struct RecordPlace {
+    core::Digest digest;
+    Oid table;
+
+    auto operator<=>(const RecordPlace&) const = default;
+};
+std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant);
 
 // The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
 // another key.

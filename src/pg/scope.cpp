@@ -121,6 +121,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
     scope.max_bytes = read_bigint(slot, column_max_bytes);
     scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
+    scope.records = DatumGetObjectId(column(slot, column_records).value_or(Datum{0}));
 }
 
 // The row is read before it is entered: an error in between must not leave half an entry.
@@ -180,6 +181,10 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.tenant_from) row.set_text(column_tenant_from, *rules.tenant_from);
     row.set_bool(column_explain_conflicts, rules.explain_conflicts);
     set_limit(row, column_max_bytes, rules.max_bytes);
+    if (rules.records == InvalidOid)
+        row.clear(column_records);
+    else if (rules.records)
+        row.set(column_records, ObjectIdGetDatum(*rules.records));
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
 }
 

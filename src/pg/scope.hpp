@@ -49,6 +49,7 @@ struct Scope {
     bool explain_conflicts;
     std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
     TextList transient_sqlstates;  // codes and classes, beside those that are always transient
+    Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
@@ -109,6 +110,7 @@ enum Column {
     column_tenant_from,
     column_explain_conflicts,
     column_max_bytes,
+    column_records,
     columns
 };
 
@@ -187,6 +189,7 @@ struct ScopeRules {
     std::optional<std::string_view> tenant_from;
     std::optional<bool> explain_conflicts;
     std::optional<std::int64_t> max_bytes;
+    std::optional<Oid> records;  // InvalidOid: the scope names no table
     std::optional<Oid> owner;
 };
 

@@ -3,6 +3,7 @@
 #include <sys/statvfs.h>
 
 #include "pg/compat.hpp"
+#include "pg/record_tables.hpp"
 #include "pg/report.hpp"
 
 namespace idem::pg {
@@ -117,6 +118,14 @@ Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
 constexpr Oid uuid_family = 2968;
 constexpr AttrNumber digest_column = 1;
 
+// The digest alone or, where the first column is the tenant, the digest and the tenant. The second
+// column of all other tables is not a UUID, so the operator family tells them apart.
+bool has_digest_columns(const FormData_pg_index* index) {
+    const auto* columns = index->indkey.values;
+    if (index->indnkeyatts == 1) return columns[0] == digest_column;
+    return index->indnkeyatts == 2 && columns[0] == digest_column + 1 && columns[1] == 1;
+}
+
 // What nbtree may want to know of a digest index: nothing beyond this, because the index has
 // neither expressions nor a predicate. BuildIndexInfo() reads the catalog's form of both for each
 // row.
@@ -138,7 +147,7 @@ IndexInfo digest_index_info(Relation index) {
 // that was a digest index when the caller opened it may have been set dead meanwhile, by REINDEX
 // CONCURRENTLY; it then takes entries until the caller's transaction ends.
 bool add_digest_entry(Relation table, Relation index, TupleTableSlot* slot) {
-    Assert(index->rd_index->indisunique && index->rd_index->indkey.values[0] == digest_column);
+    Assert(index->rd_index->indisunique && has_digest_columns(index->rd_index));
     Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
@@ -224,8 +233,7 @@ Relation open_table(Table table, LOCKMODE mode) {
 bool is_digest_index(Relation index) {
     const FormData_pg_index* form = index->rd_index;
     return form->indisunique && form->indimmediate && form->indisready && form->indislive &&
-           form->indnkeyatts == 1 && form->indkey.values[0] == digest_column &&
-           index->rd_opfamily[0] == uuid_family &&
+           has_digest_columns(form) && index->rd_opfamily[0] == uuid_family &&
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
@@ -304,6 +312,16 @@ DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
     }
     list_free(indexes);
     return made;
+}
+
+// Rows are written to the partition itself, so no routing has checked its bounds.
+void check_partition(Relation table, TupleTableSlot* slot) {
+    if (!table->rd_rel->relispartition) return;
+    EState* estate = CreateExecutorState();
+    auto* target = makeNode(ResultRelInfo);
+    InitResultRelInfo(target, table, 0, nullptr, 0);
+    (void)ExecPartitionCheck(target, slot, estate, true);
+    FreeExecutorState(estate);
 }
 
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which) {
@@ -422,20 +440,34 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
-KeyedTable KeyedTable::to_read(Table table) {
-    return {open_table(table, AccessShareLock), AccessShareLock};
+KeyedTable KeyedTable::to_read(Oid table) {
+    return {table_open(table, AccessShareLock), AccessShareLock};
 }
 
-KeyedTable KeyedTable::to_write(Table table) {
-    return {open_to_write(table_open, table_oid(table)), NoLock};
+KeyedTable KeyedTable::to_write(Oid table) {
+    return {open_to_write(table_open, table), NoLock};
 }
+
+namespace {
+
+[[noreturn]] void refuse_without_digest_index(Relation table) {
+    const char* name = quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
+                                                  RelationGetRelationName(table));
+    const TupleDesc columns = RelationGetDescr(table);
+    const char* tenant = has_tenant_column(columns)
+                             ? quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname))
+                             : nullptr;
+    report::no_digest_index(name, tenant == nullptr ? "digest" : psprintf("digest, %s", tenant));
+}
+
+}  // namespace
 
 Relation KeyedTable::open_index() const {
     const Oid primary_key = compat::primary_key_of(table_);
-    if (!OidIsValid(primary_key)) report::no_digest_index(RelationGetRelationName(table_));
+    if (!OidIsValid(primary_key)) refuse_without_digest_index(table_);
     Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
                                         : index_open(primary_key, release_);
-    if (!is_digest_index(index)) report::no_digest_index(RelationGetRelationName(table_));
+    if (!is_digest_index(index)) refuse_without_digest_index(table_);
     return index;
 }
 

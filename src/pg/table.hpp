@@ -71,6 +71,10 @@ void scan_table(Table table, Snapshot snapshot, Visit visit);
 template <class Visit>
 void scan_committed(Table table, Visit visit);
 
+// The same for a table that is open.
+template <class Visit>
+void scan_committed_rows(Relation relation, Visit visit);
+
 // Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
 // read through a small ring of buffers, so that the scan does not evict others' pages.
 template <class Visit>
@@ -91,7 +95,9 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);
 
 // Whether the index proves that no two rows have the same digest, the first column of a keyed
-// table. True for the primary key, and for an index beside it that REINDEX CONCURRENTLY is building
+// table; or, in a record table whose first column is the tenant (pg/record_tables), no two rows
+// with the same digest and tenant, because a digest has one tenant. True for the primary key, and
+// for an index beside it that REINDEX CONCURRENTLY is building
 // or has yet to drop. An index that becomes ready after we have looked is completed by its builder,
 // which waits for our transaction first.
 bool is_digest_index(Relation index);
@@ -180,8 +186,8 @@ pg_uuid_t uuid_of(const core::Digest& digest);
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {
   public:
-    static KeyedTable to_read(Table table);
-    static KeyedTable to_write(Table table);
+    static KeyedTable to_read(Oid table);
+    static KeyedTable to_write(Oid table);
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }
@@ -266,8 +272,12 @@ bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
     return true;
 }
 
+// Raises 23514 if the table is a partition and the row is not within its bounds.
+void check_partition(Relation table, TupleTableSlot* slot);
+
 template <class OnDuplicate>
 bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
+    check_partition(table, slot);
     const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
     return add_index_entries(table, slot, IndexEntries::all, unneeded, on_duplicate);
@@ -277,6 +287,7 @@ template <class OnDuplicate>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      compat::Waiting waiting, OnDuplicate on_duplicate) {
     Assert(ItemPointerIsValid(&tid));
+    check_partition(table, slot);
     const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     IndexEntries which;
     const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
@@ -318,11 +329,16 @@ void scan_table(Table table, Snapshot snapshot, Visit visit) {
 }
 
 template <class Visit>
-void scan_committed(Table table, Visit visit) {
-    Relation relation = open_table(table, AccessShareLock);
+void scan_committed_rows(Relation relation, Visit visit) {
     Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
     visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
     UnregisterSnapshot(snapshot);
+}
+
+template <class Visit>
+void scan_committed(Table table, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    scan_committed_rows(relation, visit);
     table_close(relation, AccessShareLock);
 }
 

@@ -1,0 +1,276 @@
+#include "pg/record_tables.hpp"
+
+#include "pg/record.hpp"
+#include "pg/report.hpp"
+#include "pg/scope.hpp"
+#include "pg/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+// ---- The transaction's choice -------------------------------------------------------------------
+
+// The choices of the transaction and of its subtransactions that are open, the newest first.
+struct Choice {
+    Oid table;
+    SubTransactionId made_in;
+    Choice* older;
+};
+constinit Choice* newest_choice = nullptr;  // in TopTransactionContext
+
+extern "C" {
+static void forget_choices(XactEvent event, void*) {
+    if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
+        newest_choice = nullptr;
+}
+
+static void follow_savepoint(SubXactEvent event, SubTransactionId sub, SubTransactionId parent,
+                             void*) {
+    for (Choice** at = &newest_choice; *at != nullptr && (*at)->made_in == sub;) {
+        if (event == SUBXACT_EVENT_ABORT_SUB) {
+            *at = (*at)->older;
+        } else {
+            if (event == SUBXACT_EVENT_COMMIT_SUB) (*at)->made_in = parent;
+            at = &(*at)->older;
+        }
+    }
+}
+}
+
+// ---- What a record table must be ----------------------------------------------------------------
+
+// The tables that were checked, each at the place that its OID gives it. Another table may take the
+// place, which costs a check only.
+constinit std::array<Oid, 256> checked{};
+constinit Oid checked_against = InvalidOid;  // idem.record, at the last check
+
+Oid& place_of(Oid table) {
+    return checked[table % checked.size()];
+}
+
+extern "C" {
+static void forget_checked(Datum, Oid relation) {
+    if (!OidIsValid(relation) || relation == checked_against)
+        checked.fill(InvalidOid);
+    else if (place_of(relation) == relation)
+        place_of(relation) = InvalidOid;
+}
+}
+
+// Why a relation is not used as a record table.
+struct Fault {
+    enum { none, shape, owner, privileges } kind;
+    const char* detail = nullptr;
+};
+
+const char* role_name(Oid role) {
+    return OidIsValid(role) ? psprintf("role \"%s\"", GetUserNameFromId(role, false)) : "PUBLIC";
+}
+
+constexpr AclMode changing = ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE;
+
+// The grantee, other than the owner, that the list allows to change rows.
+std::optional<Oid> writer_in(SysCacheIdentifier cache, HeapTuple tuple, AttrNumber column,
+                             Oid owner) {
+    bool null;
+    const Datum value = SysCacheGetAttr(cache, tuple, column, &null);
+    if (null) return std::nullopt;
+    const Acl* acl = DatumGetAclP(value);
+    for (int i = 0; i < ACL_NUM(acl); ++i) {
+        const AclItem& item = ACL_DAT(acl)[i];
+        if (item.ai_grantee != owner && (ACLITEM_GET_PRIVS(item) & changing) != 0)
+            return item.ai_grantee;
+    }
+    return std::nullopt;
+}
+
+std::optional<Oid> writer_of_column(Relation relation, AttrNumber column) {
+    HeapTuple tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(RelationGetRelid(relation)),
+                                      Int16GetDatum(column));
+    if (!HeapTupleIsValid(tuple)) return std::nullopt;
+    const auto writer =
+        writer_in(ATTNUM, tuple, Anum_pg_attribute_attacl, relation->rd_rel->relowner);
+    ReleaseSysCache(tuple);
+    return writer;
+}
+
+std::optional<Oid> writer_of(Relation relation) {
+    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(RelationGetRelid(relation)));
+    if (!HeapTupleIsValid(tuple)) return std::nullopt;
+    auto writer = writer_in(RELOID, tuple, Anum_pg_class_relacl, relation->rd_rel->relowner);
+    ReleaseSysCache(tuple);
+    for (AttrNumber i = 1; !writer && i <= RelationGetNumberOfAttributes(relation); ++i)
+        writer = writer_of_column(relation, i);
+    return writer;
+}
+
+const char* kind_fault(Relation relation) {
+    if (relation->rd_rel->relkind != RELKIND_RELATION) return "It is not an ordinary table.";
+    if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+        return "It is temporary or unlogged: a crash would empty it, and operations would be "
+               "executed twice.";
+    return nullptr;
+}
+
+// The columns of idem.record must be there in the same order, and others only after them.
+const char* column_fault(TupleDesc table, TupleDesc common) {
+    const int first = has_tenant_column(table) ? 1 : 0;
+    const int wanted_columns = std::min(record_columns, common->natts);
+    if (table->natts < first + wanted_columns) return "It has fewer columns than idem.record.";
+    for (int i = 0; i < wanted_columns; ++i) {
+        const FormData_pg_attribute* wanted = TupleDescAttr(common, i);
+        const FormData_pg_attribute* found = TupleDescAttr(table, first + i);
+        if (found->attisdropped || strcmp(NameStr(found->attname), NameStr(wanted->attname)) != 0 ||
+            getBaseType(found->atttypid) != wanted->atttypid)
+            return psprintf("Its column %d is not the column \"%s\" of idem.record.", first + i + 1,
+                            NameStr(wanted->attname));
+    }
+    return nullptr;
+}
+
+Fault fault_of(Relation relation, Relation common) {
+    if (const char* fault = kind_fault(relation)) return {Fault::shape, fault};
+    if (const char* fault = column_fault(RelationGetDescr(relation), RelationGetDescr(common)))
+        return {Fault::shape, fault};
+    const Oid owner = common->rd_rel->relowner;
+    if (relation->rd_rel->relowner != owner)
+        return {Fault::owner, psprintf("It is owned by %s, and idem.record by %s.",
+                                       role_name(relation->rd_rel->relowner), role_name(owner))};
+    if (const auto writer = writer_of(relation))
+        return {Fault::privileges,
+                psprintf("It may be changed by %s, which could write answers that idem then "
+                         "returns.",
+                         role_name(*writer))};
+    return {Fault::none};
+}
+
+Fault check(Relation relation) {
+    const Oid table = RelationGetRelid(relation);
+    const Oid own = table_oid(Table::record);
+    if (table == own || place_of(table) == table) return {Fault::none};
+    Relation common = table_open(own, AccessShareLock);
+    const Fault fault = fault_of(relation, common);
+    table_close(common, AccessShareLock);
+    if (fault.kind == Fault::none) {
+        checked_against = own;
+        place_of(table) = table;
+    }
+    return fault;
+}
+
+// ---- All record tables --------------------------------------------------------------------------
+
+// The type that marks them; InvalidOid before the update to 0.3.0.
+Oid digest_type() {
+    const Oid schema = own_schema();
+    if (!OidIsValid(schema)) return InvalidOid;
+    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
+                                     ObjectIdGetDatum(schema));
+    const bool ours = OidIsValid(type) &&
+                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
+    return ours ? type : InvalidOid;
+}
+
+// The relations with a column of the type.
+List* relations_with(Oid type) {
+    List* relations = NIL;
+    ScanKeyData keys[2];
+    ScanKeyInit(&keys[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(TypeRelationId));
+    ScanKeyInit(&keys[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(type));
+    Relation depend = table_open(DependRelationId, AccessShareLock);
+    SysScanDesc scan =
+        systable_beginscan(depend, DependReferenceIndexId, true, nullptr, lengthof(keys), keys);
+    for (HeapTuple tuple; HeapTupleIsValid(tuple = systable_getnext(scan));) {
+        const auto* dependency = reinterpret_cast<FormData_pg_depend*>(GETSTRUCT(tuple));
+        if (dependency->classid == RelationRelationId && dependency->objsubid > 0)
+            relations = list_append_unique_oid(relations, dependency->objid);
+    }
+    systable_endscan(scan);
+    table_close(depend, AccessShareLock);
+    return relations;
+}
+
+void add_tenant_context(void* table) {
+    errcontext("tenant as column \"%s\" of the record table",
+               NameStr(TupleDescAttr(static_cast<TupleDesc>(table), 0)->attname));
+}
+
+}  // namespace
+
+void init_record_tables() {
+    RegisterXactCallback(forget_choices, nullptr);
+    RegisterSubXactCallback(follow_savepoint, nullptr);
+    CacheRegisterRelcacheCallback(forget_checked, 0);
+}
+
+Oid records_of(const Scope& scope) {
+    return OidIsValid(scope.records) ? scope.records : chosen_records();
+}
+
+Oid chosen_records() {
+    return newest_choice == nullptr ? common_records : newest_choice->table;
+}
+
+void choose_records(Oid table) {
+    const Oid meant = table == table_oid(Table::record) ? common_records : table;
+    const SubTransactionId here = GetCurrentSubTransactionId();
+    if (newest_choice != nullptr && newest_choice->made_in == here) {
+        newest_choice->table = meant;
+        return;
+    }
+    auto* choice = static_cast<Choice*>(MemoryContextAlloc(TopTransactionContext, sizeof(Choice)));
+    *choice = {meant, here, newest_choice};
+    newest_choice = choice;
+}
+
+void require_exists(Oid table) {
+    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) report::no_record_table(table);
+}
+
+void require_record_table(Relation relation) {
+    const Fault fault = check(relation);
+    if (fault.kind == Fault::none) return;
+    const char* name = quote_qualified_identifier(
+        get_namespace_name(RelationGetNamespace(relation)), RelationGetRelationName(relation));
+    switch (fault.kind) {
+        case Fault::owner:
+            report::record_table_of_another_role(name, fault.detail);
+        case Fault::privileges:
+            report::record_table_of_writers(name, fault.detail);
+        default:
+            report::not_a_record_table(name, fault.detail);
+    }
+}
+
+Relation try_open_records(Oid table, LOCKMODE mode) {
+    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) return nullptr;
+    Relation relation = try_relation_open(table, mode);
+    if (relation == nullptr || check(relation).kind == Fault::none) return relation;
+    relation_close(relation, mode);
+    return nullptr;
+}
+
+List* record_tables() {
+    List* tables = NIL;
+    if (const Oid type = digest_type(); OidIsValid(type)) tables = relations_with(type);
+    list_sort(tables, list_oid_cmp);
+    return lcons_oid(table_oid(Table::record), tables);
+}
+
+Datum tenant_value(TupleDesc table, std::string_view tenant) {
+    Assert(has_tenant_column(table));
+    const FormData_pg_attribute* column = TupleDescAttr(table, 0);
+    Oid input;
+    Oid parameter;
+    getTypeInputInfo(column->atttypid, &input, &parameter);
+    ErrorContextCallback context{error_context_stack, add_tenant_context, table};
+    error_context_stack = &context;
+    const Datum value = OidInputFunctionCall(input, pnstrdup(tenant.data(), tenant.size()),
+                                             parameter, column->atttypmod);
+    error_context_stack = context.previous;
+    return value;
+}
+
+}  // namespace idem::pg
