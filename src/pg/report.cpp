@@ -1193,8 +1193,8 @@ void record_table_of_another_role(const char* table, const char* detail) {
                     errmsg("record table \"%s\" has another owner than idem.record", table),
                     errdetail("%s", detail),
                     errhint("If idem.create_record_table() has created the table, give it back "
-                            "to this owner with ALTER TABLE ... OWNER TO. Otherwise choose "
-                            "another table.")));
+                            "to the owner of idem.record with ALTER TABLE ... OWNER TO. "
+                            "Otherwise choose another table.")));
     pg_unreachable();
 }
 
