@@ -1,5 +1,6 @@
 #include "pg/record_tables.hpp"
 
+#include "pg/compat.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
@@ -59,7 +60,7 @@ static void forget_checked(Datum, Oid relation) {
 
 // Why a relation is not used as a record table.
 struct Fault {
-    enum { none, shape, owner, privileges } kind;
+    enum { none, shape, owner, privileges, index } kind;
     const char* detail = nullptr;
 };
 
@@ -104,6 +105,26 @@ std::optional<Oid> writer_of(Relation relation) {
     return writer;
 }
 
+// The type that marks record tables; InvalidOid before the update to 0.3.0.
+Oid digest_type() {
+    const Oid schema = own_schema();
+    if (!OidIsValid(schema)) return InvalidOid;
+    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
+                                     ObjectIdGetDatum(schema));
+    const bool ours = OidIsValid(type) &&
+                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
+    return ours ? type : InvalidOid;
+}
+
+bool has_digest_index(Relation relation) {
+    const Oid primary_key = compat::primary_key_of(relation);
+    if (!OidIsValid(primary_key)) return false;
+    Relation index = index_open(primary_key, AccessShareLock);
+    const bool usable = is_digest_index(index);
+    index_close(index, AccessShareLock);
+    return usable;
+}
+
 const char* kind_fault(Relation relation) {
     if (relation->rd_rel->relkind != RELKIND_RELATION) return "It is not an ordinary table.";
     if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
@@ -112,7 +133,8 @@ const char* kind_fault(Relation relation) {
     return nullptr;
 }
 
-// The columns of idem.record must be there in the same order, and others only after them.
+// The columns of idem.record must be there in the same order, and others only after them. Without
+// the type that marks it, the table would be left out where all record tables are meant.
 const char* column_fault(TupleDesc table, TupleDesc common) {
     const int first = has_tenant_column(table) ? 1 : 0;
     const int wanted_columns = std::min(record_columns, common->natts);
@@ -125,6 +147,8 @@ const char* column_fault(TupleDesc table, TupleDesc common) {
             return psprintf("Its column %d is not the column \"%s\" of idem.record.", first + i + 1,
                             NameStr(wanted->attname));
     }
+    if (TupleDescAttr(table, first)->atttypid != digest_type())
+        return "Its column \"digest\" does not have the type idem.key_digest.";
     return nullptr;
 }
 
@@ -141,6 +165,7 @@ Fault fault_of(Relation relation, Relation common) {
                 psprintf("It may be changed by %s, which could write answers that idem then "
                          "returns.",
                          role_name(*writer))};
+    if (!has_digest_index(relation)) return {Fault::index};
     return {Fault::none};
 }
 
@@ -159,17 +184,6 @@ Fault check(Relation relation) {
 }
 
 // ---- All record tables --------------------------------------------------------------------------
-
-// The type that marks them; InvalidOid before the update to 0.3.0.
-Oid digest_type() {
-    const Oid schema = own_schema();
-    if (!OidIsValid(schema)) return InvalidOid;
-    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
-                                     ObjectIdGetDatum(schema));
-    const bool ours = OidIsValid(type) &&
-                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
-    return ours ? type : InvalidOid;
-}
 
 // The relations with a column of the type.
 List* relations_with(Oid type) {
@@ -231,7 +245,7 @@ void require_exists(Oid table) {
 
 void require_record_table(Relation relation) {
     const Fault fault = check(relation);
-    if (fault.kind == Fault::none) return;
+    if (fault.kind == Fault::none || fault.kind == Fault::index) return;
     const char* name = quote_qualified_identifier(
         get_namespace_name(RelationGetNamespace(relation)), RelationGetRelationName(relation));
     switch (fault.kind) {

@@ -36,7 +36,8 @@ Oid chosen_records();
 void choose_records(Oid table);
 
 // For a table that the caller has opened. Raises 42809 if it is not a record table, and 42501 if a
-// role other than the owner of idem.record owns it or may change it.
+// role other than the owner of idem.record owns it or may change it. Whether its primary key is
+// usable is for KeyedTable::open_index() to say.
 void require_record_table(Relation relation);
 
 // Raises 42P01 if there is no relation with this OID.
