@@ -180,10 +180,12 @@ Fault check(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     const Oid own = table_oid(Table::record);
     if (table == own || place_of(table) == table) return {Fault::none};
+    const std::uint64_t before = invalidations;
     Relation common = table_open(own, AccessShareLock);
     const Fault fault = fault_of(relation, common);
     table_close(common, AccessShareLock);
-    if (fault.kind == Fault::none) {
+    // What has changed during the check may have been read before.
+    if (fault.kind == Fault::none && invalidations == before) {
         checked_against = own;
         place_of(table) = table;
     }
@@ -279,16 +281,15 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
 List* record_tables() {
     AcceptInvalidationMessages();
     if (known_since != invalidations) {
-        const std::uint64_t now =
-            invalidations;  // one that comes meanwhile counts for the next call
+        const std::uint64_t before = invalidations;
         const Oid type = digest_type();
         List* tables = OidIsValid(type) ? relations_with(type) : NIL;
         list_sort(tables, list_oid_cmp);
         list_free(std::exchange(known_tables, NIL));
-        const MemoryContext before = MemoryContextSwitchTo(CacheMemoryContext);
+        const MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
         known_tables = list_copy(tables);
-        MemoryContextSwitchTo(before);
-        known_since = now;
+        MemoryContextSwitchTo(caller);
+        known_since = before;  // a change meanwhile counts for the next call
     }
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
 }
