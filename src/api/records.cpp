@@ -113,7 +113,7 @@ Oid create_record_table(const NewTable& table) {
 Oid usable_records(Oid table) {
     pg::require_exists(table);
     pg::Records::to_read(table).close();
-    return table == pg::table_oid(pg::Table::record) ? pg::common_records : table;
+    return pg::as_given(table);
 }
 
 }  // namespace idem::api

@@ -49,8 +49,15 @@ Oid& place_of(Oid table) {
     return checked[table % checked.size()];
 }
 
+// What record_tables() has found, and after how many invalidations: a new table, or a new column,
+// invalidates a relation.
+constinit List* known_tables = NIL;  // in CacheMemoryContext
+constinit std::uint64_t known_since = 0;
+constinit std::uint64_t invalidations = 1;
+
 extern "C" {
 static void forget_checked(Datum, Oid relation) {
+    ++invalidations;
     if (!OidIsValid(relation) || relation == checked_against)
         checked.fill(InvalidOid);
     else if (place_of(relation) == relation)
@@ -173,10 +180,12 @@ Fault check(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     const Oid own = table_oid(Table::record);
     if (table == own || place_of(table) == table) return {Fault::none};
+    const std::uint64_t before = invalidations;
     Relation common = table_open(own, AccessShareLock);
     const Fault fault = fault_of(relation, common);
     table_close(common, AccessShareLock);
-    if (fault.kind == Fault::none) {
+    // What has changed during the check may have been read before.
+    if (fault.kind == Fault::none && invalidations == before) {
         checked_against = own;
         place_of(table) = table;
     }
@@ -219,6 +228,10 @@ void init_record_tables() {
     CacheRegisterRelcacheCallback(forget_checked, 0);
 }
 
+Oid as_given(Oid table) {
+    return table == table_oid(Table::record) ? common_records : table;
+}
+
 Oid records_of(const Scope& scope) {
     return OidIsValid(scope.records) ? scope.records : chosen_records();
 }
@@ -228,14 +241,13 @@ Oid chosen_records() {
 }
 
 void choose_records(Oid table) {
-    const Oid meant = table == table_oid(Table::record) ? common_records : table;
     const SubTransactionId here = GetCurrentSubTransactionId();
     if (newest_choice != nullptr && newest_choice->made_in == here) {
-        newest_choice->table = meant;
+        newest_choice->table = as_given(table);
         return;
     }
     auto* choice = static_cast<Choice*>(MemoryContextAlloc(TopTransactionContext, sizeof(Choice)));
-    *choice = {meant, here, newest_choice};
+    *choice = {as_given(table), here, newest_choice};
     newest_choice = choice;
 }
 
@@ -267,10 +279,19 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
 }
 
 List* record_tables() {
-    List* tables = NIL;
-    if (const Oid type = digest_type(); OidIsValid(type)) tables = relations_with(type);
-    list_sort(tables, list_oid_cmp);
-    return lcons_oid(table_oid(Table::record), tables);
+    AcceptInvalidationMessages();
+    if (known_since != invalidations) {
+        const std::uint64_t before = invalidations;
+        const Oid type = digest_type();
+        List* tables = OidIsValid(type) ? relations_with(type) : NIL;
+        list_sort(tables, list_oid_cmp);
+        list_free(std::exchange(known_tables, NIL));
+        const MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+        known_tables = list_copy(tables);
+        MemoryContextSwitchTo(caller);
+        known_since = before;  // a change meanwhile counts for the next call
+    }
+    return lcons_oid(table_oid(Table::record), list_copy(known_tables));
 }
 
 Datum tenant_value(TupleDesc table, std::string_view tenant) {

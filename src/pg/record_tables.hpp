@@ -26,6 +26,9 @@ struct Scope;
 // Stands for idem.record wherever the OID of a record table is given.
 inline constexpr Oid common_records = InvalidOid;
 
+// The OID of a record table as it is given: common_records for that of idem.record.
+Oid as_given(Oid table);
+
 // Where the records of the scope's keys are, for this transaction.
 Oid records_of(const Scope& scope);
 
@@ -46,8 +49,8 @@ void require_exists(Oid table);
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);
 
-// All record tables of this database: idem.record first, the others by their OIDs. Any but the
-// first may be gone when it is opened.
+// All record tables of this database, and tables that look like one: idem.record first, the others
+// by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
 List* record_tables();
 
 // Calls visit(relation) for each record table, opened with this lock, which is released.
