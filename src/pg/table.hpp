@@ -121,6 +121,10 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot);
 // none. The table must be locked.
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
 
+// Whether the index leads to every row that the snapshots of this transaction see. An index that
+// was built after the oldest of them may lack versions of rows that had changed by then.
+bool serves_old_snapshots(Oid index);
+
 // insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
 // row's digest. It returns true once ours is the only row, raises an error if the other row stays,
 // and may return false to give up an insertion. NoDuplicates is for tables without digests.

@@ -23,6 +23,11 @@ SELECT idem.complete(token, '{"answer": "swordfish"}')
   FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
 SELECT idem.complete(token) FROM idem.claim('owned', '4711');
 SELECT idem.advance('owned', 'stream', 7);
+SELECT idem.create_record_table('public.matrix_records');
+SELECT idem.use_records('public.matrix_records');
+SELECT idem.once('owned', 'elsewhere');
+SELECT idem.claim('owned', 'leased elsewhere', lease => '1 hour');
+SELECT idem.use_records('idem.record');
 CREATE FUNCTION pg_temp.work(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 
 -- What each kind of role gets ---------------------------------------------------------------------
@@ -148,6 +153,8 @@ INSERT INTO call VALUES
     ('idem.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned'$$),
     ('idem.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
+    ('idem.other_records(boolean)', 'sees', $$SELECT FROM idem.other_records() WHERE key = 'elsewhere'$$),
+    ('idem.other_records(boolean)', 'sees', $$SELECT FROM idem.other_records(unfinished_only => true) WHERE key = 'leased elsewhere'$$),
     ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
     -- Members of pg_monitor may also see figures.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
@@ -178,6 +185,8 @@ INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
     ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
+    ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'elsewhere'$$),
+    ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased elsewhere'$$),
     ('idem.streams', 'sees', $$SELECT FROM idem.streams WHERE scope = 'owned' AND source = 'stream'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),

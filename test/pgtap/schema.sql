@@ -69,6 +69,7 @@ SELECT set_eq(
     ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
+    ('other_records', 'unfinished_only boolean DEFAULT false, OUT scope integer, OUT tenant text, OUT key text, OUT state "char", OUT attempt integer, OUT extra_attempts integer, OUT status integer, OUT created timestamp with time zone, OUT expires timestamp with time zone, OUT lease_end timestamp with time zone, OUT released boolean, OUT recovery_point text, OUT last_error jsonb, OUT redacted boolean, OUT has_answer boolean, OUT answer_bytes bigint, OUT records regclass', 'SETOF record'),
     ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
     ('parse_key', 'header text', 'text'),
     ('preloaded', '', 'boolean'),
@@ -121,13 +122,14 @@ SELECT set_eq(
     ('http_headers', 'i', 's'),
     ('http_status', 'i', 's'),
     ('key_weakness', 'i', 's'),
+    ('other_records', 's', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
     ('redacted', 's', 'u'),
     ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
-    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope');
+    $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
 
 -- Types -----------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
     'created_at timestamp with time zone', 'expires_at timestamp with time zone',
     'lease_end timestamp with time zone', 'recovery_point text', 'redacted boolean',
-    'answer_bytes bigint', 'completed_at timestamp with time zone'], 'columns of the view records');
+    'answer_bytes bigint', 'completed_at timestamp with time zone', 'records regclass'], 'columns of the view records');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
