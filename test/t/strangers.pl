@@ -83,6 +83,9 @@ $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
 $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
 
+# The same records once more in another table.
+$node->safe_psql('postgres', "SELECT idem.create_record_table('elsewhere'); INSERT INTO elsewhere SELECT * FROM idem.record");
+
 # A database in which the stranger owns everything: nothing in memory may cross over.
 $node->safe_psql('postgres', 'CREATE DATABASE mine');
 $node->safe_psql('mine', <<'SQL');
@@ -254,7 +257,7 @@ for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FR
 	}
 }
 my $relations = $node->safe_psql('postgres', q{SELECT string_agg(oid::regclass::text, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i')});
-push @queries, [ ("SELECT * FROM $_") x 2, [] ] for split ' ', $relations;
+push @queries, [ ("SELECT * FROM $_") x 2, [] ] for 'public.elsewhere', split ' ', $relations;
 
 my @asked;    # [ [ script, script ], [ own words, own words ] ]
 for my $query (@queries)
