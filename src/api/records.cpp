@@ -9,6 +9,7 @@
 #include "pg/boundary.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
+#include "pg/scope.hpp"
 
 namespace idem::api {
 namespace {
@@ -114,6 +115,20 @@ Oid usable_records(Oid table) {
     pg::require_exists(table);
     pg::Records::to_read(table).close();
     return pg::as_given(table);
+}
+
+bool follow_records(std::int32_t scope, Oid& table) {
+    const auto named = pg::records_after_change(scope);
+    if (!named) return false;
+    const Oid now = OidIsValid(*named) ? *named : pg::chosen_records();
+    return std::exchange(table, now) != now;
+}
+
+// The records may be moved, and the scope altered, while the lock is waited for.
+void lock_records(std::int32_t scope, Oid& table) {
+    do {
+        pg::lock_to_write(table == pg::common_records ? pg::table_oid(pg::Table::record) : table);
+    } while (follow_records(scope, table));
 }
 
 }  // namespace idem::api

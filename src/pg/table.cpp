@@ -440,6 +440,12 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
+void lock_to_write(Oid table) {
+    if (held_locks.has(table)) return;
+    LockRelationOid(table, RowExclusiveLock);
+    held_locks.add(table);
+}
+
 KeyedTable KeyedTable::to_read(Oid table) {
     return {table_open(table, AccessShareLock), AccessShareLock};
 }

@@ -183,6 +183,10 @@ static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
 pg_uuid_t uuid_of(const core::Digest& digest);
 
+// Locks the table as KeyedTable::to_write() does, which then need not wait. There may be no table
+// with this OID any more when the lock is granted.
+void lock_to_write(Oid table);
+
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {
   public:
