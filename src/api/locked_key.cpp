@@ -166,13 +166,6 @@ std::optional<pg::KeyName> find_name(const core::Token& token) {
     return std::nullopt;
 }
 
-// After a wait for the key or its table, where the record was found before: whether it has been
-// moved meanwhile. If so, the name has its new table.
-bool has_moved(const core::Token& token, pg::KeyName& name) {
-    const auto now = find_name(token);
-    return now && std::exchange(name.table, now->table) != now->table;
-}
-
 // The key that the token names. A caller that may not use the scope gets the same error as for a
 // key without a record, so it learns nothing.
 NamedKey key_named_by(const core::Token& token) {
@@ -235,12 +228,16 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     return pg::remember_claim(claim);
 }
 
-// As find_at_rest(), for the record that a token has led to.
-pg::Found find_by_token(const core::Token& token, pg::KeyName& name, pg::KeyLock& lock,
+// As find_at_rest(), for the key that a token has led to. While the call waits for the key or for
+// its table, the record may be moved to another.
+pg::Found find_by_token(const core::Token& token, NamedKey& key, pg::KeyLock& lock,
                         const pg::WaitBound& bound) {
     for (;;) {
-        const pg::Found found = find_at_rest(name, lock, bound);
-        if (found.presence != Presence::absent || !has_moved(token, name)) return found;
+        const pg::Found found = find_at_rest(key.name, lock, bound);
+        if (found.presence != Presence::absent) return found;
+        const Oid searched = key.name.table;
+        key = key_named_by(token);
+        if (key.name.table == searched) return found;
         lock.release();
     }
 }
@@ -254,7 +251,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
-    const pg::Found found = find_by_token(token, key.name, lock, bound);
+    const pg::Found found = find_by_token(token, key, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {
