@@ -36,6 +36,14 @@ NewTable read_name(std::string_view name) {
             nullptr};
 }
 
+void check_tenant_type(Oid type) {
+    if (!get_typisdefined(type))
+        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type));
+    if (get_typtype(type) == TYPTYPE_PSEUDO)
+        report::invalid_argument("tenant_type", psprintf("%s is a pseudo-type; no column has it.",
+                                                         format_type_be(type)));
+}
+
 // Both arguments about the tenant, or none.
 void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
     if (PG_ARGISNULL(arg_tenant_column) != PG_ARGISNULL(arg_tenant_type))
@@ -45,6 +53,9 @@ void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
                                  "Pass both, or neither for a table with the columns of "
                                  "idem.record alone.");
     if (PG_ARGISNULL(arg_tenant_column)) return;
+    if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
+        report::invalid_argument("tenant_column", "The name is empty.");
+    check_tenant_type(PG_GETARG_OID(arg_tenant_type));
     table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
     table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
 }
