@@ -297,11 +297,12 @@ GRANT EXECUTE ON FUNCTION idem.create_record_table, idem.create_scope, idem.alte
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO test_owner, PUBLIC;
 SELECT idem.create_record_table('test_elsewhere.record', 'tenant_id', 'text');
 SELECT idem.create_record_table('test_elsewhere.given'), idem.create_record_table('test_elsewhere.open'),
-       idem.create_record_table('test_elsewhere.column');
+       idem.create_record_table('test_elsewhere.column'), idem.create_record_table('test_elsewhere.keyed', 'tenant_id', 'uuid');
 ALTER DEFAULT PRIVILEGES REVOKE ALL ON TABLES FROM test_owner, PUBLIC;
 ALTER TABLE test_elsewhere.given OWNER TO test_owner;
 GRANT SELECT, TRUNCATE ON test_elsewhere.open TO test_stranger;
 GRANT UPDATE (response) ON test_elsewhere.column TO PUBLIC;
+ALTER TABLE test_elsewhere.keyed DROP CONSTRAINT keyed_pkey, ADD PRIMARY KEY (tenant_id);
 CREATE TABLE test_elsewhere.copy (LIKE idem.record INCLUDING ALL);
 ALTER TABLE test_elsewhere.copy OWNER TO test_owner;
 -- The owner of a schema may drop a table in it, but makes none that idem takes for its own.
@@ -344,6 +345,8 @@ SELECT is((pg_temp.attempt('test_maker', format('SELECT idem.%s', call))).state,
                ('test_elsewhere.column', '42501'), ('test_elsewhere.copy', '42809'), ('test_owner.own', '42809')) AS t (relation, expected),
        (VALUES ($$create_scope('fresh', owner => 'test_owner', records => %L)$$)) AS c (template),
        LATERAL format(template, relation) AS call;
+SELECT is((pg_temp.attempt('test_owner', $$SELECT idem.use_records('test_elsewhere.keyed'), idem.once('owned', 'new', tenant => gen_random_uuid()::text)$$)).state,
+          '55000', 'a tenant that is a UUID is not taken for the digest');
 -- A table that was right when it was chosen is checked again.
 SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
               PERFORM idem.use_records('test_elsewhere.record'), idem.once('owned', 'before', tenant => 't');
@@ -362,6 +365,10 @@ SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
                ('ALTER TABLE test_elsewhere.record ALTER digest TYPE uuid', '42809'),
                ('ALTER TABLE test_elsewhere.record SET UNLOGGED', '42809'),
                ('ALTER TABLE test_elsewhere.record DROP CONSTRAINT record_pkey', '55000'),
+               ('ALTER TABLE test_elsewhere.record DROP CONSTRAINT record_pkey, ADD PRIMARY KEY (digest)', '55000'),
+               ('ALTER TABLE test_elsewhere.record DROP CONSTRAINT record_pkey, ADD PRIMARY KEY (tenant_id, digest)', '55000'),
+               ('ALTER TABLE test_elsewhere.record DROP CONSTRAINT record_pkey, ADD PRIMARY KEY (digest, created)', '55000'),
+               ('ALTER TABLE test_elsewhere.record DROP CONSTRAINT record_pkey, ADD PRIMARY KEY (digest, tenant_id) DEFERRABLE', '55000'),
                ('DROP TABLE test_elsewhere.record', '42P01')) AS c (change, expected);
 
 -- idem.max_open_claims protects the whole server; idem.tenant is the caller's own.
