@@ -435,8 +435,9 @@ COMMENT ON FUNCTION idem.create_record_table IS
     'and type, which idem fills with the tenant of each key: for tools that distribute rows by '
     'such a column. The table is dumped and moved as any other. To drop it forgets its keys. For '
     'superusers. '
-    'Raises 42P07 (the name is taken), 42602 (malformed name), 42701 (idem.record has a column of '
-    'the name tenant_column), 42704 (a type without order), 42501, 22023, 22004.';
+    'Raises 42P07 (the name is taken), 42602 (malformed name), 3F000 (no such schema), 42701 '
+    '(idem.record has a column of the name tenant_column), 42704 (a type without order), 42809 (a '
+    'temporary schema), 42501, 25006, 22023, 22004.';
 
 CREATE FUNCTION idem.use_records(records regclass)
 RETURNS void

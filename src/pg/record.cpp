@@ -365,8 +365,10 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 }  // namespace
 
 Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
+    LockRelationOid(table, AccessShareLock);  // it could be dropped between check and use
     require_exists(table);
     const Records records = open_keyed(table);
+    UnlockRelationOid(table, AccessShareLock);
     require_record_table(records.table());
     return records;
 }

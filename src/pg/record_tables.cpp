@@ -127,7 +127,7 @@ bool has_digest_index(Relation relation) {
     const Oid primary_key = compat::primary_key_of(relation);
     if (!OidIsValid(primary_key)) return false;
     Relation index = index_open(primary_key, AccessShareLock);
-    const bool usable = is_digest_index(index);
+    const bool usable = is_digest_index_of(index, relation);
     index_close(index, AccessShareLock);
     return usable;
 }

@@ -1255,8 +1255,9 @@ void records_left_behind(std::int64_t records) {
                               "%lld records that have not expired would not be found any more, "
                               "and their operations could be executed twice.",
                               static_cast<unsigned long>(records), static_cast<long long>(records)),
-             errhint("Move the records first: as a superuser, insert them into the new table and "
-                     "delete them from the old one, in the same transaction.")));
+             errhint("As a superuser, in one transaction: LOCK TABLE the old table IN SHARE ROW "
+                     "EXCLUSIVE MODE, insert the scope's rows into the new table, delete them from "
+                     "the old one, and call this function.")));
     pg_unreachable();
 }
 

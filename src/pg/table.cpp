@@ -312,6 +312,11 @@ bool is_among(const UnneededIndexes& indexes, Oid index) {
     return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
 }
 
+bool is_digest_index_of(Relation index, Relation table) {
+    const bool after_tenant = index->rd_index->indnkeyatts == 2;
+    return is_digest_index(index) && after_tenant == has_tenant_column(RelationGetDescr(table));
+}
+
 DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
                                  const UnneededIndexes& unneeded) {
     DirectEntries made;
@@ -450,6 +455,12 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
+void lock_to_write(Oid table) {
+    if (held_locks.has(table)) return;
+    LockRelationOid(table, RowExclusiveLock);
+    held_locks.add(table);
+}
+
 KeyedTable KeyedTable::to_read(Oid table) {
     return {table_open(table, AccessShareLock), AccessShareLock};
 }
@@ -477,7 +488,7 @@ Relation KeyedTable::open_index() const {
     if (!OidIsValid(primary_key)) refuse_without_digest_index(table_);
     Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
                                         : index_open(primary_key, release_);
-    if (!is_digest_index(index)) refuse_without_digest_index(table_);
+    if (!is_digest_index_of(index, table_)) refuse_without_digest_index(table_);
     return index;
 }
 
