@@ -123,7 +123,7 @@ Oid create_record_table(const NewTable& table) {
 }  // namespace
 
 Oid usable_records(Oid table) {
-    pg::require_exists(table);
+    if (!OidIsValid(table)) report::no_record_table(table);
     pg::Records::to_read(table).close();
     return pg::as_given(table);
 }

@@ -365,21 +365,18 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 }  // namespace
 
 Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
-    LockRelationOid(table, AccessShareLock);  // it could be dropped between check and use
-    require_exists(table);
     const Records records = open_keyed(table);
-    UnlockRelationOid(table, AccessShareLock);
+    if (records.table() == nullptr) report::no_record_table(table);
     require_record_table(records.table());
     return records;
 }
 
 std::optional<Records> Records::try_to_read(Oid table) {
-    Relation relation = try_open_records(table, AccessShareLock);
-    if (relation == nullptr) return std::nullopt;
-    table_close(relation, NoLock);
-    const Records records = KeyedTable::to_read(table);
-    UnlockRelationOid(table, AccessShareLock);
-    return records;
+    const Records records = KeyedTable::try_to_read(table);
+    if (records.table() == nullptr) return std::nullopt;
+    if (is_record_table(records.table())) return records;
+    records.close();
+    return std::nullopt;
 }
 
 void Records::check_tenant(std::string_view tenant) const {

@@ -93,9 +93,15 @@ struct Found {
 
 class Records : public KeyedTable {
   public:
-    // Raise the errors of require_exists() and require_record_table().
-    static Records to_read(Oid table) { return open(table, KeyedTable::to_read); }
-    static Records to_write(Oid table) { return open(table, KeyedTable::to_write); }
+    // Raise 42P01 if there is no such table, and the errors of require_record_table().
+    static Records to_read(Oid table) {
+        return table == common_records ? KeyedTable::to_read(table_oid(Table::record))
+                                       : open_elsewhere(table, KeyedTable::try_to_read);
+    }
+    static Records to_write(Oid table) {
+        return table == common_records ? KeyedTable::to_write(table_oid(Table::record))
+                                       : open_elsewhere(table, KeyedTable::try_to_write);
+    }
     // Nothing unless it is a record table.
     static std::optional<Records> try_to_read(Oid table);
 
@@ -108,10 +114,6 @@ class Records : public KeyedTable {
 
   private:
     Records(const KeyedTable& table) : KeyedTable(table) {}
-    static Records open(Oid table, KeyedTable (*open_keyed)(Oid)) {
-        return table == common_records ? open_keyed(table_oid(Table::record))
-                                       : open_elsewhere(table, open_keyed);
-    }
     static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid));
 };
 

@@ -249,8 +249,8 @@ void choose_records(Oid table) {
     newest_choice = choice;
 }
 
-void require_exists(Oid table) {
-    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) report::no_record_table(table);
+bool is_record_table(Relation relation) {
+    return check(relation).kind == Fault::none;
 }
 
 void require_record_table(Relation relation) {
@@ -269,9 +269,8 @@ void require_record_table(Relation relation) {
 }
 
 Relation try_open_records(Oid table, LOCKMODE mode) {
-    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) return nullptr;
     Relation relation = try_relation_open(table, mode);
-    if (relation == nullptr || check(relation).kind == Fault::none) return relation;
+    if (relation == nullptr || is_record_table(relation)) return relation;
     relation_close(relation, mode);
     return nullptr;
 }

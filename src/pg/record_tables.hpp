@@ -43,8 +43,8 @@ void choose_records(Oid table);
 // usable is for KeyedTable::open_index() to say.
 void require_record_table(Relation relation);
 
-// Raises 42P01 if there is no relation with this OID.
-void require_exists(Oid table);
+// The same without an error.
+bool is_record_table(Relation relation);
 
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);

@@ -15,7 +15,8 @@ constexpr std::array<const char*, table_count> table_names = {
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
-constinit void (*forgetter_of_each)(Oid relation) = nullptr;
+using ForgetEach = void (*)(Oid relation);
+constinit ForgetEach forgetter_of_each = nullptr;
 
 // Whether an invalidation of the relation (InvalidOid stands for all relations) may concern the
 // table. While the table's OID is unknown, every message may: a message that arrives while the
@@ -105,12 +106,14 @@ static void forget_locks_at_rollback(SubXactEvent event, SubTransactionId, SubTr
 }
 }
 
-// Opens a table or an index, locked RowExclusive until the transaction ends. Only a new lock
+// Opens a table or an index, locked RowExclusive until the transaction ends; NULL if open() finds
+// none. Only a new lock
 // accepts invalidations. What another session may change beside a lock that is held, such as the
 // state of an index that it builds, waits for our transaction before anything depends on it.
 Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
     const bool held = held_locks.has(oid);
     Relation relation = open(oid, held ? NoLock : RowExclusiveLock);
+    if (relation == nullptr) return nullptr;
     Assert(CheckRelationLockedByMe(relation, RowExclusiveLock, true));
     if (!held) held_locks.add(oid);
     return relation;
@@ -474,6 +477,14 @@ KeyedTable KeyedTable::to_read(Oid table) {
 
 KeyedTable KeyedTable::to_write(Oid table) {
     return {open_to_write(table_open, table), NoLock};
+}
+
+KeyedTable KeyedTable::try_to_read(Oid table) {
+    return {try_relation_open(table, AccessShareLock), AccessShareLock};
+}
+
+KeyedTable KeyedTable::try_to_write(Oid table) {
+    return {open_to_write(try_relation_open, table), NoLock};
 }
 
 namespace {

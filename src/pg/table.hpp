@@ -202,6 +202,9 @@ class KeyedTable {
   public:
     static KeyedTable to_read(Oid table);
     static KeyedTable to_write(Oid table);
+    // The same where the table may be gone: table() is then NULL, and nothing is locked.
+    static KeyedTable try_to_read(Oid table);
+    static KeyedTable try_to_write(Oid table);
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }
