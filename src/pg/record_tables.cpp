@@ -61,6 +61,7 @@ static void forget_checked(Datum, Oid relation) {
 struct Fault {
     enum { none, shape, owner, privileges } kind;
     const char* detail = nullptr;
+    Oid writer = InvalidOid;  // the role that has the privileges; InvalidOid is PUBLIC
 };
 
 const char* role_name(Oid role) {
@@ -140,7 +141,8 @@ Fault fault_of(Relation relation, Relation common) {
         return {Fault::privileges,
                 psprintf("It may be changed by %s, which could write answers that idem then "
                          "returns.",
-                         role_name(*writer))};
+                         role_name(*writer)),
+                *writer};
     return {Fault::none};
 }
 
@@ -156,6 +158,15 @@ Fault check(Relation relation) {
         place_of(table) = table;
     }
     return fault;
+}
+
+const char* qualified_name(Relation relation) {
+    return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(relation)),
+                                      RelationGetRelationName(relation));
+}
+
+const char* quoted_role(Oid role) {
+    return OidIsValid(role) ? quote_identifier(GetUserNameFromId(role, false)) : "PUBLIC";
 }
 
 // ---- All record tables --------------------------------------------------------------------------
@@ -190,6 +201,47 @@ List* relations_with(Oid type) {
     systable_endscan(scan);
     table_close(depend, AccessShareLock);
     return relations;
+}
+
+// The first column of the type that marks record tables; NULL if there is none any more.
+const char* marked_column(Relation relation) {
+    const Oid type = digest_type();
+    const TupleDesc columns = RelationGetDescr(relation);
+    for (int i = 0; i < columns->natts; ++i) {
+        const FormData_pg_attribute* column = TupleDescAttr(columns, i);
+        if (!column->attisdropped && column->atttypid == type)
+            return quote_identifier(NameStr(column->attname));
+    }
+    return nullptr;
+}
+
+const char* remedy_for(Relation relation, const Fault& fault) {
+    const char* name = qualified_name(relation);
+    switch (fault.kind) {
+        case Fault::owner: {
+            Relation common = table_open(table_oid(Table::record), AccessShareLock);
+            const Oid owner = common->rd_rel->relowner;
+            table_close(common, AccessShareLock);
+            return psprintf("ALTER TABLE %s OWNER TO %s", name, quoted_role(owner));
+        }
+        case Fault::privileges:
+            return psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON %s FROM %s", name,
+                            quoted_role(fault.writer));
+        default:
+            break;
+    }
+    if (relation->rd_rel->relpersistence == RELPERSISTENCE_UNLOGGED)
+        return psprintf("ALTER TABLE %s SET LOGGED", name);
+    const char* column = marked_column(relation);
+    return psprintf(
+        "Give it the columns of idem.record in their order; or, if idem is not to use "
+        "it: ALTER TABLE %s ALTER COLUMN %s TYPE uuid",
+        name, column == nullptr ? "digest" : column);
+}
+
+bool is_candidate(Relation relation) {
+    return relation->rd_rel->relkind == RELKIND_RELATION &&
+           relation->rd_rel->relpersistence != RELPERSISTENCE_TEMP;
 }
 
 void add_tenant_context(void* table) {
@@ -232,8 +284,7 @@ void require_exists(Oid table) {
 void require_record_table(Relation relation) {
     const Fault fault = check(relation);
     if (fault.kind == Fault::none) return;
-    const char* name = quote_qualified_identifier(
-        get_namespace_name(RelationGetNamespace(relation)), RelationGetRelationName(relation));
+    const char* name = qualified_name(relation);
     switch (fault.kind) {
         case Fault::owner:
             report::record_table_of_another_role(name, fault.detail);
@@ -250,6 +301,35 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
     if (relation == nullptr || check(relation).kind == Fault::none) return relation;
     relation_close(relation, mode);
     return nullptr;
+}
+
+// Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
+OpenAttempt open_records_at_once(Oid table, LOCKMODE mode) {
+    if (!ConditionalLockRelationOid(table, mode)) return {nullptr, true};
+    Relation relation = try_open_records(table, NoLock);
+    if (relation == nullptr) UnlockRelationOid(table, mode);
+    return {relation, false};
+}
+
+std::optional<RecordTableFault> fault_of_record_table(Oid table) {
+    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) return std::nullopt;
+    Relation relation = try_relation_open(table, AccessShareLock);
+    if (relation == nullptr) return std::nullopt;
+    std::optional<RecordTableFault> result;
+    trivial<std::optional<RecordTableFault>>();
+    if (is_candidate(relation)) {
+        const Fault fault = check(relation);
+        result = fault.kind == Fault::none
+                     ? RecordTableFault{nullptr, nullptr}
+                     : RecordTableFault{fault.detail, remedy_for(relation, fault)};
+    }
+    relation_close(relation, AccessShareLock);
+    return result;
+}
+
+RecordBlock record_block(Oid table, BlockNumber block) {
+    const Oid meant = table == table_oid(Table::record) ? common_records : table;
+    return RecordBlock{meant} << 32 | block;
 }
 
 List* record_tables() {

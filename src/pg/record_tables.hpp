@@ -45,6 +45,13 @@ void require_exists(Oid table);
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);
 
+// The same without waiting for the lock.
+struct OpenAttempt {
+    Relation relation;  // NULL: it is gone, not a record table, or locked
+    bool locked;        // by another transaction, against this mode
+};
+OpenAttempt open_records_at_once(Oid table, LOCKMODE mode);
+
 // All record tables of this database: idem.record first, the others by their OIDs. Any but the
 // first may be gone when it is opened.
 List* record_tables();
@@ -60,6 +67,31 @@ void for_each_record_table(LOCKMODE mode, Visit visit) {
         table_close(relation, mode);
     }
     list_free(tables);
+}
+
+// What keeps an ordinary table from being used as a record table although it has a column of the
+// type, and the SQL statement that cures it, both as sentences.
+struct RecordTableFault {
+    const char* detail;  // NULL: none
+    const char* remedy;
+};
+
+// Nothing if the table is gone, temporary, or not an ordinary table: a view or a partitioned table
+// may well have such a column.
+std::optional<RecordTableFault> fault_of_record_table(Oid table);
+
+// A block of any record table as one number. The numbers have the order of record_tables(), then
+// that of the blocks. Those of idem.record are its block numbers.
+using RecordBlock = std::uint64_t;
+RecordBlock record_block(Oid table, BlockNumber block);
+
+// common_records for idem.record.
+constexpr Oid table_of(RecordBlock block) {
+    return static_cast<Oid>(block >> 32);
+}
+
+constexpr BlockNumber number_of(RecordBlock block) {
+    return static_cast<BlockNumber>(block);
 }
 
 // Whether the table has the tenant in its first column, before those of idem.record.
