@@ -496,8 +496,8 @@ COMMENT ON FUNCTION idem.create_scope IS
     'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
     'is how much a tenant may store; records (NULL: idem.record, or what the transaction chooses) '
     'is the table of the scope''s records. With if_not_exists, a scope that has exactly these '
-    'settings is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
-    'to SET ROLE to the owner. '
+    'settings is left as it is. For superusers and roles that are granted EXECUTE; the caller must '
+    'be able to SET ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 42809 (not a '
     'record table), 42P01, 22023, 22004.';
 
@@ -535,10 +535,10 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl; records => ''idem.record'' removes records. Stored records '
-    'do not change; those in another table than the new one must have been moved or have expired. For superusers and roles '
-    'that are granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be '
-    'able to SET ROLE to a new owner. '
+    'zero removes answer_ttl or min_ttl; records => ''idem.record'' removes records. Stored '
+    'records do not change; those in another table than the new one must have been moved or have '
+    'expired. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
+    'of the scope''s owner, and must be able to SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, or '
     'records in another table), 42809 (not a record table), 42P01, 22023.';
 

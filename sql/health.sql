@@ -457,20 +457,6 @@ relation AS (
     WHERE r.oid = 'idem.watermark'::regclass
         OR r.oid IN (SELECT t.records FROM record_table t WHERE t.fault IS NULL)
 ),
--- The column for the tenant, if there is one, is the first, before the digest.
-keyed AS (
-    SELECT
-        r.oid,
-        d.attnum AS digest_at,
-        t.attnum AS tenant_at,
-        quote_ident(t.attname) AS tenant
-    FROM relation r
-        JOIN pg_attribute d ON d.attrelid = r.oid AND d.attname = 'digest'
-        LEFT JOIN pg_attribute t ON t.attrelid = r.oid
-            AND t.attnum = d.attnum - 1
-            AND t.attnum > 0
-    WHERE r.oid = r.owned_by
-),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
         ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forbid'),
@@ -610,19 +596,20 @@ finding (check_name, status, scope, detail, hint) AS (
         'indexes',
         'fail',
         NULL,
-        format('%s has no primary key on %s, checked at once: idem cannot find its rows.',
-               r.oid::regclass,
-               CASE WHEN r.tenant IS NULL THEN 'digest alone' ELSE 'digest and ' || r.tenant END),
-        format('ALTER TABLE %s %sADD PRIMARY KEY (%s)', r.oid::regclass,
+        format('%s has no primary key on digest alone, checked at once: idem cannot find its rows.',
+               r.oid::regclass),
+        format('ALTER TABLE %s %sADD PRIMARY KEY (digest)', r.oid::regclass,
                (SELECT format('DROP CONSTRAINT %I, ', k.conname)
                 FROM pg_constraint k
-                WHERE k.conrelid = r.oid AND k.contype = 'p'),
-               concat_ws(', ', 'digest', r.tenant))
-    FROM keyed r
-    WHERE NOT EXISTS (
-        SELECT FROM pg_index i
-        WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
-            AND i.indkey::text IN (r.digest_at::text, concat_ws(' ', r.digest_at, r.tenant_at)))
+                WHERE k.conrelid = r.oid AND k.contype = 'p'))
+    FROM relation r
+    WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
+        AND NOT EXISTS (
+            SELECT FROM pg_index i
+            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
+                AND i.indkey::text = (
+                    SELECT a.attnum::text FROM pg_attribute a
+                    WHERE a.attrelid = r.oid AND a.attname = 'digest'))
 
     UNION ALL
     SELECT

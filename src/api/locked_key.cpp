@@ -130,6 +130,15 @@ struct NamedKey {
     pg::KeyName name;
 };
 
+// A scope or a transaction that names a table means that one: another may hold a copy that a move
+// has left behind. Without a name, the record counts wherever it is.
+bool is_meant(const pg::KeyName& name) {
+    const pg::Scope* scope = pg::find_scope_by_id(name.scope_id);
+    if (scope == nullptr) return true;  // is refused whatever the table
+    const Oid meant = pg::records_of(*scope);
+    return meant == pg::common_records || meant == name.table;
+}
+
 std::optional<pg::KeyName> name_in(Oid table, const core::Digest& digest) {
     const auto records =
         table == pg::common_records ? pg::Records::to_read(table) : pg::Records::try_to_read(table);
@@ -139,14 +148,21 @@ std::optional<pg::KeyName> name_in(Oid table, const core::Digest& digest) {
     return name;
 }
 
-// A record may have been moved, restored or replicated since the token was made: after the table
-// that the token names, all others are searched.
+std::optional<pg::KeyName> name_meant_in(Oid table, const core::Digest& digest) {
+    const auto name = name_in(table, digest);
+    return name && is_meant(*name) ? name : std::nullopt;
+}
+
+// What this transaction has claimed stays where it is. Another record may have been moved, restored
+// or replicated since the token was made: after the table that the token names, all are searched.
 std::optional<pg::KeyName> find_name(const core::Token& token) {
-    for (const Oid table : {Oid{token.table}, pg::chosen_records()})
-        if (auto name = name_in(table, token.digest)) return name;
+    const pg::Claim* known = pg::find_claim(token.digest);
+    if (known != nullptr && known->token == token) return name_in(known->table, token.digest);
+    for (const Oid table : {pg::chosen_records(), Oid{token.table}})
+        if (const auto name = name_meant_in(table, token.digest)) return name;
     List* tables = pg::record_tables();
     for (int i = 0; i < list_length(tables); ++i)
-        if (auto name = name_in(list_nth_oid(tables, i), token.digest)) return name;
+        if (const auto name = name_meant_in(list_nth_oid(tables, i), token.digest)) return name;
     return std::nullopt;
 }
 

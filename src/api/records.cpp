@@ -42,7 +42,9 @@ void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
     if (PG_ARGISNULL(arg_tenant_column) != PG_ARGISNULL(arg_tenant_type))
         report::invalid_argument("tenant_column",
                                  "The arguments \"tenant_column\" and \"tenant_type\" belong "
-                                 "together: give both, or neither.");
+                                 "together.",
+                                 "Pass both, or neither for a table with the columns of "
+                                 "idem.record alone.");
     if (PG_ARGISNULL(arg_tenant_column)) return;
     table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
     table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
@@ -64,10 +66,10 @@ void run(const char* statement) {
 // others may have added to idem.record.
 void create(const NewTable& table) {
     run(psprintf(
-        "CREATE TABLE %s (%s LIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE "
+        "CREATE TABLE %s (%sLIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE "
         "INCLUDING COMPRESSION)",
         table.name,
-        table.column == nullptr ? "" : psprintf("%s %s NOT NULL,", table.column, table.type)));
+        table.column == nullptr ? "" : psprintf("%s %s NOT NULL, ", table.column, table.type)));
     run(psprintf("ALTER TABLE %s ALTER COLUMN digest TYPE idem.key_digest", table.name));
     run(psprintf("ALTER TABLE %s ADD PRIMARY KEY (digest%s%s)", table.name,
                  table.column == nullptr ? "" : ", ", table.column == nullptr ? "" : table.column));
@@ -153,7 +155,7 @@ void list_record_tables(FunctionCallInfo fcinfo) {
 Oid usable_records(Oid table) {
     pg::require_exists(table);
     pg::Records::to_read(table).close();
-    return table == pg::table_oid(pg::Table::record) ? pg::common_records : table;
+    return pg::as_given(table);
 }
 
 }  // namespace idem::api

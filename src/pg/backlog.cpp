@@ -106,9 +106,10 @@ std::optional<Due> Backlog::next() {
 
 void Backlog::search_table(const Records& records, const std::optional<Due>& after,
                            TimestampTz now) {
+    const Oid table = as_given(RelationGetRelid(records.table()));
     UnfinishedSearch search(records, filter_.scope_id);
     while (const auto operation = search.next()) {
-        const Due due{operation->lease_end, operation->digest, RelationGetRelid(records.table())};
+        const Due due{operation->lease_end, operation->digest, table};
         if (!is_wanted(*operation, filter_, now)) continue;
         if (due.since > now)
             next_due_ = std::min(next_due_.value_or(due.since), due.since);

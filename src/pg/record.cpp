@@ -154,7 +154,7 @@ KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
             view_of(text_of(RowKey(slot).view())),
             digest,
             false,
-            slot->tts_tableOid == table_oid(Table::record) ? common_records : slot->tts_tableOid};
+            as_given(slot->tts_tableOid)};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {

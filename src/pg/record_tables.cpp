@@ -1,5 +1,6 @@
 #include "pg/record_tables.hpp"
 
+#include "pg/compat.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
@@ -48,8 +49,15 @@ Oid& place_of(Oid table) {
     return checked[table % checked.size()];
 }
 
+// What record_tables() has found, and after how many invalidations: a new table, or a new column,
+// invalidates a relation.
+constinit List* known_tables = NIL;  // in CacheMemoryContext
+constinit std::uint64_t known_since = 0;
+constinit std::uint64_t invalidations = 1;
+
 extern "C" {
 static void forget_checked(Datum, Oid relation) {
+    ++invalidations;
     if (!OidIsValid(relation) || relation == checked_against)
         checked.fill(InvalidOid);
     else if (place_of(relation) == relation)
@@ -59,7 +67,7 @@ static void forget_checked(Datum, Oid relation) {
 
 // Why a relation is not used as a record table.
 struct Fault {
-    enum { none, shape, owner, privileges } kind;
+    enum { none, shape, owner, privileges, index } kind;
     const char* detail = nullptr;
     Oid writer = InvalidOid;  // the role that has the privileges; InvalidOid is PUBLIC
 };
@@ -105,6 +113,26 @@ std::optional<Oid> writer_of(Relation relation) {
     return writer;
 }
 
+// The type that marks record tables; InvalidOid before the update to 0.3.0.
+Oid digest_type() {
+    const Oid schema = own_schema();
+    if (!OidIsValid(schema)) return InvalidOid;
+    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
+                                     ObjectIdGetDatum(schema));
+    const bool ours = OidIsValid(type) &&
+                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
+    return ours ? type : InvalidOid;
+}
+
+bool has_digest_index(Relation relation) {
+    const Oid primary_key = compat::primary_key_of(relation);
+    if (!OidIsValid(primary_key)) return false;
+    Relation index = index_open(primary_key, AccessShareLock);
+    const bool usable = is_digest_index(index);
+    index_close(index, AccessShareLock);
+    return usable;
+}
+
 const char* kind_fault(Relation relation) {
     if (relation->rd_rel->relkind != RELKIND_RELATION) return "It is not an ordinary table.";
     if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
@@ -113,7 +141,8 @@ const char* kind_fault(Relation relation) {
     return nullptr;
 }
 
-// The columns of idem.record must be there in the same order, and others only after them.
+// The columns of idem.record must be there in the same order, and others only after them. Without
+// the type that marks it, the table would be left out where all record tables are meant.
 const char* column_fault(TupleDesc table, TupleDesc common) {
     const int first = has_tenant_column(table) ? 1 : 0;
     const int wanted_columns = std::min(record_columns, common->natts);
@@ -126,6 +155,8 @@ const char* column_fault(TupleDesc table, TupleDesc common) {
             return psprintf("Its column %d is not the column \"%s\" of idem.record.", first + i + 1,
                             NameStr(wanted->attname));
     }
+    if (TupleDescAttr(table, first)->atttypid != digest_type())
+        return "Its column \"digest\" does not have the type idem.key_digest.";
     return nullptr;
 }
 
@@ -143,6 +174,10 @@ Fault fault_of(Relation relation, Relation common) {
                          "returns.",
                          role_name(*writer)),
                 *writer};
+    if (!has_digest_index(relation))
+        return {Fault::index,
+                "It has no primary key on the digest, and the tenant if it has a "
+                "column for that, checked at once."};
     return {Fault::none};
 }
 
@@ -171,17 +206,6 @@ const char* quoted_role(Oid role) {
 
 // ---- All record tables --------------------------------------------------------------------------
 
-// The type that marks them; InvalidOid before the update to 0.3.0.
-Oid digest_type() {
-    const Oid schema = own_schema();
-    if (!OidIsValid(schema)) return InvalidOid;
-    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
-                                     ObjectIdGetDatum(schema));
-    const bool ours = OidIsValid(type) &&
-                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
-    return ours ? type : InvalidOid;
-}
-
 // The relations with a column of the type.
 List* relations_with(Oid type) {
     List* relations = NIL;
@@ -203,6 +227,14 @@ List* relations_with(Oid type) {
     return relations;
 }
 
+// In the order of record_tables().
+List* marked_relations() {
+    const Oid type = digest_type();
+    List* tables = OidIsValid(type) ? relations_with(type) : NIL;
+    list_sort(tables, list_oid_cmp);
+    return tables;
+}
+
 // The first column of the type that marks record tables; NULL if there is none any more.
 const char* marked_column(Relation relation) {
     const Oid type = digest_type();
@@ -213,6 +245,19 @@ const char* marked_column(Relation relation) {
             return quote_identifier(NameStr(column->attname));
     }
     return nullptr;
+}
+
+const char* add_primary_key(Relation relation, const char* name) {
+    const Oid present = compat::primary_key_of(relation);
+    const TupleDesc columns = RelationGetDescr(relation);
+    return psprintf(
+        "ALTER TABLE %s %sADD PRIMARY KEY (digest%s)", name,
+        OidIsValid(present)
+            ? psprintf("DROP CONSTRAINT %s, ", quote_identifier(get_rel_name(present)))
+            : "",
+        has_tenant_column(columns)
+            ? psprintf(", %s", quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname)))
+            : "");
 }
 
 const char* remedy_for(Relation relation, const Fault& fault) {
@@ -227,6 +272,8 @@ const char* remedy_for(Relation relation, const Fault& fault) {
         case Fault::privileges:
             return psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON %s FROM %s", name,
                             quoted_role(fault.writer));
+        case Fault::index:
+            return add_primary_key(relation, name);
         default:
             break;
     }
@@ -257,6 +304,10 @@ void init_record_tables() {
     CacheRegisterRelcacheCallback(forget_checked, 0);
 }
 
+Oid as_given(Oid table) {
+    return table == table_oid(Table::record) ? common_records : table;
+}
+
 Oid records_of(const Scope& scope) {
     return OidIsValid(scope.records) ? scope.records : chosen_records();
 }
@@ -266,14 +317,13 @@ Oid chosen_records() {
 }
 
 void choose_records(Oid table) {
-    const Oid meant = table == table_oid(Table::record) ? common_records : table;
     const SubTransactionId here = GetCurrentSubTransactionId();
     if (newest_choice != nullptr && newest_choice->made_in == here) {
-        newest_choice->table = meant;
+        newest_choice->table = as_given(table);
         return;
     }
     auto* choice = static_cast<Choice*>(MemoryContextAlloc(TopTransactionContext, sizeof(Choice)));
-    *choice = {meant, here, newest_choice};
+    *choice = {as_given(table), here, newest_choice};
     newest_choice = choice;
 }
 
@@ -283,7 +333,7 @@ void require_exists(Oid table) {
 
 void require_record_table(Relation relation) {
     const Fault fault = check(relation);
-    if (fault.kind == Fault::none) return;
+    if (fault.kind == Fault::none || fault.kind == Fault::index) return;
     const char* name = qualified_name(relation);
     switch (fault.kind) {
         case Fault::owner:
@@ -328,15 +378,30 @@ std::optional<RecordTableFault> fault_of_record_table(Oid table) {
 }
 
 RecordBlock record_block(Oid table, BlockNumber block) {
-    const Oid meant = table == table_oid(Table::record) ? common_records : table;
-    return RecordBlock{meant} << 32 | block;
+    return RecordBlock{as_given(table)} << 32 | block;
 }
 
 List* record_tables() {
-    List* tables = NIL;
-    if (const Oid type = digest_type(); OidIsValid(type)) tables = relations_with(type);
-    list_sort(tables, list_oid_cmp);
-    return lcons_oid(table_oid(Table::record), tables);
+    AcceptInvalidationMessages();
+    if (known_since != invalidations) {
+        const std::uint64_t now =
+            invalidations;  // one that comes meanwhile counts for the next call
+        const List* tables = marked_relations();
+        list_free(std::exchange(known_tables, NIL));
+        const MemoryContext before = MemoryContextSwitchTo(CacheMemoryContext);
+        known_tables = list_copy(tables);
+        MemoryContextSwitchTo(before);
+        known_since = now;
+    }
+    return lcons_oid(table_oid(Table::record), list_copy(known_tables));
+}
+
+bool has_new_record_table(const List* known) {
+    InvalidateCatalogSnapshot();
+    const List* tables = marked_relations();
+    for (int i = 0; i < list_length(tables); ++i)
+        if (!list_member_oid(known, list_nth_oid(tables, i))) return true;
+    return false;
 }
 
 Datum tenant_value(TupleDesc table, std::string_view tenant) {

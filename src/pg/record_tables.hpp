@@ -26,6 +26,9 @@ struct Scope;
 // Stands for idem.record wherever the OID of a record table is given.
 inline constexpr Oid common_records = InvalidOid;
 
+// The OID of a record table as it is given: common_records for that of idem.record.
+Oid as_given(Oid table);
+
 // Where the records of the scope's keys are, for this transaction.
 Oid records_of(const Scope& scope);
 
@@ -36,7 +39,8 @@ Oid chosen_records();
 void choose_records(Oid table);
 
 // For a table that the caller has opened. Raises 42809 if it is not a record table, and 42501 if a
-// role other than the owner of idem.record owns it or may change it.
+// role other than the owner of idem.record owns it or may change it. Whether its primary key is
+// usable is for KeyedTable::open_index() to say.
 void require_record_table(Relation relation);
 
 // Raises 42P01 if there is no relation with this OID.
@@ -52,9 +56,13 @@ struct OpenAttempt {
 };
 OpenAttempt open_records_at_once(Oid table, LOCKMODE mode);
 
-// All record tables of this database: idem.record first, the others by their OIDs. Any but the
-// first may be gone when it is opened.
+// All record tables of this database, and tables that look like one: idem.record first, the others
+// by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
 List* record_tables();
+
+// Whether there is a table beside these, even one whose transaction has just committed and has yet
+// to announce it.
+bool has_new_record_table(const List* known);
 
 // Calls visit(relation) for each record table, opened with this lock, which is released.
 template <class Visit>

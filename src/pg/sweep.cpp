@@ -258,12 +258,10 @@ bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber un
 }
 
 // From now on all that is written counts as missed by this round. If a table has appeared since the
-// step began, what was written there before counted as still to be read. The transaction that made
-// it may have announced it to the ledger before it sends its invalidations.
+// step began, what was written there before counted as still to be read.
 void complete_round(const Parts& all) {
     begin_reading(every_block);
-    InvalidateCatalogSnapshot();
-    if (list_difference_oid(record_tables(), all.tables) != NIL) miss_rows();
+    if (has_new_record_table(all.tables)) miss_rows();
     end_reading(0);
 }
 

@@ -78,6 +78,7 @@ TEST(Token, MalformedTextsAreRefused) {
           std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* unknown kind */,
           "Aw" + good.substr(2) /* the table is missing */,
           good + "AAAAA" /* a plain token has none */,
-          "A_Dx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhAAAAAA" /* no table has the number 0 */})
+          std::string(
+              "A_Dx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhAAAAAA") /* no table has the number 0 */})
         EXPECT_FALSE(decode(text, out)) << text;
 }
