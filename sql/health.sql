@@ -784,7 +784,7 @@ checked (n, check_name, detail) AS (
         (22, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
         (23, 'tenants', 'No key is used with different tenants.'),
         (24, 'space', 'The free space suffices for the growth of the record tables.'),
-        (25, 'record tables', 'idem uses every table that has a column of the type idem.key_digest.')
+        (25, 'record tables', 'Every table with a column of the type idem.key_digest is used.')
 )
 SELECT
     c.check_name,
