@@ -265,31 +265,36 @@ void complete_round(const Parts& all) {
     end_reading(0);
 }
 
-// From the hand through all tables and, at last, up to the hand again: each block at most once.
+void move_hand(Sweep& sweep, const Parts& all, RecordBlock next) {
+    sweep.hand = next;
+    if (!sweep.counts) return;
+    if (next == 0)
+        complete_round(all);
+    else
+        end_reading(next);
+}
+
+// Of the table with this number, or of the first one after the last.
+RecordBlock first_block(const Parts& all, int table) {
+    return table == all.size() ? 0 : record_block(all.parts[table].table, 0);
+}
+
+// From the hand through all tables and, at last, up to the hand again: each block at most once. If
+// the table of the hand is gone, the step begins at the next one.
 void sweep_all(Sweep& sweep, const Parts& all) {
     const int tables = all.size();
-    int first = first_from(all, sweep.hand);
-    if (first == tables || record_block(all.parts[first].table, 0) > sweep.hand)
-        sweep.hand = first == tables ? 0 : record_block(all.parts[first].table, 0);
-    first %= tables;
+    const int found = first_from(all, sweep.hand);
+    if (found == tables || first_block(all, found) > sweep.hand)
+        sweep.hand = first_block(all, found);
     const RecordBlock start = sweep.hand;
     for (int i = 0; i <= tables && !sweep.is_full(); ++i) {
-        const int at = (first + i) % tables;
+        const int table = (found + i) % tables;
+        const bool last = i == tables;
         const BlockNumber from = i == 0 ? number_of(start) : 0;
-        const BlockNumber until = i == tables ? number_of(start) : MaxBlockNumber;
-        if (i == tables && until == 0) break;
-        if (!sweep_part(sweep, all.parts[at], from, until)) break;
-        if (i == tables) {
-            sweep.hand = start;
-            if (sweep.counts) end_reading(start);
-            break;
-        }
-        sweep.hand = at + 1 == tables ? 0 : record_block(all.parts[at + 1].table, 0);
-        if (!sweep.counts) continue;
-        if (sweep.hand == 0)
-            complete_round(all);
-        else
-            end_reading(sweep.hand);
+        const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
+        if (last && until == 0) return;
+        if (!sweep_part(sweep, all.parts[table], from, until)) return;
+        move_hand(sweep, all, last ? start : first_block(all, table + 1));
     }
 }
 
