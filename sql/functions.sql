@@ -428,12 +428,16 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.create_record_table IS
-    'Creates a table for records beside idem.record, with the same columns and owner, and returns '
-    'it. A scope names it as records, or a transaction chooses it by idem.use_records(). name may '
-    'have a schema. With tenant_column and tenant_type, the table has one more column, the first, '
-    'which idem fills with the tenant converted to that type: for tools that distribute rows by '
-    'such a column. The table is dumped, moved and dropped as any other. For superusers. '
-    'Raises 42P07 (the name is taken), 42501, 25006, 22023, 22004.';
+    'Creates a table for records beside idem.record, with the same columns and owner and no '
+    'privileges for other roles, and returns it. A scope names it as records, or a transaction '
+    'chooses it with idem.use_records(). name may have a schema, and is quoted as in SQL. With '
+    'tenant_column and tenant_type (both or neither), the table has a first column of this name '
+    'and type, which idem fills with the tenant of each key: for tools that distribute rows by '
+    'such a column. The table is dumped and moved as any other. To drop it forgets its keys. For '
+    'superusers. '
+    'Raises 42P07 (the name is taken), 42602 (malformed name), 3F000 (no such schema), 42701 '
+    '(idem.record has a column of the name tenant_column), 42704 (a type without order), 42809 (a '
+    'temporary schema), 42501, 25006, 22023, 22004.';
 
 CREATE FUNCTION idem.use_records(records regclass)
 RETURNS void
@@ -442,11 +446,11 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.use_records IS
     'Chooses the record table of this transaction, for the keys of all scopes that name none: a '
-    'table that idem.create_record_table() has made, or idem.record. A rollback to a savepoint '
-    'takes the choice back. The same key must always be looked for in the same table, so choose it '
-    'by what the key belongs to, such as its tenant. '
-    'Raises 42809 (not a record table), 42501 (a role other than its owner may change it, or the '
-    'owner is not that of idem.record), 42P01, 25000, 22004.';
+    'table that idem.create_record_table() has created, or idem.record, which is the default. A '
+    'rollback to a savepoint undoes the choice. Every call for a key must use the same table, so '
+    'choose it by what the key belongs to, such as its tenant. '
+    'Raises 42809 (not a record table), 42501 (it has another owner than idem.record, or another '
+    'role may change it), 42P01 (there is no such table), 25000, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: administered by roles that are granted EXECUTE on these functions
@@ -494,12 +498,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
-    'is how much a tenant may store; records (NULL: idem.record, or what the transaction chooses) '
-    'is the table of the scope''s records. With if_not_exists, a scope that has exactly these '
-    'settings is left as it is. For superusers and roles that are granted EXECUTE; the caller must '
-    'be able to SET ROLE to the owner. '
-    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 42809 (not a '
-    'record table), 42P01, 22023, 22004.';
+    'is how much a tenant may store; records (NULL: the table that the transaction chooses with '
+    'idem.use_records(), or else idem.record) is the table of the scope''s records. With '
+    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
+    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'Raises 42710, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 (a limit '
+    'without preload), 42809 (not a record table), 42P01 (no such table), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -535,12 +539,14 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl; records => ''idem.record'' removes records. Stored '
-    'records do not change; those in another table than the new one must have been moved or have '
-    'expired. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
-    'of the scope''s owner, and must be able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, or '
-    'records in another table), 42809 (not a record table), 42P01, 22023.';
+    'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
+    'table. Stored records do not change, and do not move: with records, the scope must have no '
+    'unexpired records in other tables. For superusers and roles that are granted EXECUTE; the '
+    'caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
+    'owner. '
+    'Raises ID008 unknown_scope, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 '
+    '(a limit without preload, or records in other tables), 42809 (not a record table), 42P01 (no '
+    'such table), 22023.';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -737,7 +743,7 @@ COMMENT ON FUNCTION idem.import_identity IS
     'contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42501, 22023, 22004.';
+    '42809 or 42P01 (a table that a scope names as records is missing), 42501, 22023, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Tests

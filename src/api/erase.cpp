@@ -70,7 +70,7 @@ IDEM_FUNCTION(idem_erase) {
     const bool force = api::force_arg(fcinfo, api::arg_force);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "erase");
     PG_RETURN_BOOL(
-        api::erase(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
+        api::erase(scope, api::key_to_write(scope, tenant, key), force, pg::WaitBound(scope.wait)));
 }
 
 IDEM_FUNCTION(idem_erase_tenant) {

@@ -45,6 +45,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
     claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none
                                                                  : pg::Predecessor::outlived;
     claim.scope_id = scope.id;
+    claim.table = name.table;
     claim.scope_name = scope.name;
     claim.tenant = name.tenant;
     claim.key = name.key;
@@ -78,7 +79,7 @@ IDEM_FUNCTION(idem_forbid) {
     Jsonb* error = api::read_error(fcinfo);
     // A copy: storing the failure looks the scope up again.
     const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forbid");
-    const pg::KeyName name = api::key_name(scope, tenant, key);
+    const pg::KeyName name = api::key_to_write(scope, tenant, key);
     api::LookupRow row = api::forbid(name, scope, error);
     return row.as_result_of(fcinfo);
 }

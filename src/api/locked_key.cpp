@@ -228,16 +228,30 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     return pg::remember_claim(claim);
 }
 
+// As find_at_rest(), for the key that a token has led to. While the call waits for the key or for
+// its table, the record may be moved to another.
+pg::Found find_by_token(const core::Token& token, NamedKey& key, pg::KeyLock& lock,
+                        const pg::WaitBound& bound) {
+    for (;;) {
+        const pg::Found found = find_at_rest(key.name, lock, bound);
+        if (found.presence != Presence::absent) return found;
+        const Oid searched = key.name.table;
+        key = key_named_by(token);
+        if (key.name.table == searched) return found;
+        lock.release();
+    }
+}
+
 }  // namespace
 
 LeasedClaim lock_leased_claim(const core::Token& token) {
     Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) pg::refuse_closed(*known);
-    const NamedKey key = key_named_by(token);
+    NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
-    const pg::Found found = find_at_rest(key.name, lock, bound);
+    const pg::Found found = find_by_token(token, key, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {

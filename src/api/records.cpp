@@ -10,6 +10,7 @@
 #include "pg/boundary.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
+#include "pg/scope.hpp"
 #include "pg/sweep.hpp"
 
 namespace idem::api {
@@ -37,6 +38,14 @@ NewTable read_name(std::string_view name) {
             nullptr};
 }
 
+void check_tenant_type(Oid type) {
+    if (!get_typisdefined(type))
+        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type));
+    if (get_typtype(type) == TYPTYPE_PSEUDO)
+        report::invalid_argument("tenant_type", psprintf("%s is a pseudo-type; no column has it.",
+                                                         format_type_be(type)));
+}
+
 // Both arguments about the tenant, or none.
 void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
     if (PG_ARGISNULL(arg_tenant_column) != PG_ARGISNULL(arg_tenant_type))
@@ -46,6 +55,9 @@ void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
                                  "Pass both, or neither for a table with the columns of "
                                  "idem.record alone.");
     if (PG_ARGISNULL(arg_tenant_column)) return;
+    if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
+        report::invalid_argument("tenant_column", "The name is empty.");
+    check_tenant_type(PG_GETARG_OID(arg_tenant_type));
     table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
     table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
 }
@@ -156,6 +168,20 @@ Oid usable_records(Oid table) {
     pg::require_exists(table);
     pg::Records::to_read(table).close();
     return pg::as_given(table);
+}
+
+bool follow_records(std::int32_t scope, Oid& table) {
+    const auto named = pg::records_after_change(scope);
+    if (!named) return false;
+    const Oid now = OidIsValid(*named) ? *named : pg::chosen_records();
+    return std::exchange(table, now) != now;
+}
+
+// The records may be moved, and the scope altered, while the lock is waited for.
+void lock_records(std::int32_t scope, Oid& table) {
+    do {
+        pg::lock_to_write(table == pg::common_records ? pg::table_oid(pg::Table::record) : table);
+    } while (follow_records(scope, table));
 }
 
 }  // namespace idem::api

@@ -50,5 +50,5 @@ IDEM_FUNCTION(idem_revoke) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "revoke");
-    PG_RETURN_BOOL(api::revoke(api::key_name(scope, tenant, key), scope));
+    PG_RETURN_BOOL(api::revoke(api::key_to_write(scope, tenant, key), scope));
 }

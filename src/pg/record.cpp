@@ -366,8 +366,10 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 }  // namespace
 
 Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
+    LockRelationOid(table, AccessShareLock);  // it could be dropped between check and use
     require_exists(table);
     const Records records = open_keyed(table);
+    UnlockRelationOid(table, AccessShareLock);
     require_record_table(records.table());
     return records;
 }
@@ -427,11 +429,19 @@ void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl
     if (answered && core::is_answer_outlived(*answered, answer_ttl, now)) record = erased(record);
 }
 
-Oid unfinished_index(const Records& records) {
-    const int first = first_column(RelationGetDescr(records.table()));
-    return find_partial_index(records.table(), static_cast<AttrNumber>(first + column_scope),
+namespace {
+
+Oid unfinished_index_of(Relation records) {
+    const int first = first_column(RelationGetDescr(records));
+    return find_partial_index(records, static_cast<AttrNumber>(first + column_scope),
                               {static_cast<AttrNumber>(first + column_state),
                                static_cast<char>(core::State::in_progress)});
+}
+
+}  // namespace
+
+Oid unfinished_index(const Records& records) {
+    return unfinished_index_of(records.table());
 }
 
 RowKey::RowKey(TupleTableSlot* slot) {
@@ -514,6 +524,35 @@ RecordHead record_head(TupleTableSlot* slot) {
 
 namespace {
 
+// Whether erased() would take something out of a finished record.
+bool has_answer(TupleTableSlot* slot) {
+    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
+        has_value(slot, column_body))
+        return true;
+    auto* error = varlena_column<Jsonb>(slot, column_error);
+    return error != nullptr && sqlstate_only(error) != error;
+}
+
+}  // namespace
+
+RecordSummary record_summary(TupleTableSlot* slot) {
+    const RecordHead head = record_head(slot);
+    const bool in_progress = head.state == core::State::in_progress;
+    bool null;
+    const bool redacted = DatumGetBool(column(slot, column_redacted, null));
+    return {
+        .head = head,
+        .status = int_column(slot, column_status),
+        .redacted = redacted && !null,
+        .has_answer = !in_progress && has_answer(slot),
+        .is_released = in_progress && !has_value(slot, column_nonce),
+        .recovery_point = varlena_column<text>(slot, column_recovery_point),
+        .last_error = in_progress ? varlena_column<Jsonb>(slot, column_error) : nullptr,
+    };
+}
+
+namespace {
+
 struct Places {
     RecordPlace* places;
     std::size_t size;
@@ -579,27 +618,39 @@ UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id
     scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
 }
 
+UnfinishedSearch::UnfinishedSearch(Relation records, Snapshot snapshot) {
+    Oid index = unfinished_index_of(records);
+    if (OidIsValid(index) && !serves_old_snapshots(index)) index = InvalidOid;
+    scan_ = systable_beginscan(records, index, OidIsValid(index), snapshot, 0, nullptr);
+}
+
 void UnfinishedSearch::end() {
     systable_endscan(scan_);
 }
 
-std::optional<Unfinished> UnfinishedSearch::next() {
+TupleTableSlot* UnfinishedSearch::next_row() {
     while (HeapTupleIsValid(systable_getnext(scan_))) {
         CHECK_FOR_INTERRUPTS();
-        TupleTableSlot* slot = scan_->slot;
         bool null;
-        const auto state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
-        if (state != core::State::in_progress) continue;
-        return Unfinished{
-            .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
-            .expires = record_expires(slot),
-            .lease_end = bigint_column(slot, column_lease_end).value_or(0),
-            .attempt = read_attempt(slot),
-            .extra_attempts = read_extra_attempts(slot),
-            .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
-        };
+        const Datum state = column(scan_->slot, column_state, null);
+        if (static_cast<core::State>(DatumGetChar(state)) == core::State::in_progress)
+            return scan_->slot;
     }
-    return std::nullopt;
+    return nullptr;
+}
+
+std::optional<Unfinished> UnfinishedSearch::next() {
+    TupleTableSlot* slot = next_row();
+    if (slot == nullptr) return std::nullopt;
+    bool null;
+    return Unfinished{
+        .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
+        .expires = record_expires(slot),
+        .lease_end = bigint_column(slot, column_lease_end).value_or(0),
+        .attempt = read_attempt(slot),
+        .extra_attempts = read_extra_attempts(slot),
+        .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
+    };
 }
 
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {
@@ -680,12 +731,7 @@ bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, Timestam
     if (DatumGetChar(state) == static_cast<char>(core::State::in_progress)) return false;
     const TimestampTz created = DatumGetTimestampTz(column(slot, column_created, null));
     const TimestampTz answered = core::answered_at(created, bigint_column(slot, column_lease_end));
-    if (!core::is_answer_outlived(answered, answer_ttl, now)) return false;
-    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
-        has_value(slot, column_body))
-        return true;
-    auto* error = varlena_column<Jsonb>(slot, column_error);
-    return error != nullptr && sqlstate_only(error) != error;
+    return core::is_answer_outlived(answered, answer_ttl, now) && has_answer(slot);
 }
 
 // The row is locked first, because an update waits for a transaction that has locked it.

@@ -170,6 +170,18 @@ struct RecordHead {
 };
 RecordHead record_head(TupleTableSlot* slot);
 
+// What the views show of a record.
+struct RecordSummary {
+    RecordHead head;
+    std::optional<std::int32_t> status;
+    bool redacted;
+    bool has_answer;       // more than erased() leaves
+    bool is_released;      // unfinished, and no token holds it
+    text* recovery_point;  // palloc'd
+    Jsonb* last_error;     // of an unfinished operation, palloc'd; never the answer
+};
+RecordSummary record_summary(TupleTableSlot* slot);
+
 enum class Contents {
     all,
     claim,  // what decides about a claim: no answer, recovery point, last error or request
@@ -199,10 +211,8 @@ struct FoundKey {
 };
 std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest);
 
-// A search for the unfinished operations of a scope: the newest committed rows and those of this
-// transaction, in no order. It reads the index of unfinished operations if there is one, and
-// otherwise the whole table. It leaves no predicate locks. A row that is being moved meanwhile may
-// be missed.
+// A search for unfinished operations, in no order. It reads the index of unfinished operations if
+// there is one, and otherwise the whole table.
 struct Unfinished {
     core::Digest digest;
     TimestampTz expires;
@@ -213,12 +223,18 @@ struct Unfinished {
 };
 class UnfinishedSearch {
   public:
+    // Those of a scope: the newest committed rows and those of this transaction. It leaves no
+    // predicate locks. A row that is being moved meanwhile may be missed.
     UnfinishedSearch(const Records& records, std::int32_t scope_id);
+    // Those of all scopes, as the snapshot sees them.
+    UnfinishedSearch(Relation records, Snapshot snapshot);
     UnfinishedSearch(const UnfinishedSearch&) = delete;
     UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
     void end();
 
     std::optional<Unfinished> next();
+    // The same as a row, valid until the next step; NULL at the end.
+    TupleTableSlot* next_row();
 
   private:
     SysScanDesc scan_;  // despite its name it serves any table, with an index or without

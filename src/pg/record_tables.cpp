@@ -128,7 +128,7 @@ bool has_digest_index(Relation relation) {
     const Oid primary_key = compat::primary_key_of(relation);
     if (!OidIsValid(primary_key)) return false;
     Relation index = index_open(primary_key, AccessShareLock);
-    const bool usable = is_digest_index(index);
+    const bool usable = is_digest_index_of(index, relation);
     index_close(index, AccessShareLock);
     return usable;
 }
@@ -185,10 +185,12 @@ Fault check(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     const Oid own = table_oid(Table::record);
     if (table == own || place_of(table) == table) return {Fault::none};
+    const std::uint64_t before = invalidations;
     Relation common = table_open(own, AccessShareLock);
     const Fault fault = fault_of(relation, common);
     table_close(common, AccessShareLock);
-    if (fault.kind == Fault::none) {
+    // What has changed during the check may have been read before.
+    if (fault.kind == Fault::none && invalidations == before) {
         checked_against = own;
         place_of(table) = table;
     }
@@ -384,14 +386,13 @@ RecordBlock record_block(Oid table, BlockNumber block) {
 List* record_tables() {
     AcceptInvalidationMessages();
     if (known_since != invalidations) {
-        const std::uint64_t now =
-            invalidations;  // one that comes meanwhile counts for the next call
+        const std::uint64_t before = invalidations;
         const List* tables = marked_relations();
         list_free(std::exchange(known_tables, NIL));
-        const MemoryContext before = MemoryContextSwitchTo(CacheMemoryContext);
+        const MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
         known_tables = list_copy(tables);
-        MemoryContextSwitchTo(before);
-        known_since = now;
+        MemoryContextSwitchTo(caller);
+        known_since = before;  // a change meanwhile counts for the next call
     }
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
 }

@@ -1168,14 +1168,16 @@ void no_digest_index(const char* table, const char* columns) {
 
 namespace {
 
-constexpr const char* record_table_hint = "Make record tables with idem.create_record_table().";
+constexpr const char* record_table_hint =
+    "Choose a table that idem.create_record_table() has created.";
 
 }  // namespace
 
 void no_record_table(Oid table) {
     ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("record table does not exist"),
-                    errdetail("There is no table with OID %u; it may have been dropped.", table),
-                    errhint("If a scope names the table, name another with idem.alter_scope().")));
+                    errdetail("There is no table with OID %u. It may have been dropped.", table),
+                    errhint("If the scope names the table, name another with idem.alter_scope(), "
+                            "even if a table of the same name has been created since.")));
     pg_unreachable();
 }
 
@@ -1190,18 +1192,18 @@ void record_table_of_another_role(const char* table, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("record table \"%s\" has another owner than idem.record", table),
                     errdetail("%s", detail),
-                    errhint("Run ALTER TABLE ... OWNER TO, or make record tables with "
-                            "idem.create_record_table().")));
+                    errhint("If idem.create_record_table() has created the table, give it back "
+                            "to the owner of idem.record with ALTER TABLE ... OWNER TO. "
+                            "Otherwise choose another table.")));
     pg_unreachable();
 }
 
 void record_table_of_writers(const char* table, const char* detail) {
-    ereport(ERROR,
-            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-             errmsg("record table \"%s\" may be changed by other roles than its owner", table),
-             errdetail("%s", detail),
-             errhint("Revoke INSERT, UPDATE, DELETE and TRUNCATE on the table and its "
-                     "columns.")));
+    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                    errmsg("roles other than its owner may change record table \"%s\"", table),
+                    errdetail("%s", detail),
+                    errhint("Revoke INSERT, UPDATE, DELETE and TRUNCATE on the table and its "
+                            "columns.")));
     pg_unreachable();
 }
 
@@ -1253,8 +1255,9 @@ void records_left_behind(std::int64_t records) {
                               "%lld records that have not expired would not be found any more, "
                               "and their operations could be executed twice.",
                               static_cast<unsigned long>(records), static_cast<long long>(records)),
-             errhint("Move the records first: as a superuser, insert them into the new table and "
-                     "delete them from the old one, in the same transaction.")));
+             errhint("As a superuser, in one transaction: LOCK TABLE the old table IN SHARE ROW "
+                     "EXCLUSIVE MODE, insert the scope's rows into the new table, delete them from "
+                     "the old one, and call this function.")));
     pg_unreachable();
 }
 

@@ -65,6 +65,11 @@ const Scope* find_scope(std::string_view name);
 // The same for a caller that has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
+// The record table that the scope names now (InvalidOid: none), if a scope has changed since the
+// last call of the functions above. Nothing if none has, or if the scope was dropped. What those
+// functions have returned stays valid.
+std::optional<Oid> records_after_change(std::int32_t id);
+
 // The most similar name of a scope that the current user may use; NULL if none is similar.
 const char* nearest_scope(std::string_view name);
 

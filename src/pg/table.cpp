@@ -266,6 +266,16 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
     return found;
 }
 
+// The planner's rule.
+bool serves_old_snapshots(Oid oid) {
+    Relation index = index_open(oid, AccessShareLock);
+    const TransactionId built_by = HeapTupleHeaderGetXmin(index->rd_indextuple->t_data);
+    const bool serves =
+        !index->rd_index->indcheckxmin || TransactionIdPrecedes(built_by, TransactionXmin);
+    index_close(index, AccessShareLock);
+    return serves;
+}
+
 // The same, remembered: partial_condition() copies the predicate to read it.
 std::optional<CharCondition> remembered_condition(Relation table, Relation index) {
     const Oid oid = RelationGetRelid(index);
@@ -300,6 +310,11 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot) {
 
 bool is_among(const UnneededIndexes& indexes, Oid index) {
     return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
+}
+
+bool is_digest_index_of(Relation index, Relation table) {
+    const bool after_tenant = index->rd_index->indnkeyatts == 2;
+    return is_digest_index(index) && after_tenant == has_tenant_column(RelationGetDescr(table));
 }
 
 DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
@@ -440,6 +455,12 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
+void lock_to_write(Oid table) {
+    if (held_locks.has(table)) return;
+    LockRelationOid(table, RowExclusiveLock);
+    held_locks.add(table);
+}
+
 KeyedTable KeyedTable::to_read(Oid table) {
     return {table_open(table, AccessShareLock), AccessShareLock};
 }
@@ -467,7 +488,7 @@ Relation KeyedTable::open_index() const {
     if (!OidIsValid(primary_key)) refuse_without_digest_index(table_);
     Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
                                         : index_open(primary_key, release_);
-    if (!is_digest_index(index)) refuse_without_digest_index(table_);
+    if (!is_digest_index_of(index, table_)) refuse_without_digest_index(table_);
     return index;
 }
 

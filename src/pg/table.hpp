@@ -97,10 +97,12 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
 // Whether the index proves that no two rows have the same digest, the first column of a keyed
 // table; or, in a record table whose first column is the tenant (pg/record_tables), no two rows
 // with the same digest and tenant, because a digest has one tenant. True for the primary key, and
-// for an index beside it that REINDEX CONCURRENTLY is building
-// or has yet to drop. An index that becomes ready after we have looked is completed by its builder,
-// which waits for our transaction first.
+// for an index beside it that REINDEX CONCURRENTLY is building or has yet to drop. An index that
+// becomes ready after we have looked is completed by its builder, which waits for our transaction
+// first.
 bool is_digest_index(Relation index);
+// The same for an index of this table, whose tenant may be a UUID as well.
+bool is_digest_index_of(Relation index, Relation table);
 
 // The condition of a partial index, of the form column = constant; the column has the type "char".
 struct CharCondition {
@@ -120,6 +122,10 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot);
 // A valid index of this kind whose first column and condition are these; InvalidOid if there is
 // none. The table must be locked.
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
+
+// Whether the index leads to every row that the snapshots of this transaction see. An index that
+// was built after the oldest of them may lack versions of rows that had changed by then.
+bool serves_old_snapshots(Oid index);
 
 // insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
 // row's digest. It returns true once ours is the only row, raises an error if the other row stays,
@@ -182,6 +188,10 @@ static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 // --- Keyed tables ------------------------------------------------------------------------------
 
 pg_uuid_t uuid_of(const core::Digest& digest);
+
+// Locks the table as KeyedTable::to_write() does, which then need not wait. There may be no table
+// with this OID any more when the lock is granted.
+void lock_to_write(Oid table);
 
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {

@@ -315,6 +315,7 @@ INSERT INTO wrong (state, what, call) VALUES
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "completed", "headers": 1}') r$$),
     ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
     ('22023', 'a window with a negative delay', $$SELECT idem.retention_window('0', '0', '-1 s', '0')$$),
+    ('22004', 'other records without a choice', $$SELECT idem.other_records(NULL)$$),
     ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
     ('22023', 'sizing with a rate that is no number', $$SELECT idem.records_needed('NaN', '1 day')$$),
     ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),

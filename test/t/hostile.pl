@@ -152,6 +152,7 @@ my $tour = <<'SQL';
 SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn', reject_stale_keys => true);
 SELECT idem.create_scope('shop', owner => 'shop', explain_conflicts => true);
 SELECT idem.alter_scope('tour', ttl => '2 days');
+SELECT idem.create_record_table('public.elsewhere') IS NOT NULL;
 SET ROLE clerk;
 BEGIN;
 SELECT token FROM idem.claim('shop', 'order-1', '{"amount": 1, "to": ["a", {"b": 1e2}]}') \gset
@@ -166,6 +167,11 @@ SELECT state FROM idem.lookup('shop', 'order-1');
 SELECT idem.once('shop', 'message-1');
 SELECT idem.once_each('shop', '{message-1, message-2}');
 SELECT idem.advance('shop', 'stream', 1);
+BEGIN;
+SELECT idem.use_records('public.elsewhere');
+SELECT idem.once('shop', 'elsewhere');
+SELECT attempt FROM idem.claim('shop', 'leased elsewhere', lease => '1 hour');
+COMMIT;
 SELECT outcome FROM idem.execute('shop', 'order-2', 'public.work(pg_catalog.jsonb)', '{}');
 SELECT outcome FROM idem.execute('shop', 'order-3', 'public.break(pg_catalog.jsonb)', '{}');
 SELECT token FROM idem.claim('shop', 'order-4', lease => '1 hour') \gset
@@ -214,6 +220,8 @@ SELECT key FROM idem.open_claims();
 SELECT key FROM idem.prepared_claims();
 SELECT key FROM idem.in_flight;
 SELECT scope, key, state FROM idem.records;
+SELECT key FROM idem.other_records();
+SELECT key FROM idem.other_records(unfinished_only => true);
 SELECT idem.preloaded();
 SELECT completed FROM idem.survey('shop');
 SELECT scope, shared FROM idem.key_survey();
@@ -225,6 +233,20 @@ SELECT idem.free_bytes() IS NULL;
 SELECT check_name FROM idem.findings();
 SELECT check_name, status FROM idem.health();
 SELECT pg_catalog.count(*) FROM idem.report('shop');
+SELECT idem.create_record_table('public.elsewhere', 'count', 'pg_catalog.int8') IS NULL;
+SELECT idem.create_record_table('public."record"') IS NULL;
+SELECT idem.create_scope('elsewhere', owner => 'shop', records => 'public.elsewhere');
+SET ROLE clerk;
+SELECT idem.once('elsewhere', 'order-7', tenant => '42'), idem.once('elsewhere', 'order-7', tenant => '42');
+BEGIN;
+SELECT idem.use_records('public."record"');
+SELECT idem.once('shop', 'order-8');
+SELECT token FROM idem.claim('shop', 'order-9', lease => '1 hour') \gset
+COMMIT;
+SELECT idem.complete(:'token', '{"there": 1}');
+RESET ROLE;
+SELECT count, tenant, key FROM public.elsewhere;
+SELECT key, state FROM public."record";
 SELECT idem.stats_reset('shop');
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
 SELECT idem.erase('shop', 'order-1');
@@ -236,6 +258,7 @@ SELECT state FROM idem.forbid('shop', 'never');
 SELECT idem.forget('shop', 'never');
 SELECT idem.reset_stream('shop', 'stream', 1);
 SELECT idem.drop_scope('tour');
+DROP TABLE public.elsewhere;
 SELECT idem.purge();
 SQL
 my $expected = run_sql($tour, do
@@ -268,7 +291,7 @@ CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAI
 DO $$
 DECLARE t regclass;
 BEGIN
-  FOREACH t IN ARRAY '{idem.record, idem.scope, idem.secret}'::regclass[] LOOP
+  FOREACH t IN ARRAY '{idem.record, idem.scope, idem.secret, public.elsewhere}'::regclass[] LOOP
     EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format('ALTER TABLE %s FORCE ROW LEVEL SECURITY', t);
     EXECUTE format('CREATE POLICY nobody ON %s USING (false)', t);
@@ -279,12 +302,13 @@ END $$;
 SQL
 for my $row_security ('on', 'off')
 {
-	is( run_sql(<<"SQL", $evil), qq({"answer": 1}\nshop\n{"answer": 1}\n4711), "row security, row_security = $row_security");
+	is( run_sql(<<"SQL", $evil), qq({"answer": 1}\nelsewhere\nshop\n{"answer": 1}\nt\nf\n4711), "row security, row_security = $row_security");
 SET row_security = $row_security;
 SET ROLE clerk;
 SELECT idem.complete(token, '{"answer": 1}') FROM idem.claim('shop', 'secured $row_security');
-SELECT name FROM idem.scopes;
+SELECT name FROM idem.scopes ORDER BY name;
 SELECT response FROM idem.claim('shop', 'secured $row_security');
+SELECT idem.once('elsewhere', 'secured $row_security', tenant => '1') FROM pg_catalog.generate_series(1, 2);
 SELECT tenant FROM idem.weak_keys;
 SQL
 }
@@ -294,6 +318,7 @@ CREATE EVENT TRIGGER at_start ON ddl_command_start EXECUTE FUNCTION public.no_dd
 SQL
 is( run_sql(q{SELECT idem.create_scope('after the event'); SELECT idem.once('after the event', 'k'); SELECT idem.drop_scope('after the event')}, $evil),
 	"\nt\n", 'event triggers do not fire for idem');
+is(run_sql(q{SELECT idem.create_record_table('refused')}, $evil), 'P0001', 'but for the statements that make a record table');
 is(run_sql('DROP EXTENSION idem', $evil), 'P0001', 'event triggers fire for DDL');
 $node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
 
