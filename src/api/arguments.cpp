@@ -1,6 +1,5 @@
 #include "api/arguments.hpp"
 
-#include "api/records.hpp"
 #include "core/key.hpp"
 #include "pg/guc.hpp"
 #include "pg/rehearsal.hpp"
@@ -163,12 +162,8 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
 }
 
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
-    return named(scope, tenant, key, pg::records_of(scope), core::key_digest);
-}
-
-pg::KeyName key_to_write(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
-    pg::KeyName name = key_name(scope, tenant, key);
-    lock_records(scope.id, name.table);
+    pg::KeyName name = named(scope, tenant, key, pg::records_of(scope), core::key_digest);
+    name.follows = true;
     return name;
 }
 

@@ -48,8 +48,6 @@ bool force_arg(FunctionCallInfo fcinfo, int n);
 
 // For a checked key and tenant. Raises ID007 if the scope requires a tenant and it is empty.
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
-// For calls that change a record: waits for a move of the scope's records, and locks their table.
-pg::KeyName key_to_write(const pg::Scope& scope, std::string_view tenant, std::string_view key);
 pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source);
 
 }  // namespace idem::api

@@ -57,7 +57,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow forbid(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {
+LookupRow forbid(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
     refuse_open_here(name, forbid_call);
     pg::KeyLock lock(name.digest);
     const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));
@@ -79,7 +79,7 @@ IDEM_FUNCTION(idem_forbid) {
     Jsonb* error = api::read_error(fcinfo);
     // A copy: storing the failure looks the scope up again.
     const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forbid");
-    const pg::KeyName name = api::key_to_write(scope, tenant, key);
+    const pg::KeyName name = api::key_name(scope, tenant, key);
     api::LookupRow row = api::forbid(name, scope, error);
     return row.as_result_of(fcinfo);
 }

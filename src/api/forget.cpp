@@ -29,8 +29,7 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
         report::resumable(key, pg::view_of(record.recovery_point), forget_call);
 }
 
-bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force,
-            const pg::WaitBound& bound) {
+bool forget(const pg::Scope& scope, pg::KeyName name, bool force, const pg::WaitBound& bound) {
     return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!force) check_abandoned(name.key, found);
         const bool forgotten = delete_record(name, found, bound);
@@ -66,8 +65,8 @@ IDEM_FUNCTION(idem_forget_0_3) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
-    PG_RETURN_BOOL(api::forget(scope, api::key_to_write(scope, tenant, key), force,
-                               pg::WaitBound(scope.wait)));
+    PG_RETURN_BOOL(
+        api::forget(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
 }
 
 IDEM_FUNCTION(idem_forget_tenant) {

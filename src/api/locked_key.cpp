@@ -1,6 +1,7 @@
 #include "api/locked_key.hpp"
 
 #include "api/claim.hpp"
+#include "api/records.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guc.hpp"
@@ -24,9 +25,10 @@ bool is_at_rest(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_at_rest(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     acquire(lock, name.key, bound);
     for (;;) {
+        if (name.follows) lock_records(name.scope_id, name.table);
         const pg::Records records = pg::Records::to_write(name.table);
         const pg::Found found = pg::probe(records, name);
         records.close();
@@ -57,7 +59,7 @@ bool has_running_lease(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_unleased(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
         const pg::Found found = find_at_rest(name, lock, bound);
         if (!has_running_lease(found)) {

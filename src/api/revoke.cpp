@@ -29,7 +29,7 @@ pg::Record revoked(const pg::Record& old, const pg::Scope& scope) {
 }
 
 // False unless the operation is unfinished.
-bool revoke(const pg::KeyName& name, const pg::Scope& scope) {
+bool revoke(pg::KeyName name, const pg::Scope& scope) {
     const pg::WaitBound bound(scope.wait);
     return change_record(name, revoke_call, Lease::is_cut, bound, [&](const pg::Found& found) {
         if (!is_live(found) || found.record.state != core::State::in_progress) return false;
@@ -50,5 +50,5 @@ IDEM_FUNCTION(idem_revoke) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "revoke");
-    PG_RETURN_BOOL(api::revoke(api::key_to_write(scope, tenant, key), scope));
+    PG_RETURN_BOOL(api::revoke(api::key_name(scope, tenant, key), scope));
 }

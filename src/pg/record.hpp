@@ -39,6 +39,7 @@ struct KeyName {
     core::Digest digest;
     bool limited = false;        // the scope has max_bytes: what is written is noted in the ledger
     Oid table = common_records;  // where its record is (pg/record_tables)
+    bool follows = false;  // that is where the scope or the transaction says, even if it changes
 };
 
 struct Record {

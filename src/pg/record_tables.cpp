@@ -55,14 +55,12 @@ constinit List* known_tables = NIL;  // in CacheMemoryContext
 constinit std::uint64_t known_since = 0;
 constinit std::uint64_t invalidations = 1;
 
-extern "C" {
-static void forget_checked(Datum, Oid relation) {
+void forget_checked(Oid relation) {
     ++invalidations;
     if (!OidIsValid(relation) || relation == checked_against)
         checked.fill(InvalidOid);
     else if (place_of(relation) == relation)
         place_of(relation) = InvalidOid;
-}
 }
 
 // Why a relation is not used as a record table.
@@ -303,7 +301,7 @@ void add_tenant_context(void* table) {
 void init_record_tables() {
     RegisterXactCallback(forget_choices, nullptr);
     RegisterSubXactCallback(follow_savepoint, nullptr);
-    CacheRegisterRelcacheCallback(forget_checked, 0);
+    on_each_invalidation(forget_checked);
 }
 
 Oid as_given(Oid table) {

@@ -15,6 +15,7 @@ constexpr std::array<const char*, table_count> table_names = {
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
+constinit void (*forgetter_of_each)(Oid relation) = nullptr;
 
 // Whether an invalidation of the relation (InvalidOid stands for all relations) may concern the
 // table. While the table's OID is unknown, every message may: a message that arrives while the
@@ -54,6 +55,7 @@ std::optional<CharCondition> known_condition(Oid index) {
 
 void forget_table(Datum, Oid relation) {
     forget_partial_indexes(relation);
+    if (forgetter_of_each != nullptr) forgetter_of_each(relation);
     for (std::size_t i = 0; i < table_count; ++i) {
         if (!may_be(relation, oids[i])) continue;
         oids[i] = InvalidOid;
@@ -199,6 +201,11 @@ void init_tables() {
 
 void on_invalidation(Table table, void (*forget)()) {
     forgetters[static_cast<std::size_t>(table)] = forget;
+}
+
+void on_each_invalidation(void (*forget)(Oid relation)) {
+    Assert(forgetter_of_each == nullptr);
+    forgetter_of_each = forget;
 }
 
 Oid find_table_oid(Table table) {

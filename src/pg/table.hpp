@@ -49,6 +49,10 @@ std::optional<std::int64_t> free_bytes(Table table);
 // One function per table. It must not raise errors or read tables.
 void on_invalidation(Table table, void (*forget)());
 
+// The same for the entries of all relations; InvalidOid stands for every one. One function in all:
+// the server has few places for such functions, and other extensions in the process need theirs.
+void on_each_invalidation(void (*forget)(Oid relation));
+
 // The schema of the extension's objects; InvalidOid if there is none.
 Oid own_schema();
 
