@@ -501,7 +501,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.survey IS
     'Counts the records of a scope, or of each scope that the current role may use (members of '
     'pg_monitor: of every scope). Reads at most max_blocks blocks (NULL: 2048), evenly spread over '
-    'the table, and extrapolates; coverage is the fraction of the table that was read. '
+    'the record tables, and extrapolates; coverage is the fraction of them that was read. '
     'Raises ID008 unknown_scope, 42501, 22023.';
 
 CREATE FUNCTION idem.key_survey(
@@ -520,9 +520,9 @@ COMMENT ON FUNCTION idem.key_survey IS
     'Counts, for each scope that the current role may use (members of pg_monitor: for every '
     'scope), the unexpired records that live for less than a tenth of the scope''s TTL, and for '
     'more than two years; and the UUIDs that occur both with and without a tenant, and with '
-    'several tenants. Reads at most 2048 blocks, evenly spread over the table. The figures of '
-    'lifetimes are extrapolated, the others are what was found; coverage is the fraction of the '
-    'table that was read.';
+    'several tenants. Reads at most 2048 blocks, evenly spread over the record tables. The '
+    'figures of lifetimes are extrapolated, the others are what was found; coverage is the '
+    'fraction of the tables that was read.';
 
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
@@ -572,8 +572,26 @@ AS 'MODULE_PATHNAME', 'idem_purge_block'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.purge_block IS
-    'Returns the block of idem.record at which the next purge begins. On a standby this is 0: the '
+    'Returns the block of idem.record at which its next purge begins. On a standby this is 0: the '
     'first purge after a promotion begins there.';
+
+-- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
+-- the others, and idem.health() these.
+CREATE FUNCTION idem.record_tables(
+    OUT records regclass,
+    OUT purge_block bigint,
+    OUT fault text,
+    OUT remedy text
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_record_tables'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.record_tables IS
+    'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
+    'which they are purged. purge_block is the block at which the next purge begins, in the row of '
+    'the table where that is. fault says why idem does not use a table (NULL: it does), and remedy '
+    'what to do about it.';
 
 CREATE FUNCTION idem.free_bytes()
 RETURNS bigint
@@ -590,18 +608,20 @@ CREATE VIEW idem.storage WITH (security_barrier) AS
         pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
         pg_catalog.pg_relation_size(r.oid)
             / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
-        idem.purge_block() AS purge_block,
+        l.purge_block,
         pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows,
         pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
         greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
         (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
-        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets
-    FROM pg_catalog.pg_class r
+        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets,
+        l.records
+    FROM idem.record_tables() l
+        JOIN pg_catalog.pg_class r ON r.oid = l.records::pg_catalog.oid
         LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
-    WHERE r.oid = 'idem.record'::pg_catalog.regclass;
+    WHERE l.fault IS NULL;
 
 GRANT SELECT ON idem.storage TO pg_monitor;
 
 COMMENT ON VIEW idem.storage IS
-    'One row about the record table as a whole: its size, how far the purge has come, and the '
-    'state of its vacuum. For members of pg_monitor.';
+    'One row about each record table as a whole: its size, where the next purge begins (NULL: in '
+    'another table), and the state of its vacuum. For members of pg_monitor.';

@@ -83,7 +83,7 @@ IDEM_FUNCTION(idem_purge) {
     const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
     if (max_records < 1)
         pg::report::invalid_argument("max_records", "The number must be at least 1.");
-    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
+    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
     if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
     PG_RETURN_INT64(swept.deleted + swept.erased);
 }
@@ -96,7 +96,10 @@ IDEM_FUNCTION(idem_free_bytes) {
     PG_RETURN_INT64(*bytes);
 }
 
-// The block at which the next sweep begins.
+// The block of idem.record at which its next sweep begins.
 IDEM_FUNCTION(idem_purge_block) {
-    PG_RETURN_INT64(idem::pg::next_block());
+    using namespace idem;
+    const pg::RecordBlock next = pg::next_block();
+    const bool here = pg::table_of(next) == pg::common_records;
+    PG_RETURN_INT64(here ? pg::number_of(next) : 0);
 }

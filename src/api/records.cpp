@@ -1,4 +1,5 @@
-// idem.create_record_table() and idem.use_records(): record tables beside idem.record.
+// idem.create_record_table(), idem.use_records() and idem.record_tables(): record tables beside
+// idem.record.
 //
 // PUBLIC may not execute the first. The second needs no privilege: a record table is idem's, and a
 // key is found there under its scope and tenant only. The caller has to name the same table for the
@@ -10,6 +11,7 @@
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
+#include "pg/sweep.hpp"
 
 namespace idem::api {
 namespace {
@@ -120,6 +122,46 @@ Oid create_record_table(const NewTable& table) {
     return relation;
 }
 
+// ---- The list of record tables ------------------------------------------------------------------
+
+enum ListColumn { list_records, list_purge_block, list_fault, list_remedy, list_columns };
+
+bool is_used(Oid table) {
+    const auto fault = pg::fault_of_record_table(table);
+    return fault && fault->detail == nullptr;
+}
+
+// The table in which the next purge begins: that of the block or, if it is not used any more, the
+// next one that is.
+Oid purged_next(const List* tables, pg::RecordBlock block) {
+    for (int i = 0; i < list_length(tables); ++i) {
+        const Oid table = list_nth_oid(tables, i);
+        if (pg::record_block(table, MaxBlockNumber) >= block && is_used(table)) return table;
+    }
+    return linitial_oid(tables);
+}
+
+void list_record_tables(FunctionCallInfo fcinfo) {
+    const List* tables = pg::record_tables();
+    const pg::RecordBlock next = pg::next_block();
+    const Oid purged = purged_next(tables, next);
+    for (int i = 0; i < list_length(tables); ++i) {
+        const Oid table = list_nth_oid(tables, i);
+        const auto fault = pg::fault_of_record_table(table);
+        if (!fault) continue;
+        const bool within = pg::table_of(next) == pg::table_of(pg::record_block(table, 0));
+        pg::Row<list_columns> row;
+        row.set(list_records, ObjectIdGetDatum(table));
+        if (table == purged)
+            row.set(list_purge_block, Int64GetDatum(within ? pg::number_of(next) : 0));
+        if (fault->detail != nullptr) {
+            row.set_text(list_fault, fault->detail);
+            row.set_text(list_remedy, fault->remedy);
+        }
+        row.add_to_result_of(fcinfo);
+    }
+}
+
 }  // namespace
 
 Oid usable_records(Oid table) {
@@ -164,4 +206,11 @@ IDEM_FUNCTION(idem_use_records) {
     if (PG_ARGISNULL(0)) pg::report::missing_argument("records");
     pg::choose_records(api::usable_records(PG_GETARG_OID(0)));
     PG_RETURN_VOID();
+}
+
+// For the views, which must know all tables on a standby too.
+IDEM_FUNCTION(idem_record_tables) {
+    InitMaterializedSRF(fcinfo, 0);
+    idem::api::list_record_tables(fcinfo);
+    return Datum{0};
 }

@@ -344,8 +344,9 @@ void note_written(const Records& records, const KeyName& name, const Found& old,
         ItemPointerGetBlockNumber(&old.tid) == ItemPointerGetBlockNumber(&written);
     const std::int64_t before = in_place ? row_size_at(records.table(), old.tid) : 0;
     const std::int64_t after = row_size_at(records.table(), written);
-    note_growth(name.scope_id, name.tenant, ItemPointerGetBlockNumber(&written),
-                std::max<std::int64_t>(after - before, 0));
+    const RecordBlock block =
+        record_block(RelationGetRelid(records.table()), ItemPointerGetBlockNumber(&written));
+    note_growth(name.scope_id, name.tenant, block, std::max<std::int64_t>(after - before, 0));
 }
 
 Found read_hit(const DigestScan& scan, Contents contents) {

@@ -67,6 +67,7 @@ void forget_checked(Oid relation) {
 struct Fault {
     enum { none, shape, owner, privileges, index } kind;
     const char* detail = nullptr;
+    Oid writer = InvalidOid;  // the role that has the privileges; InvalidOid is PUBLIC
 };
 
 const char* role_name(Oid role) {
@@ -169,8 +170,12 @@ Fault fault_of(Relation relation, Relation common) {
         return {Fault::privileges,
                 psprintf("It may be changed by %s, which could write answers that idem then "
                          "returns.",
-                         role_name(*writer))};
-    if (!has_digest_index(relation)) return {Fault::index};
+                         role_name(*writer)),
+                *writer};
+    if (!has_digest_index(relation))
+        return {Fault::index,
+                "It has no primary key on the digest, and the tenant if it has a "
+                "column for that, checked at once."};
     return {Fault::none};
 }
 
@@ -188,6 +193,15 @@ Fault check(Relation relation) {
         place_of(table) = table;
     }
     return fault;
+}
+
+const char* qualified_name(Relation relation) {
+    return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(relation)),
+                                      RelationGetRelationName(relation));
+}
+
+const char* quoted_role(Oid role) {
+    return OidIsValid(role) ? quote_identifier(GetUserNameFromId(role, false)) : "PUBLIC";
 }
 
 // ---- All record tables --------------------------------------------------------------------------
@@ -211,6 +225,70 @@ List* relations_with(Oid type) {
     systable_endscan(scan);
     table_close(depend, AccessShareLock);
     return relations;
+}
+
+// In the order of record_tables().
+List* marked_relations() {
+    const Oid type = digest_type();
+    List* tables = OidIsValid(type) ? relations_with(type) : NIL;
+    list_sort(tables, list_oid_cmp);
+    return tables;
+}
+
+// The first column of the type that marks record tables; NULL if there is none any more.
+const char* marked_column(Relation relation) {
+    const Oid type = digest_type();
+    const TupleDesc columns = RelationGetDescr(relation);
+    for (int i = 0; i < columns->natts; ++i) {
+        const FormData_pg_attribute* column = TupleDescAttr(columns, i);
+        if (!column->attisdropped && column->atttypid == type)
+            return quote_identifier(NameStr(column->attname));
+    }
+    return nullptr;
+}
+
+const char* add_primary_key(Relation relation, const char* name) {
+    const Oid present = compat::primary_key_of(relation);
+    const TupleDesc columns = RelationGetDescr(relation);
+    return psprintf(
+        "ALTER TABLE %s %sADD PRIMARY KEY (digest%s)", name,
+        OidIsValid(present)
+            ? psprintf("DROP CONSTRAINT %s, ", quote_identifier(get_rel_name(present)))
+            : "",
+        has_tenant_column(columns)
+            ? psprintf(", %s", quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname)))
+            : "");
+}
+
+const char* remedy_for(Relation relation, const Fault& fault) {
+    const char* name = qualified_name(relation);
+    switch (fault.kind) {
+        case Fault::owner: {
+            Relation common = table_open(table_oid(Table::record), AccessShareLock);
+            const Oid owner = common->rd_rel->relowner;
+            table_close(common, AccessShareLock);
+            return psprintf("ALTER TABLE %s OWNER TO %s", name, quoted_role(owner));
+        }
+        case Fault::privileges:
+            return psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON %s FROM %s", name,
+                            quoted_role(fault.writer));
+        case Fault::index:
+            return add_primary_key(relation, name);
+        default:
+            break;
+    }
+    if (relation->rd_rel->relpersistence == RELPERSISTENCE_UNLOGGED)
+        return psprintf("ALTER TABLE %s SET LOGGED", name);
+    const char* column = marked_column(relation);
+    return psprintf(
+        "Give it the columns of idem.record in their order; or, if idem is not to use "
+        "it: ALTER TABLE %s ALTER COLUMN %s TYPE uuid",
+        name, column == nullptr ? "digest" : column);
+}
+
+bool is_candidate(Relation relation) {
+    return relation->rd_rel->relkind == RELKIND_RELATION &&
+           relation->rd_rel->relpersistence != RELPERSISTENCE_TEMP;
 }
 
 void add_tenant_context(void* table) {
@@ -256,8 +334,7 @@ bool is_record_table(Relation relation) {
 void require_record_table(Relation relation) {
     const Fault fault = check(relation);
     if (fault.kind == Fault::none || fault.kind == Fault::index) return;
-    const char* name = quote_qualified_identifier(
-        get_namespace_name(RelationGetNamespace(relation)), RelationGetRelationName(relation));
+    const char* name = qualified_name(relation);
     switch (fault.kind) {
         case Fault::owner:
             report::record_table_of_another_role(name, fault.detail);
@@ -275,13 +352,39 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
     return nullptr;
 }
 
+// Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
+OpenAttempt open_records_at_once(Oid table, LOCKMODE mode) {
+    if (!ConditionalLockRelationOid(table, mode)) return {nullptr, true};
+    Relation relation = try_open_records(table, NoLock);
+    if (relation == nullptr) UnlockRelationOid(table, mode);
+    return {relation, false};
+}
+
+std::optional<RecordTableFault> fault_of_record_table(Oid table) {
+    if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) return std::nullopt;
+    Relation relation = try_relation_open(table, AccessShareLock);
+    if (relation == nullptr) return std::nullopt;
+    std::optional<RecordTableFault> result;
+    trivial<std::optional<RecordTableFault>>();
+    if (is_candidate(relation)) {
+        const Fault fault = check(relation);
+        result = fault.kind == Fault::none
+                     ? RecordTableFault{nullptr, nullptr}
+                     : RecordTableFault{fault.detail, remedy_for(relation, fault)};
+    }
+    relation_close(relation, AccessShareLock);
+    return result;
+}
+
+RecordBlock record_block(Oid table, BlockNumber block) {
+    return RecordBlock{as_given(table)} << 32 | block;
+}
+
 List* record_tables() {
     AcceptInvalidationMessages();
     if (known_since != invalidations) {
         const std::uint64_t before = invalidations;
-        const Oid type = digest_type();
-        List* tables = OidIsValid(type) ? relations_with(type) : NIL;
-        list_sort(tables, list_oid_cmp);
+        const List* tables = marked_relations();
         list_free(std::exchange(known_tables, NIL));
         const MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
         known_tables = list_copy(tables);
@@ -289,6 +392,14 @@ List* record_tables() {
         known_since = before;  // a change meanwhile counts for the next call
     }
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
+}
+
+bool has_new_record_table(const List* known) {
+    InvalidateCatalogSnapshot();
+    const List* tables = marked_relations();
+    for (int i = 0; i < list_length(tables); ++i)
+        if (!list_member_oid(known, list_nth_oid(tables, i))) return true;
+    return false;
 }
 
 Datum tenant_value(TupleDesc table, std::string_view tenant) {

@@ -49,9 +49,20 @@ bool is_record_table(Relation relation);
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);
 
+// The same without waiting for the lock.
+struct OpenAttempt {
+    Relation relation;  // NULL: it is gone, not a record table, or locked
+    bool locked;        // by another transaction, against this mode
+};
+OpenAttempt open_records_at_once(Oid table, LOCKMODE mode);
+
 // All record tables of this database, and tables that look like one: idem.record first, the others
 // by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
 List* record_tables();
+
+// Whether there is a table beside these, even one whose transaction has just committed and has yet
+// to announce it.
+bool has_new_record_table(const List* known);
 
 // Calls visit(relation) for each record table, opened with this lock, which is released.
 template <class Visit>
@@ -64,6 +75,31 @@ void for_each_record_table(LOCKMODE mode, Visit visit) {
         table_close(relation, mode);
     }
     list_free(tables);
+}
+
+// What keeps an ordinary table from being used as a record table although it has a column of the
+// type, and the SQL statement that cures it, both as sentences.
+struct RecordTableFault {
+    const char* detail;  // NULL: none
+    const char* remedy;
+};
+
+// Nothing if the table is gone, temporary, or not an ordinary table: a view or a partitioned table
+// may well have such a column.
+std::optional<RecordTableFault> fault_of_record_table(Oid table);
+
+// A block of any record table as one number. The numbers have the order of record_tables(), then
+// that of the blocks. Those of idem.record are its block numbers.
+using RecordBlock = std::uint64_t;
+RecordBlock record_block(Oid table, BlockNumber block);
+
+// common_records for idem.record.
+constexpr Oid table_of(RecordBlock block) {
+    return static_cast<Oid>(block >> 32);
+}
+
+constexpr BlockNumber number_of(RecordBlock block) {
+    return static_cast<BlockNumber>(block);
 }
 
 // Whether the table has the tenant in its first column, before those of idem.record.

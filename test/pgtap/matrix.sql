@@ -141,6 +141,7 @@ INSERT INTO call VALUES
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
+    ('idem.record_tables()', 'every role', $$SELECT idem.record_tables()$$),
     ('idem.free_bytes()', 'every role', $$SELECT idem.free_bytes()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),

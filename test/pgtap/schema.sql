@@ -82,6 +82,7 @@ SELECT set_eq(
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('purge_block', '', 'bigint'),
     ('free_bytes', '', 'bigint'),
+    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text', 'SETOF record'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('rehearse', 'call text, other_request text DEFAULT NULL::text', 'SETOF text'),
@@ -201,7 +202,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.hot_keys')$$, ARRAY[
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.storage')$$, ARRAY[
     'table_bytes bigint', 'index_bytes bigint', 'table_blocks bigint', 'purge_block bigint', 'live_rows bigint',
-    'dead_rows bigint', 'frozen_age integer', 'scopes bigint', 'has_secrets boolean'], 'columns of the view storage');
+    'dead_rows bigint', 'frozen_age integer', 'scopes bigint', 'has_secrets boolean', 'records regclass'], 'columns of the view storage');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
     'scope text', 'tenant text', 'weakness text', 'keys bigint'], 'columns of the view weak_keys');

@@ -159,6 +159,19 @@ SELECT completed, expired, coverage FROM idem.survey('large');
 SELECT completed BETWEEN 19000 AND 21000 AS live, expired BETWEEN 9500 AND 10500 AS expired, coverage < 0.3 AS part
   FROM idem.survey('large', 64);
 SELECT completed BETWEEN 15000 AND 25000 AS live, expired BETWEEN 7500 AND 12500 AS expired FROM idem.survey('large', 1);
+-- The records of all tables count, and a sample is spread over them as if they were one table.
+SELECT idem.create_record_table('small_records', 'tenant_id', 'text'), idem.create_record_table('large_records');
+INSERT INTO large_records SELECT * FROM idem.record WHERE key ~ '^order-';
+DELETE FROM idem.record WHERE key ~ '^order-' AND key !~ '^order-..?$';
+INSERT INTO small_records SELECT tenant, * FROM idem.record WHERE key ~ '^order-';
+SELECT completed, expired, coverage FROM idem.survey('large');
+SELECT completed BETWEEN 17000 AND 23000 AS live, expired BETWEEN 8500 AND 11500 AS expired, coverage < 0.9 AS part
+  FROM idem.survey('large', 512);
+SELECT live, expired FROM idem.overview WHERE scope = 'large';
+-- Not those of a table that idem does not use.
+GRANT INSERT ON large_records TO pg_monitor;
+SELECT completed, expired, coverage FROM idem.survey('large');
+DROP TABLE small_records, large_records;
 DELETE FROM idem.record WHERE key ~ '^order-';
 
 -- Lifetimes far from the TTL, and keys that occur with different tenants. An expired record does not

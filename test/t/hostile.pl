@@ -220,6 +220,7 @@ SELECT scope, shared FROM idem.key_survey();
 SELECT scope, live FROM idem.overview;
 SELECT has_secrets FROM idem.storage;
 SELECT idem.purge_block();
+SELECT records, purge_block, fault FROM idem.record_tables();
 SELECT idem.free_bytes() IS NULL;
 SELECT check_name FROM idem.findings();
 SELECT check_name, status FROM idem.health();

@@ -197,6 +197,20 @@ for (@databases)
 	my (undef, $purged, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
 	is($purged, '0', "$database: where records arrive by subscription, the publisher purges");
 	like($notice, qr/NOTICE:.*arrive by subscription.*HINT:.*drop the subscription/s, "$database: and that is said");
+
+	# A record table that no subscription writes is purged all the same.
+	if ($subscriber->safe_psql($database, "SELECT to_regproc('idem.create_record_table') IS NOT NULL") eq 't')
+	{
+		$subscriber->safe_psql($database, <<'SQL');
+SELECT idem.create_record_table('here');
+INSERT INTO here (digest, created, expires, scope, state, tenant, key)
+  SELECT gen_random_uuid(), now(), now(), id, 'c', '', 'own' FROM idem.scope WHERE name = 'orders';
+SQL
+		(undef, $purged, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
+		is("$purged$notice", '1', "$database: a table of this server is purged, and nothing is said");
+		is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1, "$database: the other is not");
+		$subscriber->safe_psql($database, 'DROP TABLE here');
+	}
 	$publisher->safe_psql($database, q{SELECT idem.complete(token, '"done"') FROM job WHERE key = 'lagging'});
 	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database ENABLE");
 	caught_up($database, 'the subscription goes on');
