@@ -250,7 +250,7 @@ void count_row(std::int32_t scope_id, std::string_view tenant, const CountedRow&
     Assert(accounts.available() && bytes > 0 && row.offset != InvalidOffsetNumber);
     bool is_new = false;
     const bool counts = with_round([&](Round& round) {
-        is_new = row > round.counted;
+        is_new = row.is_after(round.counted);
         if (is_new) round.counted = row;
     });
     const auto add = [bytes](Account& account) { account.counted += bytes; };

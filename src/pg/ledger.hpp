@@ -66,7 +66,9 @@ struct CountedRow {
     RecordBlock block;
     OffsetNumber offset;
 
-    auto operator<=>(const CountedRow&) const = default;
+    bool is_after(const CountedRow& other) const {
+        return block != other.block ? block > other.block : offset > other.offset;
+    }
 };
 void count_row(std::int32_t scope_id, std::string_view tenant, const CountedRow& row,
                std::int64_t bytes);
