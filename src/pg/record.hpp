@@ -196,7 +196,9 @@ struct RecordPlace {
     core::Digest digest;
     Oid table;
 
-    auto operator<=>(const RecordPlace&) const = default;
+    bool operator<(const RecordPlace& other) const {
+        return digest == other.digest ? table < other.table : digest < other.digest;
+    }
 };
 std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant);
 

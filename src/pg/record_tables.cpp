@@ -40,34 +40,47 @@ static void follow_savepoint(SubXactEvent event, SubTransactionId sub, SubTransa
 
 // ---- What a record table must be ----------------------------------------------------------------
 
+constinit std::uint64_t invalidations = 1;  // that the relation cache has reported, from 1
+
 // The tables that were checked, each at the place that its OID gives it. Another table may take the
 // place, which costs a check only.
-constinit std::array<Oid, 256> checked{};
+struct Checked {
+    Oid table;
+    std::uint64_t
+        as_of;  // of a partition, whose parents count as well: the number of invalidations
+};
+constinit std::array<Checked, 256> checked{};
 constinit Oid checked_against = InvalidOid;  // idem.record, at the last check
 
-Oid& place_of(Oid table) {
+Checked& place_of(Oid table) {
     return checked[table % checked.size()];
+}
+
+bool is_checked(Relation relation) {
+    const Checked& place = place_of(RelationGetRelid(relation));
+    return place.table == RelationGetRelid(relation) &&
+           (!relation->rd_rel->relispartition || place.as_of == invalidations);
 }
 
 // What record_tables() has found, and after how many invalidations: a new table, or a new column,
 // invalidates a relation.
 constinit List* known_tables = NIL;  // in CacheMemoryContext
 constinit std::uint64_t known_since = 0;
-constinit std::uint64_t invalidations = 1;
 
 void forget_checked(Oid relation) {
     ++invalidations;
     if (!OidIsValid(relation) || relation == checked_against)
-        checked.fill(InvalidOid);
-    else if (place_of(relation) == relation)
-        place_of(relation) = InvalidOid;
+        checked.fill({});
+    else if (place_of(relation).table == relation)
+        place_of(relation) = {};
 }
 
 // Why a relation is not used as a record table.
 struct Fault {
     enum { none, shape, owner, privileges, index } kind;
     const char* detail = nullptr;
-    Oid writer = InvalidOid;  // the role that has the privileges; InvalidOid is PUBLIC
+    Oid relation = InvalidOid;  // the table, or a parent of the partition
+    Oid writer = InvalidOid;    // the role that has the privileges; InvalidOid is PUBLIC
 };
 
 const char* role_name(Oid role) {
@@ -91,24 +104,50 @@ std::optional<Oid> writer_in(SysCacheIdentifier cache, HeapTuple tuple, AttrNumb
     return std::nullopt;
 }
 
-std::optional<Oid> writer_of_column(Relation relation, AttrNumber column) {
-    HeapTuple tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(RelationGetRelid(relation)),
-                                      Int16GetDatum(column));
+std::optional<Oid> writer_of_column(Oid relation, AttrNumber column, Oid owner) {
+    HeapTuple tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(relation), Int16GetDatum(column));
     if (!HeapTupleIsValid(tuple)) return std::nullopt;
-    const auto writer =
-        writer_in(ATTNUM, tuple, Anum_pg_attribute_attacl, relation->rd_rel->relowner);
+    const auto writer = writer_in(ATTNUM, tuple, Anum_pg_attribute_attacl, owner);
     ReleaseSysCache(tuple);
     return writer;
 }
 
-std::optional<Oid> writer_of(Relation relation) {
-    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(RelationGetRelid(relation)));
-    if (!HeapTupleIsValid(tuple)) return std::nullopt;
-    auto writer = writer_in(RELOID, tuple, Anum_pg_class_relacl, relation->rd_rel->relowner);
+const char* name_of(Oid relation) {
+    return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)),
+                                      get_rel_name(relation));
+}
+
+// Who owns the relation, and who else may change it. Only the catalog is read: a partition's parent
+// is not locked after the partition.
+Fault privileges_fault(Oid relation, Oid owner) {
+    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+    if (!HeapTupleIsValid(tuple)) return {Fault::none};
+    const FormData_pg_class form = *reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
+    auto writer = writer_in(RELOID, tuple, Anum_pg_class_relacl, owner);
     ReleaseSysCache(tuple);
-    for (AttrNumber i = 1; !writer && i <= RelationGetNumberOfAttributes(relation); ++i)
-        writer = writer_of_column(relation, i);
-    return writer;
+    if (form.relowner != owner)
+        return {Fault::owner,
+                psprintf("Table %s is owned by %s, and idem.record by %s.", name_of(relation),
+                         role_name(form.relowner), role_name(owner)),
+                relation};
+    for (AttrNumber i = 1; !writer && i <= form.relnatts; ++i)
+        writer = writer_of_column(relation, i, owner);
+    if (!writer) return {Fault::none};
+    return {Fault::privileges,
+            psprintf("Table %s may be changed by %s, which could write answers that idem then "
+                     "returns.",
+                     name_of(relation), role_name(*writer)),
+            relation, *writer};
+}
+
+// Of a partition, its parents count as well: through them, its rows can be written.
+Fault privileges_fault_of(Relation relation, Oid owner) {
+    const Oid table = RelationGetRelid(relation);
+    Fault fault = privileges_fault(table, owner);
+    List* parents = relation->rd_rel->relispartition ? get_partition_ancestors(table) : NIL;
+    for (int i = 0; fault.kind == Fault::none && i < list_length(parents); ++i)
+        fault = privileges_fault(list_nth_oid(parents, i), owner);
+    return fault;
 }
 
 // The type that marks record tables; InvalidOid before the update to 0.3.0.
@@ -136,6 +175,8 @@ const char* kind_fault(Relation relation) {
     if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
         return "It is temporary or unlogged: a crash would empty it, and operations would be "
                "executed twice.";
+    if (!relation->rd_rel->relispartition && has_superclass(RelationGetRelid(relation)))
+        return "It inherits from another table, through which its rows can be changed.";
     return nullptr;
 }
 
@@ -162,16 +203,8 @@ Fault fault_of(Relation relation, Relation common) {
     if (const char* fault = kind_fault(relation)) return {Fault::shape, fault};
     if (const char* fault = column_fault(RelationGetDescr(relation), RelationGetDescr(common)))
         return {Fault::shape, fault};
-    const Oid owner = common->rd_rel->relowner;
-    if (relation->rd_rel->relowner != owner)
-        return {Fault::owner, psprintf("It is owned by %s, and idem.record by %s.",
-                                       role_name(relation->rd_rel->relowner), role_name(owner))};
-    if (const auto writer = writer_of(relation))
-        return {Fault::privileges,
-                psprintf("It may be changed by %s, which could write answers that idem then "
-                         "returns.",
-                         role_name(*writer)),
-                *writer};
+    const Fault fault = privileges_fault_of(relation, common->rd_rel->relowner);
+    if (fault.kind != Fault::none) return fault;
     if (!has_digest_index(relation))
         return {Fault::index,
                 "It has no primary key on the digest, and the tenant if it has a "
@@ -182,7 +215,7 @@ Fault fault_of(Relation relation, Relation common) {
 Fault check(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     const Oid own = table_oid(Table::record);
-    if (table == own || place_of(table) == table) return {Fault::none};
+    if (table == own || is_checked(relation)) return {Fault::none};
     const std::uint64_t before = invalidations;
     Relation common = table_open(own, AccessShareLock);
     const Fault fault = fault_of(relation, common);
@@ -190,14 +223,9 @@ Fault check(Relation relation) {
     // What has changed during the check may have been read before.
     if (fault.kind == Fault::none && invalidations == before) {
         checked_against = own;
-        place_of(table) = table;
+        place_of(table) = {table, before};
     }
     return fault;
-}
-
-const char* qualified_name(Relation relation) {
-    return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(relation)),
-                                      RelationGetRelationName(relation));
 }
 
 const char* quoted_role(Oid role) {
@@ -261,17 +289,18 @@ const char* add_primary_key(Relation relation, const char* name) {
 }
 
 const char* remedy_for(Relation relation, const Fault& fault) {
-    const char* name = qualified_name(relation);
+    const char* name = name_of(RelationGetRelid(relation));
     switch (fault.kind) {
         case Fault::owner: {
             Relation common = table_open(table_oid(Table::record), AccessShareLock);
             const Oid owner = common->rd_rel->relowner;
             table_close(common, AccessShareLock);
-            return psprintf("ALTER TABLE %s OWNER TO %s", name, quoted_role(owner));
+            return psprintf("ALTER TABLE %s OWNER TO %s", name_of(fault.relation),
+                            quoted_role(owner));
         }
         case Fault::privileges:
-            return psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON %s FROM %s", name,
-                            quoted_role(fault.writer));
+            return psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON %s FROM %s",
+                            name_of(fault.relation), quoted_role(fault.writer));
         case Fault::index:
             return add_primary_key(relation, name);
         default:
@@ -334,7 +363,7 @@ bool is_record_table(Relation relation) {
 void require_record_table(Relation relation) {
     const Fault fault = check(relation);
     if (fault.kind == Fault::none || fault.kind == Fault::index) return;
-    const char* name = qualified_name(relation);
+    const char* name = name_of(RelationGetRelid(relation));
     switch (fault.kind) {
         case Fault::owner:
             report::record_table_of_another_role(name, fault.detail);

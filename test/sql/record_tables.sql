@@ -62,8 +62,9 @@ SELECT * FROM idem.once_each('there', '{order-2}', tenant => '');
 -- Every other call finds the record.
 SELECT idem.once('there', 'm-1', tenant => '7'), idem.once('there', 'm-1', tenant => '7');
 SELECT * FROM idem.once_each('there', '{m-1,m-2,m-3}', tenant => '7');
+CREATE FUNCTION pg_temp.echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SELECT outcome, response
-FROM idem.execute('there', 'order-3', 'pg_catalog.jsonb_strip_nulls(jsonb)', '{"n": 1}',
+FROM idem.execute('there', 'order-3', 'pg_temp.echo(jsonb)', '{"n": 1}',
                   tenant => '7');
 SELECT (idem.forbid('there', 'order-4', tenant => '7')).state;
 SELECT state FROM idem.lookup('there', 'order-4', tenant => '7');
@@ -262,6 +263,35 @@ ROLLBACK;
 ALTER TABLE copy SET UNLOGGED;
 SELECT idem.use_records('copy');
 DROP TABLE copy;
+
+-- ---- Rows that can be written through another table ------------------------------------------
+
+-- With privileges on a partitioned table, a role writes into its partitions.
+CREATE TABLE parted (LIKE elsewhere) PARTITION BY RANGE (created);
+SELECT idem.create_record_table('part');
+ALTER TABLE parted ATTACH PARTITION part FOR VALUES FROM ('2020-01-01') TO ('2120-01-01');
+SELECT idem.use_records('part');
+GRANT INSERT ON parted TO idem_test_owner;
+SELECT idem.use_records('part');
+REVOKE INSERT ON parted FROM idem_test_owner;
+GRANT UPDATE (response) ON parted TO idem_test_owner;
+SELECT idem.use_records('part');
+REVOKE UPDATE (response) ON parted FROM idem_test_owner;
+SELECT idem.use_records('part');
+-- Noticed in the same transaction, although the partition itself has not changed.
+BEGIN;
+SELECT idem.use_records('part');
+GRANT TRUNCATE ON parted TO PUBLIC;
+SELECT idem.claim('plain', 'z');
+ROLLBACK;
+ALTER TABLE parted OWNER TO idem_test_owner;
+SELECT idem.use_records('part');
+DROP TABLE parted;
+CREATE TABLE parent (LIKE elsewhere);
+SELECT idem.create_record_table('child');
+ALTER TABLE child INHERIT parent;
+SELECT idem.use_records('child');
+DROP TABLE child, parent;
 
 -- ---- A table that is gone -------------------------------------------------------------------
 
