@@ -125,9 +125,8 @@ struct Sight {
     std::int32_t attempt = core::first_attempt;
 };
 
-// The record may have been moved since the call began, even between the probe and now.
+// Where no record is found, it may have been moved since the call began.
 pg::Found probe(pg::KeyName name) {
-    (void)follow_records(name.scope_id, name.table);
     for (;;) {
         const pg::Records records = pg::Records::to_read(name.table);
         const pg::Found found = pg::probe(records, name);
