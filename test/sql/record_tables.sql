@@ -62,10 +62,9 @@ SELECT * FROM idem.once_each('there', '{order-2}', tenant => '');
 -- Every other call finds the record.
 SELECT idem.once('there', 'm-1', tenant => '7'), idem.once('there', 'm-1', tenant => '7');
 SELECT * FROM idem.once_each('there', '{m-1,m-2,m-3}', tenant => '7');
-CREATE FUNCTION pg_temp.echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+CREATE FUNCTION pg_temp.same(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SELECT outcome, response
-FROM idem.execute('there', 'order-3', 'pg_temp.echo(jsonb)', '{"n": 1}',
-                  tenant => '7');
+FROM idem.execute('there', 'order-3', 'pg_temp.same(jsonb)', '{"n": 1}', tenant => '7');
 SELECT (idem.forbid('there', 'order-4', tenant => '7')).state;
 SELECT state FROM idem.lookup('there', 'order-4', tenant => '7');
 SELECT idem.erase('there', 'order-1', tenant => '7');

@@ -95,7 +95,7 @@ is($second->safe_psql('postgres', qq{SELECT idem.complete('$token', '{"answer": 
 is($outcome->('leased', 1), 'completed|1|{"answer": 43}|||', 'which is replayed');
 is(sqlstate($second, qq{SELECT idem.complete('$token', '{"answer": 44}')}), 'ID005', 'once only');
 is($second->safe_psql('postgres', q{SELECT count(*) FROM idem.record}), '0', 'nothing of this is in idem.record');
-is($second->safe_psql('postgres', q{SELECT idem.purge(), (SELECT count(*) FROM shard.record WHERE key = 'short')}), '1|0', 'purge deletes there what has expired');
+is($second->safe_psql('postgres', q{SELECT idem.purge(); SELECT count(*) FROM shard.record WHERE key = 'short'}), "1\n0", 'purge deletes there what has expired');
 is(sqlstate($first, q{SELECT sell('sold')}), '42P01', 'the first server, without the table, grants nothing');
 $first->safe_psql('postgres', q{SELECT idem.alter_scope('orders', records => 'idem.record')});
 is($first->safe_psql('postgres', q{SELECT idem.once('orders', 'elsewhere', '{"n": 1}', tenant => '42')}), 't', 'until its scope is altered');
@@ -140,7 +140,7 @@ is($second->safe_psql('two', "$choose\nSELECT outcome, response FROM idem.try_cl
 is($second->safe_psql('two', "$choose\nSELECT outcome FROM idem.try_claim('chosen', 'done', '{\"n\": 2}')"), 'conflict', 'whose requests are compared');
 is($second->safe_psql('two', "SELECT idem.complete('$tenant_token', '1')"), '1', 'a lease is completed without choosing the table');
 is($second->safe_psql('two', "$choose\nSELECT state FROM idem.lookup('chosen', 'leased')"), 'completed', 'in that table');
-is(sqlstate($second, "$choose\nSELECT 1", 'postgres'), '3F000', 'no other database has the schema');
+like(sqlstate($second, "$choose\nSELECT 1", 'postgres'), qr/^(?:3F000|42P01)$/, 'no other database has the schema');
 
 # ---- A partition per month -----------------------------------------------------------------------
 
