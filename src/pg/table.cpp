@@ -211,6 +211,11 @@ void on_each_invalidation(void (*forget)(Oid relation)) {
     forgetter_of_each = forget;
 }
 
+const char* qualified_name(Oid relation) {
+    return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)),
+                                      get_rel_name(relation));
+}
+
 Oid find_table_oid(Table table) {
     const auto index = static_cast<std::size_t>(table);
     if (!OidIsValid(oids[index])) oids[index] = find_table(table_names[index]);
@@ -490,8 +495,7 @@ KeyedTable KeyedTable::try_to_write(Oid table) {
 namespace {
 
 [[noreturn]] void refuse_without_digest_index(Relation table) {
-    const char* name = quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
-                                                  RelationGetRelationName(table));
+    const char* name = qualified_name(RelationGetRelid(table));
     const TupleDesc columns = RelationGetDescr(table);
     const char* tenant = has_tenant_column(columns)
                              ? quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname))

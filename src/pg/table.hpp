@@ -44,6 +44,9 @@ Oid find_table_oid(Table table);
 // operating system does not tell.
 std::optional<std::int64_t> free_bytes(Table table);
 
+// The relation with its schema, quoted.
+const char* qualified_name(Oid relation);
+
 // Registers a function that is called whenever the relation cache entry of the table is
 // invalidated: by CacheInvalidateRelcache(), by ALTER or DROP, or by the rollback of any of these.
 // One function per table. It must not raise errors or read tables.
