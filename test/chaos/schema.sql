@@ -7,9 +7,9 @@ SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease =>
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 
--- The records of "lasting" are in a table that is moved under load, and those of some keys of "brief"
--- in one that each call chooses. The objects of the release before have no such tables, and an epoch
--- that begins with them gets none later: a key stays where it is.
+-- The records of "lasting" are in a table that is moved under load, and those of some keys of
+-- "brief" in one that each call chooses. The objects of the release before have no such tables, and
+-- an epoch that begins with them gets none later: a key stays where it is.
 DO $$
 BEGIN
   IF to_regproc('idem.create_record_table') IS NULL THEN
