@@ -246,6 +246,11 @@ bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber un
         if (sweep.counts && attempt.locked) miss_rows();
         return true;
     }
+    if (is_subscribed(attempt.relation)) {  // since it was measured
+        if (sweep.counts) miss_rows();
+        table_close(attempt.relation, RowExclusiveLock);
+        return true;
+    }
     sweep.records = attempt.relation;
     sweep.changed = false;
     const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
