@@ -4,7 +4,7 @@
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
 ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
   fuzz-core fuzz-sql fuzz-smith model mutants chaos tidy coverage \
-  deb check-deb bench
+  deb check-deb check-citus bench
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
 demo:
@@ -51,6 +51,9 @@ deb:
 	@tools/deb
 check-deb:
 	@test/run-deb
+check-citus:
+	@[ -z "$(CITUS)" ] || tools/setup citus
+	@test/citus/run "$(CITUS)"
 bench:
 	@tools/setup bench
 	@bench/run

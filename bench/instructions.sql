@@ -4,7 +4,7 @@
 SET client_min_messages = warning;
 CREATE EXTENSION idem;
 CREATE SCHEMA bench;
-SELECT idem.create_scope(name) FROM unnest('{payments,jobs}'::text[]) name \g /dev/null
+SELECT idem.create_scope(name) FROM unnest('{payments,jobs,elsewhere}'::text[]) name \g /dev/null
 
 -- The effect: the same for all.
 CREATE TABLE bench.payment (
@@ -86,6 +86,13 @@ INSERT INTO bench.operation (name, body) VALUES
     PERFORM idem.renew(c.token, '1 day');
     COMMIT;
     answer := idem.complete(c.token, bench.pay(request));$$),
+('elsewhere', $$
+    c := idem.claim('elsewhere', k, request, tenant => '7');
+    IF c.claimed THEN
+      answer := idem.complete(c.token, bench.pay(request));
+    ELSE
+      answer := c.response;
+    END IF;$$),
 ('due', $$
     c := idem.claim('jobs', k, request, lease => '1 microsecond');
     answer := bench.pay(request);$$),

@@ -409,7 +409,48 @@ COMMENT ON FUNCTION idem.advance IS
     'the next number; the first number of a source may be any. Waits for a transaction that is '
     'advancing the same source, up to the scope''s wait. Watermarks do not expire. '
     'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, '
-    'ID012 sequence_gap, 40001, 42501, 22021, 22004, 54000.';
+    'ID012 sequence_gap, 0A000 (the transaction has chosen a record table), 40001, 42501, 22021, '
+    '22004, 54000.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Record tables beside idem.record
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.create_record_table(
+    name text,
+    tenant_column name DEFAULT NULL,
+    tenant_type regtype DEFAULT NULL
+)
+RETURNS regclass
+AS 'MODULE_PATHNAME', 'idem_create_record_table'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.create_record_table IS
+    'Creates a table for records beside idem.record, with the same columns and owner and no '
+    'privileges for other roles, and returns it. A scope names it as records, or a transaction '
+    'chooses it with idem.use_records(). name may have a schema, and is quoted as in SQL. With '
+    'tenant_column and tenant_type (both or neither), the table has a first column of this name '
+    'and type, which idem fills with the tenant of each key: for tools that distribute rows by '
+    'such a column. The table is dumped and moved as any other. To drop it forgets its keys. For '
+    'superusers. '
+    'Raises 42P07 (the name is taken), 42602 (malformed name), 3F000 (no such schema), 42701 '
+    '(idem.record has a column of the name tenant_column), 42704 (a type without order), 42809 (a '
+    'temporary schema), 42501, 25006, 22023, 22004.';
+
+CREATE FUNCTION idem.use_records(records regclass)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_use_records'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.use_records IS
+    'Chooses the record table of this transaction, for the keys of all scopes that name none: a '
+    'table that idem.create_record_table() has created, or idem.record, which is the default. A '
+    'rollback to a savepoint undoes the choice. Every call for a key must use the same table, so '
+    'choose it by what the key belongs to, such as its tenant. '
+    'Raises 42809 (not a record table), 42501 (it has another owner than idem.record, or another '
+    'role may change it), 42P01 (there is no such table), 25000, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: administered by roles that are granted EXECUTE on these functions
@@ -439,6 +480,7 @@ CREATE FUNCTION idem.create_scope(
     tenant_from text DEFAULT 'argument',
     explain_conflicts boolean DEFAULT false,
     max_bytes bigint DEFAULT NULL,
+    records regclass DEFAULT NULL,
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
@@ -456,10 +498,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
-    'is how much a tenant may store. With if_not_exists, a scope that has exactly these settings '
-    'is left as it is. For superusers and roles that are granted EXECUTE; the caller must be able '
-    'to SET ROLE to the owner. '
-    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
+    'is how much a tenant may store; records (NULL: the table that the transaction chooses with '
+    'idem.use_records(), or else idem.record) is the table of the scope''s records. With '
+    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
+    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'Raises 42710, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 (a limit '
+    'without preload), 42809 (not a record table), 42P01 (no such table), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -483,7 +527,8 @@ CREATE FUNCTION idem.alter_scope(
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
-    max_bytes bigint DEFAULT NULL
+    max_bytes bigint DEFAULT NULL,
+    records regclass DEFAULT NULL
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
@@ -494,11 +539,14 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl. Stored records do not change. For superusers and roles '
-    'that are granted EXECUTE; the caller needs the privileges of the scope''s owner, and must be '
-    'able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload), '
-    '22023.';
+    'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
+    'table. Stored records do not change, and do not move: with records, the scope must have no '
+    'unexpired records in other tables. For superusers and roles that are granted EXECUTE; the '
+    'caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
+    'owner. '
+    'Raises ID008 unknown_scope, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 '
+    '(a limit without preload, or records in other tables), 42809 (not a record table), 42P01 (no '
+    'such table), 22023.';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -695,7 +743,7 @@ COMMENT ON FUNCTION idem.import_identity IS
     'contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42501, 22023, 22004.';
+    '42809 or 42P01 (a table that a scope names as records is missing), 42501, 22023, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Tests

@@ -94,8 +94,10 @@ sized AS (
 ),
 growth AS (
     SELECT
-        pg_total_relation_size('idem.record') / sum(s.live + s.expired)
-            * sum(greatest(s.expected - s.live, 0)) AS bytes,
+        (SELECT sum(pg_total_relation_size(l.records))
+         FROM idem.record_tables() l
+         WHERE l.fault IS NULL)
+            / sum(s.live + s.expired) * sum(greatest(s.expected - s.live, 0)) AS bytes,
         idem.free_bytes() AS free
     FROM (
         SELECT
@@ -196,9 +198,13 @@ SELECT
             THEN format('SELECT idem.alter_scope(%L, ttl => ''1 year''); ', l.scope)
         ELSE ''
     END
-    || format('UPDATE idem.record SET expires = created + interval ''1 year'' '
-              'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
-              'AND expires > created + interval ''730 days''', l.scope)
+    || (SELECT string_agg(
+            format('UPDATE %s SET expires = created + interval ''1 year'' '
+                   'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
+                   'AND expires > created + interval ''730 days''', r.records, l.scope),
+            '; ')
+        FROM idem.record_tables() r
+        WHERE r.fault IS NULL)
 FROM keys l
 WHERE l.long_lived > 0
 
@@ -280,8 +286,8 @@ SELECT
     'space',
     'warn',
     NULL,
-    format('At the present rate of claims, idem.record will grow by %s until as many records '
-           'expire as are claimed, and its file system has %s free.',
+    format('At the present rate of claims, the record tables will grow by %s until as many '
+           'records expire as are claimed, and the file system of idem.record has %s free.',
            pg_size_pretty(g.bytes), pg_size_pretty(g.free)),
     'Provide more space; or store less: shorten the ttl or set the answer_ttl of a scope with '
     'idem.alter_scope(), or limit its tenants with claims_per_minute or max_bytes. '
@@ -441,11 +447,15 @@ holder AS (
     WHERE statement_timestamp() - since >= coalesce(long_held, '5 minutes')
     GROUP BY pid, gid, since
 ),
+record_table AS MATERIALIZED (
+    SELECT * FROM idem.record_tables()
+),
 relation AS (
     SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions
     FROM pg_class r
         JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
-    WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
+    WHERE r.oid = 'idem.watermark'::regclass
+        OR r.oid IN (SELECT t.records FROM record_table t WHERE t.fault IS NULL)
 ),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
@@ -544,7 +554,7 @@ finding (check_name, status, scope, detail, hint) AS (
         'autovacuum',
         'fail',
         NULL,
-        format('The setting %s is off: autovacuum does not process the record table.', s.name),
+        format('The setting %s is off: autovacuum does not process the record tables.', s.name),
         format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
     FROM pg_settings s
     WHERE s.name IN ('autovacuum', 'track_counts') AND s.setting = 'off'
@@ -564,9 +574,9 @@ finding (check_name, status, scope, detail, hint) AS (
         'vacuum',
         'warn',
         NULL,
-        format('idem.record has %s dead rows and %s live rows: autovacuum does not keep up.',
+        format('%s has %s dead rows and %s live rows: autovacuum does not keep up.', s.records,
                s.dead_rows, s.live_rows),
-        'VACUUM idem.record'
+        format('VACUUM %s', s.records)
     FROM storage s
     WHERE s.dead_rows > greatest(10000, s.live_rows)
 
@@ -575,9 +585,9 @@ finding (check_name, status, scope, detail, hint) AS (
         'wraparound',
         CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END,
         NULL,
-        format('The oldest row of idem.record that is not frozen is %s transactions old.',
+        format('The oldest row of %s that is not frozen is %s transactions old.', s.records,
                s.frozen_age),
-        'VACUUM (FREEZE) idem.record'
+        format('VACUUM (FREEZE) %s', s.records)
     FROM storage s
     WHERE s.frozen_age > 1.5 * current_setting('autovacuum_freeze_max_age')::bigint
 
@@ -593,7 +603,7 @@ finding (check_name, status, scope, detail, hint) AS (
                 FROM pg_constraint k
                 WHERE k.conrelid = r.oid AND k.contype = 'p'))
     FROM relation r
-    WHERE r.oid = r.owned_by
+    WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
         AND NOT EXISTS (
             SELECT FROM pg_index i
             WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
@@ -623,10 +633,12 @@ finding (check_name, status, scope, detail, hint) AS (
         NULL,
         format('%s has no index of unfinished operations: a search for them reads the whole table.',
                r.oid::regclass),
-        format('CREATE INDEX CONCURRENTLY record_unfinished ON %s (scope) WHERE state = ''p''',
+        format('CREATE INDEX CONCURRENTLY %sON %s (scope) WHERE state = ''p''',
+               CASE r.oid WHEN 'idem.record'::regclass THEN 'record_unfinished ' ELSE '' END,
                r.oid::regclass)
     FROM relation r
-    WHERE r.oid = 'idem.record'::regclass
+    WHERE r.oid = r.owned_by
+        AND r.oid <> 'idem.watermark'::regclass
         AND NOT EXISTS (
             SELECT FROM pg_index i
             WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
@@ -642,7 +654,18 @@ finding (check_name, status, scope, detail, hint) AS (
         'works.',
         'Restore the rows of idem.secret from the dump from which the records were restored.'
     FROM storage s
-    WHERE s.scopes > 0 AND NOT s.has_secrets
+    WHERE s.records = 'idem.record'::regclass AND s.scopes > 0 AND NOT s.has_secrets
+
+    UNION ALL
+    SELECT
+        'record tables',
+        'warn',
+        NULL,
+        format('%s has a column of the type idem.key_digest, but idem does not use it: its records '
+               'are neither found nor purged. %s', t.records, t.fault),
+        t.remedy
+    FROM record_table t
+    WHERE t.fault IS NOT NULL
 
     UNION ALL
     SELECT
@@ -717,15 +740,24 @@ checked (n, check_name, detail) AS (
     FROM server
 
     UNION ALL
-    SELECT 2, 'purge', format('The next purge begins at block %s of %s.', purge_block, table_blocks)
+    SELECT
+        2,
+        'purge',
+        format('The next purge begins at block %s of %s%s.', purge_block, table_blocks,
+               CASE (SELECT count(*) FROM storage) WHEN 1 THEN '' ELSE ' in ' || records END)
     FROM storage
+    WHERE purge_block IS NOT NULL
 
     UNION ALL
     SELECT
         10,
         'vacuum',
-        format('%s live and %s dead rows; the table takes %s, its indexes take %s.', live_rows,
-               dead_rows, pg_size_pretty(table_bytes), pg_size_pretty(index_bytes))
+        format(CASE count(*)
+                   WHEN 1 THEN '%s live and %s dead rows; the table takes %s, its indexes take %s.'
+                   ELSE '%s live and %s dead rows; the tables take %s, their indexes take %s.'
+               END,
+               sum(live_rows), sum(dead_rows), pg_size_pretty(sum(table_bytes)),
+               pg_size_pretty(sum(index_bytes)))
     FROM storage
 
     UNION ALL
@@ -738,8 +770,8 @@ checked (n, check_name, detail) AS (
         (8, 'weak keys', 'No scope that accepts weak keys has any.'),
         (9, 'autovacuum', 'Autovacuum is on.'),
         (11, 'wraparound', 'Vacuum freezes old rows in time.'),
-        (12, 'indexes', 'The primary keys and the index of unfinished operations are in place, and '
-             'every index is valid.'),
+        (12, 'indexes', 'The primary keys and the indexes of unfinished operations are in place, '
+             'and every index is valid.'),
         (13, 'secrets', 'The secrets are in place.'),
         (14, 'owners', 'Every scope has an owner.'),
         (15, 'limits', 'Every limit is enforced.'),
@@ -751,7 +783,8 @@ checked (n, check_name, detail) AS (
         (21, 'lifetimes', 'No record lives for far less than its scope''s TTL, or for years.'),
         (22, 'hot keys', 'No key is replayed, or used with different requests, far too often.'),
         (23, 'tenants', 'No key is used with different tenants.'),
-        (24, 'space', 'The free space suffices for the growth of the record table.')
+        (24, 'space', 'The free space suffices for the growth of the record tables.'),
+        (25, 'record tables', 'Every table with a column of the type idem.key_digest is used.')
 )
 SELECT
     c.check_name,

@@ -48,7 +48,8 @@ CREATE TABLE idem.scope (
                                             'www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
-    max_bytes           bigint
+    max_bytes           bigint,
+    records             regclass
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
@@ -66,6 +67,15 @@ CREATE TABLE idem.dropped_scope (
 
 COMMENT ON TABLE idem.dropped_scope IS
     'The ids of dropped scopes, which are never assigned again. Written by idem.drop_scope().';
+
+-- The type of the column digest in every record table but idem.record. It marks these tables: the
+-- catalog's dependencies on the type lead to all of them. Only superusers and its owner may use it.
+CREATE DOMAIN idem.key_digest AS uuid;
+
+REVOKE ALL ON TYPE idem.key_digest FROM PUBLIC;
+
+COMMENT ON DOMAIN idem.key_digest IS
+    'The digest of a key, in the tables that idem.create_record_table() creates.';
 
 -- One row per operation, written when an atomic claim finishes or a leased claim begins. The digest
 -- finds the row, and the full identity in the row decides. Columns of fixed width come first, so

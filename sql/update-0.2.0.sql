@@ -59,7 +59,16 @@ ALTER TABLE idem.scope
                 'www-authenticate}',
     ADD COLUMN tenant_from text NOT NULL DEFAULT 'argument',
     ADD COLUMN explain_conflicts boolean NOT NULL DEFAULT false,
-    ADD COLUMN max_bytes bigint;
+    ADD COLUMN max_bytes bigint,
+    ADD COLUMN records regclass;
+
+-- ---------------------------------------------------------------------------------------------
+-- Record tables beside idem.record
+-- ---------------------------------------------------------------------------------------------
+
+CREATE DOMAIN idem.key_digest AS uuid;
+
+REVOKE ALL ON TYPE idem.key_digest FROM PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Functions with new arguments
@@ -298,6 +307,7 @@ GRANT SELECT ON idem.durations TO PUBLIC;
 GRANT SELECT ON idem.hot_keys TO PUBLIC;
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
 REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;

@@ -29,7 +29,8 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         header_exclude,
         tenant_from,
         explain_conflicts,
-        max_bytes
+        max_bytes,
+        records
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
     OFFSET 0;
@@ -39,42 +40,113 @@ GRANT SELECT ON idem.scopes TO PUBLIC;
 COMMENT ON VIEW idem.scopes IS
     'The scopes whose owner''s privileges the current role has.';
 
+-- Rows of idem.record are read by the views themselves. Functions in a view run with the privileges
+-- of the querying role, so this one decides about each row as the views do, and returns neither an
+-- answer nor what tokens and digests are made of.
+CREATE FUNCTION idem.other_records(
+    unfinished_only boolean DEFAULT false,
+    OUT scope integer,
+    OUT tenant text,
+    OUT key text,
+    OUT state "char",
+    OUT attempt integer,
+    OUT extra_attempts integer,
+    OUT status integer,
+    OUT created timestamptz,
+    OUT expires timestamptz,
+    OUT lease_end timestamptz,
+    OUT released boolean,
+    OUT recovery_point text,
+    OUT last_error jsonb,
+    OUT redacted boolean,
+    OUT has_answer boolean,
+    OUT answer_bytes bigint,
+    OUT records regclass
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_other_records'
+LANGUAGE C STABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION idem.other_records IS
+    'Returns the unexpired records, without their answers, in all record tables but idem.record, '
+    'of the scopes whose owner''s privileges the current role has; with unfinished_only, the '
+    'unfinished ones, which an index finds. state is c (completed), f (failed) or p (in progress); '
+    'has_answer is whether an erasure would remove something. The views idem.records, '
+    'idem.in_flight and idem.weak_keys show these rows. Raises 22004.';
+
 CREATE VIEW idem.records WITH (security_barrier) AS
     SELECT
         s.name AS scope,
         r.tenant,
-        coalesce(r.key, r.key_uuid::text) AS key,
+        r.key,
         CASE
             WHEN r.state = 'c' THEN 'completed'
             WHEN r.state = 'f'
                 OR (r.state = 'p'
-                    AND coalesce(r.attempt, 1)
-                        >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
+                    AND r.attempt >= s.max_attempts + r.extra_attempts::bigint
                     AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
             ELSE 'in_progress'
         END AS state,
-        coalesce(r.attempt, 1) AS attempt,
+        r.attempt,
         r.status,
         r.created AS created_at,
         r.expires AS expires_at,
         CASE WHEN r.state = 'p' THEN r.lease_end END AS lease_end,
         r.recovery_point,
-        coalesce(r.redacted, false)
+        r.redacted
             OR (r.state <> 'p'
+                AND r.has_answer
                 AND extract(epoch FROM pg_catalog.statement_timestamp()
                                 - coalesce(r.lease_end, r.created))
-                    >= extract(epoch FROM s.answer_ttl)
-                AND (r.headers IS NOT NULL
-                    OR r.response IS NOT NULL
-                    OR r.body IS NOT NULL
-                    OR r.error <> pg_catalog.jsonb_build_object('sqlstate', r.error -> 'sqlstate')))
-            IS TRUE AS redacted,
-        coalesce(pg_catalog.pg_column_size(r.response), 0)::bigint
-            + coalesce(pg_catalog.pg_column_size(r.headers), 0)
-            + coalesce(pg_catalog.pg_column_size(r.body), 0)
-            + coalesce(pg_catalog.pg_column_size(r.error), 0) AS answer_bytes,
-        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at
-    FROM idem.record r
+                    >= extract(epoch FROM s.answer_ttl)) IS TRUE AS redacted,
+        r.answer_bytes,
+        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at,
+        r.records
+    FROM (
+        SELECT
+            scope,
+            tenant,
+            coalesce(key, key_uuid::text) AS key,
+            state,
+            coalesce(attempt, 1) AS attempt,
+            coalesce(extra_attempts, 0) AS extra_attempts,
+            status,
+            created,
+            expires,
+            lease_end,
+            recovery_point,
+            coalesce(redacted, false) AS redacted,
+            headers IS NOT NULL
+                OR response IS NOT NULL
+                OR body IS NOT NULL
+                OR (error IS NOT NULL
+                    AND error <> pg_catalog.jsonb_build_object('sqlstate', error -> 'sqlstate'))
+                AS has_answer,
+            coalesce(pg_catalog.pg_column_size(response), 0)::bigint
+                + coalesce(pg_catalog.pg_column_size(headers), 0)
+                + coalesce(pg_catalog.pg_column_size(body), 0)
+                + coalesce(pg_catalog.pg_column_size(error), 0) AS answer_bytes,
+            tableoid::pg_catalog.regclass AS records
+        FROM idem.record
+        UNION ALL
+        SELECT
+            scope,
+            tenant,
+            key,
+            state,
+            attempt,
+            extra_attempts,
+            status,
+            created,
+            expires,
+            lease_end,
+            recovery_point,
+            redacted,
+            has_answer,
+            answer_bytes,
+            records
+        FROM idem.other_records()
+    ) AS r
         JOIN idem.scope s ON s.id = r.scope
     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
         AND r.expires > pg_catalog.statement_timestamp()
@@ -85,7 +157,7 @@ GRANT SELECT ON idem.records TO PUBLIC;
 COMMENT ON VIEW idem.records IS
     'The unexpired records, without their answers, of the scopes whose owner''s privileges the '
     'current role has. state and completed_at are as in idem.lookup(); answer_bytes is the '
-    'compressed size of the stored answer.';
+    'compressed size of the stored answer; records is the table that has the record.';
 
 CREATE VIEW idem.weak_keys WITH (security_barrier) AS
     SELECT
@@ -97,8 +169,14 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
         SELECT
             s.name AS scope,
             r.tenant,
-            idem.key_weakness(coalesce(r.key, r.key_uuid::text)) AS weakness
-        FROM idem.record r
+            idem.key_weakness(r.key) AS weakness
+        FROM (
+            SELECT scope, tenant, coalesce(key, key_uuid::text) AS key, expires
+            FROM idem.record
+            UNION ALL
+            SELECT scope, tenant, key, expires
+            FROM idem.other_records()
+        ) AS r
             JOIN idem.scope s ON s.id = r.scope
         WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
             AND r.expires > pg_catalog.statement_timestamp()
@@ -194,28 +272,55 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
         SELECT
             s.name AS scope,
             r.tenant,
-            coalesce(r.key, r.key_uuid::text) AS key,
-            coalesce(r.attempt, 1) AS attempt,
+            r.key,
+            r.attempt,
             r.created AS since,
             r.lease_end,
             r.lease_end <= pg_catalog.statement_timestamp()
                 AND x.state <> 'exhausted' AS lapsed,
             r.recovery_point,
             x.state,
-            r.error AS last_error
-        FROM idem.record r
+            r.last_error
+        FROM (
+            SELECT
+                scope,
+                tenant,
+                coalesce(key, key_uuid::text) AS key,
+                coalesce(attempt, 1) AS attempt,
+                coalesce(extra_attempts, 0) AS extra_attempts,
+                created,
+                expires,
+                lease_end,
+                nonce IS NULL AS released,
+                recovery_point,
+                error AS last_error
+            FROM idem.record
+            WHERE state = 'p'
+            UNION ALL
+            SELECT
+                scope,
+                tenant,
+                key,
+                attempt,
+                extra_attempts,
+                created,
+                expires,
+                lease_end,
+                released,
+                recovery_point,
+                last_error
+            FROM idem.other_records(unfinished_only => true)
+        ) AS r
             JOIN idem.scope s ON s.id = r.scope
             CROSS JOIN LATERAL (
                 SELECT CASE
-                    WHEN coalesce(r.attempt, 1)
-                            >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint
+                    WHEN r.attempt >= s.max_attempts + r.extra_attempts::bigint
                         AND r.lease_end <= pg_catalog.statement_timestamp() THEN 'exhausted'
-                    WHEN r.nonce IS NULL THEN 'released'
+                    WHEN r.released THEN 'released'
                     ELSE 'leased'
                 END AS state
             ) AS x
         WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
-            AND r.state = 'p'
             AND r.expires > pg_catalog.statement_timestamp()
     ) AS l
     FULL JOIN (
@@ -396,7 +501,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.survey IS
     'Counts the records of a scope, or of each scope that the current role may use (members of '
     'pg_monitor: of every scope). Reads at most max_blocks blocks (NULL: 2048), evenly spread over '
-    'the table, and extrapolates; coverage is the fraction of the table that was read. '
+    'the record tables, and extrapolates; coverage is the fraction of them that was read. '
     'Raises ID008 unknown_scope, 42501, 22023.';
 
 CREATE FUNCTION idem.key_survey(
@@ -415,9 +520,9 @@ COMMENT ON FUNCTION idem.key_survey IS
     'Counts, for each scope that the current role may use (members of pg_monitor: for every '
     'scope), the unexpired records that live for less than a tenth of the scope''s TTL, and for '
     'more than two years; and the UUIDs that occur both with and without a tenant, and with '
-    'several tenants. Reads at most 2048 blocks, evenly spread over the table. The figures of '
-    'lifetimes are extrapolated, the others are what was found; coverage is the fraction of the '
-    'table that was read.';
+    'several tenants. Reads at most 2048 blocks, evenly spread over the record tables. The '
+    'figures of lifetimes are extrapolated, the others are what was found; coverage is the '
+    'fraction of the tables that was read.';
 
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
@@ -467,8 +572,26 @@ AS 'MODULE_PATHNAME', 'idem_purge_block'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.purge_block IS
-    'Returns the block of idem.record at which the next purge begins. On a standby this is 0: the '
+    'Returns the block of idem.record at which its next purge begins. On a standby this is 0: the '
     'first purge after a promotion begins there.';
+
+-- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
+-- the others, and idem.health() these.
+CREATE FUNCTION idem.record_tables(
+    OUT records regclass,
+    OUT purge_block bigint,
+    OUT fault text,
+    OUT remedy text
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_record_tables'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem.record_tables IS
+    'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
+    'which they are purged. purge_block is the block at which the next purge begins, in the row of '
+    'the table where that is. fault says why idem does not use a table (NULL: it does), and remedy '
+    'what to do about it.';
 
 CREATE FUNCTION idem.free_bytes()
 RETURNS bigint
@@ -485,18 +608,20 @@ CREATE VIEW idem.storage WITH (security_barrier) AS
         pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
         pg_catalog.pg_relation_size(r.oid)
             / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
-        idem.purge_block() AS purge_block,
+        l.purge_block,
         pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows,
         pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
         greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
         (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
-        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets
-    FROM pg_catalog.pg_class r
+        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets,
+        l.records
+    FROM idem.record_tables() l
+        JOIN pg_catalog.pg_class r ON r.oid = l.records::pg_catalog.oid
         LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
-    WHERE r.oid = 'idem.record'::pg_catalog.regclass;
+    WHERE l.fault IS NULL;
 
 GRANT SELECT ON idem.storage TO pg_monitor;
 
 COMMENT ON VIEW idem.storage IS
-    'One row about the record table as a whole: its size, how far the purge has come, and the '
-    'state of its vacuum. For members of pg_monitor.';
+    'One row about each record table as a whole: its size, where the next purge begins (NULL: in '
+    'another table), and the state of its vacuum. For members of pg_monitor.';

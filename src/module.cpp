@@ -2,6 +2,7 @@
 #include "pg/faults.hpp"
 #include "pg/guc.hpp"
 #include "pg/open_claims.hpp"
+#include "pg/record_tables.hpp"
 #include "pg/scope.hpp"
 #include "pg/secret.hpp"
 #include "pg/server.hpp"
@@ -17,6 +18,7 @@ PGDLLEXPORT void _PG_init(void);
 void _PG_init(void) {
     idem::pg::guc::define();
     idem::pg::init_tables();
+    idem::pg::init_record_tables();
     idem::pg::init_scopes();
     idem::pg::init_secrets();
     idem::pg::init_claims();

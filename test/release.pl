@@ -160,7 +160,7 @@ for my $function (sort keys %section)
 }
 
 # Links.
-my @pages = glob('*.md docs/*.md examples/*.md clients/*/*.md src/*.md test/*.md');
+my @pages = glob('*.md docs/*.md examples/*.md examples/citus/*.md clients/*/*.md src/*.md test/*.md');
 
 sub prose { my ($page) = @_; return slurp($page) =~ s/^\s*```.*?^\s*```\s*$//msgr; }
 
@@ -265,7 +265,7 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql');
+  for glob('*.md docs/*.md examples/*.md examples/citus/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql examples/citus/*.sql');
 cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.
@@ -275,7 +275,7 @@ my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
 my %times;
 $times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
 my @files = map { s{^test/}{}r } grep { -f && !/\.patch$/ } map { glob } qw(test/* test/*/*);
-my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^(?:t|chaos)/.*\.pl$|^release\.pl$} } @files;
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^(?:t|chaos|citus)/.*\.pl$|^release\.pl$} } @files;
 is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
 my %exists = map { $_ => 1 } @files;
 is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');

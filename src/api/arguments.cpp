@@ -138,14 +138,14 @@ bool may_act_for(const char* role) {
 
 using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 
-pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
                   DigestOf digest_of) {
     tenant = tenant_in(scope, tenant);
     if (scope.tenant_required && tenant.empty())
         report::invalid_key("tenant is missing",
                             psprintf("Scope \"%s\" requires a tenant.", scope.name),
                             "Pass the argument \"tenant\", or set \"idem.tenant\".");
-    pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value()};
+    pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value(), table};
     if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
 }
@@ -162,11 +162,13 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
 }
 
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
-    return named(scope, tenant, key, core::key_digest);
+    pg::KeyName name = named(scope, tenant, key, pg::records_of(scope), core::key_digest);
+    name.follows = true;
+    return name;
 }
 
 pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source) {
-    return named(scope, tenant, source, core::source_digest);
+    return named(scope, tenant, source, pg::common_records, core::source_digest);
 }
 
 }  // namespace idem::api

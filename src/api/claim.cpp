@@ -11,6 +11,7 @@
 
 #include "api/arguments.hpp"
 #include "api/finish.hpp"
+#include "api/records.hpp"
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -40,8 +41,8 @@ struct Look {
 enum class Next { grant, answer, wait_for_lock, wait_for_writer, wait_for_lease };
 
 // Sections 2 to 5, in the order in which they are defined.
-Look look(const ClaimCall& call, bool locked);
-Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory);
+Look look(ClaimCall& call, bool locked);
+Look look_again(ClaimCall& call, bool locked, MemoryContext& memory);
 Next next_after(const ClaimCall& call, const Look& seen, bool locked);
 ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
 ClaimResult answer(const ClaimCall& call, const Look& seen);
@@ -53,7 +54,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result);
 
 // Looks until the key can be granted or answered, or until a wait reaches the bound. Sets
 // waiting_since when it begins to wait.
-ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since) {
+ClaimResult look_until_decided(ClaimCall call, TimestampTz& waiting_since) {
     const pg::WaitBound bound(call.wait);
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
@@ -158,9 +159,16 @@ bool is_same_request(const ClaimCall& call, const pg::Found& found) {
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
-// what was true before the lock was granted.
-Look look(const ClaimCall& call, bool locked) {
-    const pg::Records records = locked ? pg::Records::to_write() : pg::Records::to_read();
+// what was true before the lock was granted. While the call waited for the lock on the key or on
+// the table, the records may have been moved.
+Look look(ClaimCall& call, bool locked) {
+    if (locked)
+        lock_records(call.name.scope_id, call.name.table);
+    else
+        (void)follow_records(call.name.scope_id, call.name.table);
+    const pg::Records records =
+        locked ? pg::Records::to_write(call.name.table) : pg::Records::to_read(call.name.table);
+    records.check_tenant(call.name.tenant);
     const pg::Found found = pg::probe(records, call.name);
     const core::FingerprintVersion version = records.fingerprint_version();
     records.close();
@@ -169,7 +177,7 @@ Look look(const ClaimCall& call, bool locked) {
 }
 
 // As look(), but frees what the previous repeated look has read: a claim may look many times.
-Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
+Look look_again(ClaimCall& call, bool locked, MemoryContext& memory) {
     if (memory == nullptr)
         memory = AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_SMALL_SIZES);
     MemoryContextReset(memory);
@@ -240,10 +248,11 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     pg::Claim claim{};
     claim.token = {call.lease ? core::TokenKind::leased : core::TokenKind::atomic, call.name.digest,
                    static_cast<std::uint32_t>(taken_over ? old.attempt + 1 : core::first_attempt),
-                   pg::random_bits()};
+                   pg::random_bits(), call.lease ? call.name.table : pg::common_records};
     claim.predecessor = seen.found.presence == core::Presence::absent ? pg::Predecessor::none
                                                                       : pg::Predecessor::outlived;
     claim.scope_id = call.scope->id;
+    claim.table = call.name.table;
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
@@ -313,7 +322,7 @@ pg::Record leased_record(const ClaimCall& call, const pg::Claim& claim, const pg
 // caller goes on.
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Record& record, const Look& seen,
                             const pg::WaitBound& bound) {
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(call.name.table);
     const pg::WriteResult writing = pg::write_over(records, call.name, record, seen.found, bound);
     records.close();
     if (writing.outcome == pg::WriteOutcome::written) pg::commit_durably();
@@ -533,11 +542,10 @@ Result conflict_row(const ClaimResult& result) {
 
 Result claimed_row(const ClaimResult& result) {
     const pg::Claim& claim = *result.claim;
-    const core::TokenText token = pg::token_text(claim.token);
     Result row;
     row.set(column_claimed, BoolGetDatum(true));
     row.set_text(column_outcome, "claimed");
-    row.set_text(column_token, {token.data(), token.size()});
+    row.set_text(column_token, pg::token_text(claim.token).view());
     row.set_int(column_attempt, static_cast<std::int32_t>(claim.token.attempt));
     row.set_pointer(column_recovery_point, result.record.recovery_point);
     row.set_pointer(column_recovery_state, result.record.recovery_state);

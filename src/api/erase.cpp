@@ -31,8 +31,7 @@ bool differs(const pg::Record& rest, const pg::Record& record) {
 }
 
 // An expired record is of no use, so nothing of it is kept.
-bool erase(const pg::Scope& scope, const pg::KeyName& name, bool force,
-           const pg::WaitBound& bound) {
+bool erase(const pg::Scope& scope, pg::KeyName name, bool force, const pg::WaitBound& bound) {
     return change_record(name, erase_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!is_live(found)) return delete_record(name, found, bound);
         if (!force && is_needed(found.record)) pg::report::needed_to_continue(name.key);

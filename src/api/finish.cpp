@@ -175,11 +175,15 @@ void finish(std::optional<std::string_view> text, const Answer& answer) {
 TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
-    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest,
-                           scope != nullptr && scope->max_bytes};
+    const pg::KeyName name{claim.scope_id,
+                           claim.tenant,
+                           claim.key,
+                           claim.token.digest,
+                           scope != nullptr && scope->max_bytes,
+                           claim.table};
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored = stored_part(answer, scope);
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(claim.table);
     const TimestampTz now = GetCurrentTimestamp();
     const pg::Record record = finished_record(stored, claim.created, now, claim.ttl,
                                               static_cast<std::int32_t>(claim.token.attempt),

@@ -45,6 +45,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
     claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none
                                                                  : pg::Predecessor::outlived;
     claim.scope_id = scope.id;
+    claim.table = name.table;
     claim.scope_name = scope.name;
     claim.tenant = name.tenant;
     claim.key = name.key;
@@ -56,7 +57,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow forbid(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {
+LookupRow forbid(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
     refuse_open_here(name, forbid_call);
     pg::KeyLock lock(name.digest);
     const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));

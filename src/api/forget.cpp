@@ -29,8 +29,7 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
         report::resumable(key, pg::view_of(record.recovery_point), forget_call);
 }
 
-bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force,
-            const pg::WaitBound& bound) {
+bool forget(const pg::Scope& scope, pg::KeyName name, bool force, const pg::WaitBound& bound) {
     return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!force) check_abandoned(name.key, found);
         const bool forgotten = delete_record(name, found, bound);
@@ -84,7 +83,7 @@ IDEM_FUNCTION(idem_purge) {
     const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
     if (max_records < 1)
         pg::report::invalid_argument("max_records", "The number must be at least 1.");
-    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, MaxBlockNumber});
+    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
     if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
     PG_RETURN_INT64(swept.deleted + swept.erased);
 }
@@ -97,7 +96,10 @@ IDEM_FUNCTION(idem_free_bytes) {
     PG_RETURN_INT64(*bytes);
 }
 
-// The block at which the next sweep begins.
+// The block of idem.record at which its next sweep begins.
 IDEM_FUNCTION(idem_purge_block) {
-    PG_RETURN_INT64(idem::pg::next_block());
+    using namespace idem;
+    const pg::RecordBlock next = pg::next_block();
+    const bool here = pg::table_of(next) == pg::common_records;
+    PG_RETURN_INT64(here ? pg::number_of(next) : 0);
 }

@@ -1,6 +1,7 @@
 #include "api/locked_key.hpp"
 
 #include "api/claim.hpp"
+#include "api/records.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guc.hpp"
@@ -24,10 +25,11 @@ bool is_at_rest(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_at_rest(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     acquire(lock, name.key, bound);
     for (;;) {
-        const pg::Records records = pg::Records::to_write();
+        if (name.follows) lock_records(name.scope_id, name.table);
+        const pg::Records records = pg::Records::to_write(name.table);
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_at_rest(found)) return found;
@@ -57,7 +59,7 @@ bool has_running_lease(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_unleased(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
         const pg::Found found = find_at_rest(name, lock, bound);
         if (!has_running_lease(found)) {
@@ -105,7 +107,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
     // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == Presence::deleting && !is_live(found)) return false;
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(name.table);
     const pg::WriteResult writing = pg::delete_record(records, found, bound);
     records.close();
     check_written(name.key, writing);
@@ -115,7 +117,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
 void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
                     const pg::WaitBound& bound) {
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write();
+    const pg::Records records = pg::Records::to_write(name.table);
     const pg::WriteResult writing = pg::write_over(records, name, record, found, bound);
     records.close();
     check_written(name.key, writing);
@@ -130,12 +132,46 @@ struct NamedKey {
     pg::KeyName name;
 };
 
+// A scope or a transaction that names a table means that one: another may hold a copy that a move
+// has left behind. Without a name, the record counts wherever it is.
+bool is_meant(const pg::KeyName& name) {
+    const pg::Scope* scope = pg::find_scope_by_id(name.scope_id);
+    if (scope == nullptr) return true;  // is refused whatever the table
+    const Oid meant = pg::records_of(*scope);
+    return meant == pg::common_records || meant == name.table;
+}
+
+std::optional<pg::KeyName> name_in(Oid table, const core::Digest& digest) {
+    const auto records =
+        table == pg::common_records ? pg::Records::to_read(table) : pg::Records::try_to_read(table);
+    if (!records) return std::nullopt;
+    auto name = pg::name_behind(*records, digest);
+    records->close();
+    return name;
+}
+
+std::optional<pg::KeyName> name_meant_in(Oid table, const core::Digest& digest) {
+    const auto name = name_in(table, digest);
+    return name && is_meant(*name) ? name : std::nullopt;
+}
+
+// What this transaction has claimed stays where it is. Another record may have been moved, restored
+// or replicated since the token was made: after the table that the token names, all are searched.
+std::optional<pg::KeyName> find_name(const core::Token& token) {
+    const pg::Claim* known = pg::find_claim(token.digest);
+    if (known != nullptr && known->token == token) return name_in(known->table, token.digest);
+    for (const Oid table : {pg::chosen_records(), Oid{token.table}})
+        if (const auto name = name_meant_in(table, token.digest)) return name;
+    List* tables = pg::record_tables();
+    for (int i = 0; i < list_length(tables); ++i)
+        if (const auto name = name_meant_in(list_nth_oid(tables, i), token.digest)) return name;
+    return std::nullopt;
+}
+
 // The key that the token names. A caller that may not use the scope gets the same error as for a
 // key without a record, so it learns nothing.
 NamedKey key_named_by(const core::Token& token) {
-    const pg::Records records = pg::Records::to_read();
-    auto name = pg::name_behind(records, token.digest);
-    records.close();
+    auto name = find_name(token);
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
     name->limited = scope->max_bytes.has_value();
@@ -184,6 +220,7 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     pg::Claim claim{};
     claim.token = token;
     claim.scope_id = key.name.scope_id;
+    claim.table = key.name.table;
     claim.scope_name = key.scope->name;
     claim.tenant = key.name.tenant;
     claim.key = key.name.key;
@@ -193,16 +230,30 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     return pg::remember_claim(claim);
 }
 
+// As find_at_rest(), for the key that a token has led to. While the call waits for the key or for
+// its table, the record may be moved to another.
+pg::Found find_by_token(const core::Token& token, NamedKey& key, pg::KeyLock& lock,
+                        const pg::WaitBound& bound) {
+    for (;;) {
+        const pg::Found found = find_at_rest(key.name, lock, bound);
+        if (found.presence != Presence::absent) return found;
+        const Oid searched = key.name.table;
+        key = key_named_by(token);
+        if (key.name.table == searched) return found;
+        lock.release();
+    }
+}
+
 }  // namespace
 
 LeasedClaim lock_leased_claim(const core::Token& token) {
     Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) pg::refuse_closed(*known);
-    const NamedKey key = key_named_by(token);
+    NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
-    const pg::Found found = find_at_rest(key.name, lock, bound);
+    const pg::Found found = find_by_token(token, key, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {

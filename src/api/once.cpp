@@ -14,6 +14,7 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
+#include "api/records.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -69,12 +70,13 @@ struct Batch {
     std::span<bool> is_new;    // as in the array
     pg::Scope scope;           // a copy: the cache may be dropped while rows are written
     std::string_view tenant;
+    Oid table;  // where the records are
 
     std::string_view key(const Element& element) const {
         return pg::view_of(DatumGetTextPP(keys[static_cast<std::size_t>(element.position)]));
     }
     pg::KeyName name(const Element& element) const {
-        return {scope.id, tenant, key(element), element.digest, scope.max_bytes.has_value()};
+        return {scope.id, tenant, key(element), element.digest, scope.max_bytes.has_value(), table};
     }
 };
 
@@ -132,6 +134,7 @@ Batch read_batch(FunctionCallInfo fcinfo) {
                                  "Call idem.once() with the key and the request of each message.");
     batch.scope = scope;
     batch.tenant = tenant_in(scope, tenant);
+    batch.table = pg::records_of(scope);
     batch.is_new = array_of<bool>(batch.keys.size());
     sort_by_digest(batch);
     return batch;
@@ -201,7 +204,8 @@ void refuse_open(const pg::KeyName& name) {
 
 // Returns how many keys are new.
 std::size_t finish_new_keys(Batch& batch) {
-    const pg::Records records = pg::Records::to_write();
+    lock_records(batch.scope.id, batch.table);
+    const pg::Records records = pg::Records::to_write(batch.table);
     pg::BulkWriter writer(records);
     const Element* last = nullptr;
     std::size_t count = 0;

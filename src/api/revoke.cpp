@@ -29,7 +29,7 @@ pg::Record revoked(const pg::Record& old, const pg::Scope& scope) {
 }
 
 // False unless the operation is unfinished.
-bool revoke(const pg::KeyName& name, const pg::Scope& scope) {
+bool revoke(pg::KeyName name, const pg::Scope& scope) {
     const pg::WaitBound bound(scope.wait);
     return change_record(name, revoke_call, Lease::is_cut, bound, [&](const pg::Found& found) {
         if (!is_live(found) || found.record.state != core::State::in_progress) return false;

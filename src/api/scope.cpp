@@ -7,6 +7,7 @@
 // database creates the secrets.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/records.hpp"
 #include "api/scope.hpp"
 #include "core/key.hpp"
 #include "core/errors.hpp"
@@ -15,6 +16,7 @@
 #include "pg/document.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
+#include "pg/scope_ids.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::api {
@@ -45,6 +47,7 @@ enum Argument {
     arg_tenant_from,
     arg_explain_conflicts,
     arg_max_bytes,
+    arg_records,
     arguments,
     arg_if_not_exists = arguments,  // of create_scope() only
     create_arguments
@@ -72,6 +75,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "tenant_from",
                                                                       "explain_conflicts",
                                                                       "max_bytes",
+                                                                      "records",
                                                                       "if_not_exists"};
 
 const char* name_of(int argument) {
@@ -92,7 +96,7 @@ bool of_this_release(FunctionCallInfo fcinfo) {
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
            argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl ||
-           argument == arg_max_bytes;
+           argument == arg_max_bytes || argument == arg_records;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
@@ -220,6 +224,12 @@ std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     return rule;
 }
 
+// The table idem.record stands for "no other table".
+std::optional<Oid> records_arg(FunctionCallInfo fcinfo) {
+    if (!has_argument(fcinfo, arg_records) || PG_ARGISNULL(arg_records)) return std::nullopt;
+    return usable_records(PG_GETARG_OID(arg_records));
+}
+
 pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
     return {
         .ttl = positive_arg(fcinfo, arg_ttl),
@@ -242,6 +252,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .tenant_from = tenant_from_arg(fcinfo),
         .explain_conflicts = bool_arg_since_0_3(fcinfo, arg_explain_conflicts),
         .max_bytes = bytes_arg(fcinfo, purpose),
+        .records = records_arg(fcinfo),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }
@@ -260,6 +271,13 @@ std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
     return pg::usable_scope(name, function).id;
+}
+
+// The records that stay in another table would not be found any more, and their operations would be
+// executed twice.
+void check_left_behind(std::int32_t scope, Oid table) {
+    const std::int64_t left = pg::records_outside(scope, table);
+    if (left > 0) report::records_left_behind(left);
 }
 
 }  // namespace
@@ -305,6 +323,7 @@ IDEM_FUNCTION(idem_alter_scope_0_3) {
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
+    if (rules.records) api::check_left_behind(scope, *rules.records);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();
 }

@@ -9,6 +9,7 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/locked_key.hpp"
+#include "api/records.hpp"
 #include "core/duration.hpp"
 #include "pg/backlog.hpp"
 #include "pg/boundary.hpp"
@@ -45,9 +46,9 @@ struct Candidate {
 
 // Judges the row as a claim with the same request would. An operation that this transaction's
 // snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
-Candidate look(const TakeCall& call, const core::Digest& digest) {
-    const pg::Records records = pg::Records::to_write();
-    auto key = pg::probe_digest(records, digest);
+Candidate look(const TakeCall& call, const pg::Due& due) {
+    const pg::Records records = pg::Records::to_write(due.table);
+    auto key = pg::probe_digest(records, due.digest);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
     if (!key) return {{}, {}, now, false};
@@ -77,11 +78,11 @@ ClaimCall takeover_call(const TakeCall& call, const Candidate& candidate) {
 
 // Takes the operation over, unless another transaction holds its key, has finished it or is
 // changing its row. Sets unseen if only the transaction's snapshot is in the way.
-std::optional<Taken> take_one(const TakeCall& call, const core::Digest& digest, bool& unseen) {
-    if (is_open_here(digest)) return std::nullopt;
-    pg::KeyLock lock(digest);
+std::optional<Taken> take_one(const TakeCall& call, const pg::Due& due, bool& unseen) {
+    if (is_open_here(due.digest)) return std::nullopt;
+    pg::KeyLock lock(due.digest);
     if (!lock.try_acquire()) return std::nullopt;
-    const Candidate candidate = look(call, digest);
+    const Candidate candidate = look(call, due);
     if (candidate.is_due && is_visible(candidate.found)) {
         const ClaimResult result = take_over(takeover_call(call, candidate), candidate.found,
                                              candidate.now, pg::WaitBound(0));
@@ -105,7 +106,7 @@ std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
     for (;;) {
         while (const auto due = backlog.next()) {
             CHECK_FOR_INTERRUPTS();
-            if (const auto taken = take_one(call, due->digest, unseen)) return taken;
+            if (const auto taken = take_one(call, *due, unseen)) return taken;
             last = due;
         }
         if (searched && !backlog.has_more()) break;
@@ -176,13 +177,19 @@ std::optional<std::string_view> permitted(const pg::Scope& scope,
     return tenant_in(scope, tenant.value_or(""));
 }
 
+// Where there is no table, nothing would ever be due.
+Oid searched_records(const pg::Scope& scope) {
+    const Oid table = pg::records_of(scope);
+    return table == pg::common_records ? table : usable_records(table);
+}
+
 TakeCall read_call(FunctionCallInfo fcinfo) {
     const auto tenant = tenant_arg(fcinfo);
     const auto lease = pg::positive_duration_arg(fcinfo, arg_lease, "lease");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
     return {&scope,
-            {scope.id, permitted(scope, tenant), scope.max_attempts},
+            {scope.id, permitted(scope, tenant), scope.max_attempts, searched_records(scope)},
             lease.value_or(scope.lease),
             wait.value_or(0)};
 }
@@ -192,8 +199,7 @@ pg::Row<columns> row_of(const std::optional<Taken>& taken) {
     if (!taken) return row;
     const pg::Claim& claim = *taken->result.claim;
     const pg::Record& record = taken->result.record;
-    const core::TokenText token = pg::token_text(claim.token);
-    row.set_text(column_token, {token.data(), token.size()});
+    row.set_text(column_token, pg::token_text(claim.token).view());
     row.set_text(column_key, taken->name.key);
     row.set_text(column_tenant, taken->name.tenant);
     row.set_pointer(column_request, pg::request_of(record));

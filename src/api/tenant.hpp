@@ -1,6 +1,6 @@
 // All records of one tenant, for the functions that forget or erase a tenant.
 //
-// They read the whole record table, which has no index on the tenant, and then change one record
+// They read all record tables, which have no index on the tenant, and then change one record
 // after the other as for a single key, in the order of the digests: of two such calls, the second
 // waits for the first. A claim in flight has no record yet and is not found.
 #pragma once
@@ -27,12 +27,12 @@ std::int64_t change_each_record(const TenantCall& call, Change change) {
     std::int64_t changed = 0;
     const MemoryContext memory =
         AllocSetContextCreate(CurrentMemoryContext, "idem key", ALLOCSET_DEFAULT_SIZES);
-    for (const core::Digest& digest : pg::digests_of(call.scope->id, call.tenant)) {
+    for (const pg::RecordPlace& place : pg::records_of_tenant(call.scope->id, call.tenant)) {
         CHECK_FOR_INTERRUPTS();
         MemoryContextReset(memory);
         const MemoryContext before = MemoryContextSwitchTo(memory);
-        const pg::Records records = pg::Records::to_read();
-        const auto name = pg::name_behind(records, digest);
+        const pg::Records records = pg::Records::to_read(place.table);
+        const auto name = pg::name_behind(records, place.digest);
         records.close();
         if (name && change(*name)) ++changed;
         MemoryContextSwitchTo(before);

@@ -5,11 +5,22 @@
 namespace idem::core {
 namespace {
 
-// With zeros up to a multiple of three bytes: three bytes become four digits. The digits of the
-// zeros are not written.
-constexpr std::size_t raw_bytes = (token_bytes + 2) / 3 * 3;
-constexpr std::size_t raw_digits = raw_bytes / 3 * 4;
-using Raw = std::array<std::byte, raw_bytes>;
+// The layouts as the first byte tells them. A leased token whose record is elsewhere has its table
+// at the end.
+enum Layout : std::uint8_t { atomic = 1, leased = 2, leased_elsewhere = 3 };
+
+constexpr std::size_t plain_bytes = 1 + 16 + 4 + 8;
+constexpr std::size_t elsewhere_bytes = plain_bytes + 4;
+static_assert(token_length == (plain_bytes * 4 + 2) / 3);
+static_assert(max_token_length == (elsewhere_bytes * 4 + 2) / 3);
+
+// Three bytes become four digits. A plain token has a zero byte behind it, whose digit is not
+// written.
+using Raw = std::array<std::byte, elsewhere_bytes>;
+static_assert(elsewhere_bytes % 3 == 0 && plain_bytes % 3 == 2);
+constexpr std::size_t raw_bytes(std::size_t digits) {
+    return (digits + 3) / 4 * 3;
+}
 
 constexpr std::string_view alphabet =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -23,38 +34,59 @@ constexpr auto digit_of = [] {
     return table;
 }();
 
+Layout layout_of(const Token& token) noexcept {
+    if (token.kind == TokenKind::atomic) return atomic;
+    return token.table == 0 ? leased : leased_elsewhere;
+}
+
 Raw pack(const Token& token) noexcept {
     Raw out{};
     auto at = out.begin();
     const auto put = [&at](const auto& piece) { at = std::copy(piece.begin(), piece.end(), at); };
-    put(big_endian<1>(static_cast<std::uint64_t>(token.kind)));
+    put(big_endian<1>(static_cast<std::uint64_t>(layout_of(token))));
     put(token.digest);
     put(big_endian<4>(token.attempt));
     put(big_endian<8>(token.random));
+    if (layout_of(token) == leased_elsewhere) put(big_endian<4>(token.table));
     return out;
+}
+
+// False unless the layout is known, has this length, and is the one that encode() would choose.
+bool unpack(const Raw& raw, std::size_t length, Token& out) noexcept {
+    const Bytes parts(raw);
+    const auto layout = std::to_integer<std::uint8_t>(raw[0]);
+    const bool elsewhere = layout == leased_elsewhere;
+    if (layout != atomic && layout != leased && !elsewhere) return false;
+    if (length != (elsewhere ? max_token_length : token_length)) return false;
+    out.kind = layout == atomic ? TokenKind::atomic : TokenKind::leased;
+    std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
+    out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
+    out.random = from_big_endian(parts.subspan(21, 8));
+    // Of a plain token, these bytes are zeros: one was decoded from a digit that is not written.
+    out.table = static_cast<std::uint32_t>(from_big_endian(parts.subspan(plain_bytes, 4)));
+    return elsewhere == (out.table != 0);
 }
 
 }  // namespace
 
 TokenText encode(const Token& token) noexcept {
-    std::array<char, raw_digits> digits{};
+    TokenText text{};
+    text.size = layout_of(token) == leased_elsewhere ? max_token_length : token_length;
     const Raw raw = pack(token);
     const auto byte = [&raw](std::size_t i) { return std::to_integer<std::uint32_t>(raw[i]); };
-    for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
+    for (std::size_t i = 0, at = 0; i < raw_bytes(text.size); i += 3, at += 4) {
         const std::uint32_t bits = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
-        digits[at] = alphabet[bits >> 18];
-        digits[at + 1] = alphabet[bits >> 12 & 0x3f];
-        digits[at + 2] = alphabet[bits >> 6 & 0x3f];
-        digits[at + 3] = alphabet[bits & 0x3f];
+        text.digits[at] = alphabet[bits >> 18];
+        text.digits[at + 1] = alphabet[bits >> 12 & 0x3f];
+        text.digits[at + 2] = alphabet[bits >> 6 & 0x3f];
+        text.digits[at + 3] = alphabet[bits & 0x3f];
     }
-    TokenText out;
-    std::copy_n(digits.begin(), out.size(), out.begin());
-    return out;
+    return text;
 }
 
 bool decode(std::string_view text, Token& out) noexcept {
-    if (text.size() != token_length) return false;
-    std::array<char, raw_digits> digits;
+    if (text.size() != token_length && text.size() != max_token_length) return false;
+    std::array<char, max_token_length> digits;
     digits.fill(alphabet[0]);
     std::copy(text.begin(), text.end(), digits.begin());
     std::uint32_t seen = 0;
@@ -63,24 +95,15 @@ bool decode(std::string_view text, Token& out) noexcept {
         seen |= digit;
         return digit;
     };
-    Raw raw;
-    for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
+    Raw raw{};
+    for (std::size_t i = 0, at = 0; i < raw_bytes(text.size()); i += 3, at += 4) {
         const std::uint32_t bits =
             value(at) << 18 | value(at + 1) << 12 | value(at + 2) << 6 | value(at + 3);
         raw[i] = static_cast<std::byte>(bits >> 16 & 0xff);
         raw[i + 1] = static_cast<std::byte>(bits >> 8 & 0xff);
         raw[i + 2] = static_cast<std::byte>(bits & 0xff);
     }
-    static_assert(raw_bytes == token_bytes + 1);
-    if (seen > 0x3f || raw.back() != std::byte{0}) return false;
-
-    const Bytes parts(raw);
-    out.kind = static_cast<TokenKind>(parts[0]);
-    if (out.kind != TokenKind::atomic && out.kind != TokenKind::leased) return false;
-    std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
-    out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
-    out.random = from_big_endian(parts.subspan(21, 8));
-    return true;
+    return seen <= 0x3f && unpack(raw, text.size(), out);
 }
 
 }  // namespace idem::core

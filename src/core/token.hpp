@@ -1,7 +1,8 @@
 // Tokens: an opaque text that identifies one attempt of one key.
 //
-// A token is base64url, without padding, of kind, key digest, attempt number and 64 random bits. It
-// is text because every driver can pass text. Digest and attempt number can be computed or guessed
+// A token is base64url, without padding, of kind, key digest, attempt number and 64 random bits; if
+// the record is not in the common table, also of the number of its table. It is text because every
+// driver can pass text. Digest and attempt number can be computed or guessed
 // from the key, so only the random bits prove that the bearer made the claim. They are compared
 // with those that the claim's transaction keeps in memory (atomic) or that the record has (leased).
 // In the text of a leased token the digest is sealed (see digest.hpp); encode() and decode() leave
@@ -14,7 +15,7 @@
 
 namespace idem::core {
 
-// Also identifies the layout: a new layout gets new kinds.
+// What the holder may do with it. The text tells the layout, too: each layout has its own kinds.
 enum class TokenKind : std::uint8_t { atomic = 1, leased = 2 };
 
 struct Token {
@@ -22,14 +23,23 @@ struct Token {
     Digest digest;
     std::uint32_t attempt;
     std::uint64_t random;
+    // Of a leased token, where its record was when the claim was made; 0: in the common table. Only
+    // says where to look first, because records can be moved.
+    std::uint32_t table = 0;
 
     friend bool operator==(const Token&, const Token&) = default;
 };
 
-inline constexpr std::size_t token_bytes = 1 + 16 + 4 + 8;
-inline constexpr std::size_t token_length = (token_bytes * 4 + 2) / 3;
+// Digits of a token without a table and of one with it: of 29 and 33 bytes.
+inline constexpr std::size_t token_length = 39;
+inline constexpr std::size_t max_token_length = 44;
 
-using TokenText = std::array<char, token_length>;
+struct TokenText {
+    std::array<char, max_token_length> digits;
+    std::size_t size;
+
+    std::string_view view() const noexcept { return {digits.data(), size}; }
+};
 
 TokenText encode(const Token& token) noexcept;
 

@@ -13,6 +13,7 @@ constexpr std::int64_t list_lifetime = USECS_PER_SEC;
 struct List {
     TimestampTz searched;  // 0: there is no list
     std::int32_t scope_id;
+    Oid table;
     bool every_tenant;
     std::size_t tenant_size;
     std::array<char, core::max_tenant_bytes> tenant;
@@ -46,7 +47,8 @@ void follow_transactions() {
 
 bool is_list_of(const DueFilter& filter, TimestampTz now) {
     if (list.searched > now || now - list.searched > list_lifetime) return false;
-    return list.scope_id == filter.scope_id && list.every_tenant == !filter.tenant &&
+    return list.scope_id == filter.scope_id && list.table == filter.table &&
+           list.every_tenant == !filter.tenant &&
            std::string_view(list.tenant.data(), list.tenant_size) == filter.tenant.value_or("");
 }
 
@@ -56,6 +58,7 @@ void begin_list(const DueFilter& filter, TimestampTz now) {
     forget_list();
     list.searched = now;
     list.scope_id = filter.scope_id;
+    list.table = filter.table;
     list.every_tenant = !filter.tenant;
     list.tenant_size = tenant.size();
     std::copy(tenant.begin(), tenant.end(), list.tenant.begin());
@@ -101,15 +104,12 @@ std::optional<Due> Backlog::next() {
     return list.due[list.next++];
 }
 
-void Backlog::search(const std::optional<Due>& after) {
-    const TimestampTz now = GetCurrentTimestamp();
-    has_more_ = false;
-    next_due_ = std::nullopt;
-    begin_list(filter_, now);
-    const Records records = Records::to_read();
+void Backlog::search_table(const Records& records, const std::optional<Due>& after,
+                           TimestampTz now) {
+    const Oid table = as_given(RelationGetRelid(records.table()));
     UnfinishedSearch search(records, filter_.scope_id);
     while (const auto operation = search.next()) {
-        const Due due{operation->lease_end, operation->digest};
+        const Due due{operation->lease_end, operation->digest, table};
         if (!is_wanted(*operation, filter_, now)) continue;
         if (due.since > now)
             next_due_ = std::min(next_due_.value_or(due.since), due.since);
@@ -117,7 +117,22 @@ void Backlog::search(const std::optional<Due>& after) {
             has_more_ = true;
     }
     search.end();
-    records.close();
+}
+
+void Backlog::search(const std::optional<Due>& after) {
+    const TimestampTz now = GetCurrentTimestamp();
+    has_more_ = false;
+    next_due_ = std::nullopt;
+    begin_list(filter_, now);
+    ::List* tables =
+        filter_.table == common_records ? record_tables() : list_make1_oid(filter_.table);
+    for (int i = 0; i < list_length(tables); ++i) {
+        const auto records = Records::try_to_read(list_nth_oid(tables, i));
+        if (!records) continue;
+        search_table(*records, after, now);
+        records->close();
+    }
+    list_free(tables);
     std::sort_heap(list.due.data(), list.due.data() + list.size);
 }
 

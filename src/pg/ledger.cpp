@@ -9,17 +9,18 @@ namespace {
 // Where the sweep is. Rows up to `counted` have been counted. All blocks before `next` were read,
 // and those before `reading` may be read just now.
 struct Round {
-    Oid file;  // of the table: rows change their places when it is rewritten
-    BlockNumber next;
-    BlockNumber reading;
-    BlockNumber end = InvalidBlockNumber;  // a step that runs reads no block from here on
-    ItemPointerData counted;
-    bool broken;  // a part of the table was not read, or not since the round began
+    Oid file;  // of the table with `next`: rows change their places when it is rewritten
+    RecordBlock next;
+    RecordBlock reading;
+    RecordBlock end = every_block;  // a step that runs reads no block of this table from here on
+    CountedRow counted;
+    bool broken;  // a part of the tables was not read, or not since the round began
 
-    // A step that is repeated, or ends within a block, does not count again what was counted.
-    bool will_count(BlockNumber block) const {
-        return block >= reading && block < end &&
-               (counted.ip_posid == 0 || block > ItemPointerGetBlockNumberNoCheck(&counted));
+    // For all rows from the first to the last block. A step that is repeated, or ends within a
+    // block, does not count again what was counted.
+    bool will_count(RecordBlock first, RecordBlock last) const {
+        return first >= reading && (last < end || table_of(first) > table_of(end)) &&
+               (counted.offset == 0 || first > counted.block);
     }
 };
 
@@ -44,7 +45,8 @@ constexpr std::int32_t whole_database = 0;
 struct Growth {
     std::uint32_t account;  // the hash key
     std::int64_t bytes;
-    BlockNumber first;  // of the blocks that have them
+    RecordBlock first;  // of the blocks that have them
+    RecordBlock last;
 };
 
 constinit Accounts accounts{};
@@ -116,7 +118,8 @@ void settle_growth(XactEvent event) {
         Account& account = accounts.value(growth.account);
         Assert(account.pending >= growth.bytes);
         account.pending -= growth.bytes;
-        const bool ahead = event == XACT_EVENT_COMMIT && round.will_count(growth.first);
+        const bool ahead =
+            event == XACT_EVENT_COMMIT && round.will_count(growth.first, growth.last);
         if (event != XACT_EVENT_ABORT) (ahead ? account.ahead : account.behind) += growth.bytes;
         LWLockRelease(lock);
     });
@@ -139,7 +142,7 @@ Growth& growth_of(std::uint32_t account) {
     has_growth = true;
     bool found;
     Growth* growth = mine.enter(account, found);
-    if (!found) *growth = {account, 0, InvalidBlockNumber};
+    if (!found) *growth = {account, 0, every_block, 0};
     return *growth;
 }
 
@@ -191,7 +194,7 @@ bool add_pending(const TenantKey& key, std::uint32_t account, std::int64_t bytes
 
 // The local note comes first: it may fail, and what is pending must not be forgotten. A round that
 // ends in between removes an account that is empty.
-void note_growth(std::int32_t scope_id, std::string_view tenant, BlockNumber block,
+void note_growth(std::int32_t scope_id, std::string_view tenant, RecordBlock block,
                  std::int64_t bytes) {
     Assert(bytes >= 0 && IsTransactionState());
     if (!accounts.available() || bytes == 0) return;
@@ -204,32 +207,50 @@ void note_growth(std::int32_t scope_id, std::string_view tenant, BlockNumber blo
     Growth& growth = growth_of(number);
     growth.bytes += bytes;
     growth.first = std::min(growth.first, block);
+    growth.last = std::max(growth.last, block);
 }
 
-void begin_count(Relation records, BlockNumber first, BlockNumber end) {
+namespace {
+
+// Only the table that was read in part matters: a row of any other that moves is still among those
+// that were all read, or among those that were not.
+bool was_rewritten(const Round& round, RecordBlock first, Oid file) {
+    return number_of(round.next) > 0 && table_of(round.next) == table_of(first) &&
+           round.file != file;
+}
+
+}  // namespace
+
+void begin_count(Relation records, RecordBlock first, RecordBlock end) {
     if (!accounts.available()) return;
+    Assert(table_of(first) == table_of(end));
     const Oid file = records->rd_rel->relfilenode;
     (void)with_round([=](Round& round) {
-        if (round.file != file)
-            round = {file, first, first, end, {}, first > 0 || OidIsValid(round.file)};
-        if (first > round.next) round.broken = true;
+        const bool unknown = !OidIsValid(round.file);
+        if (unknown ? first > 0 : first > round.next || was_rewritten(round, first, file))
+            round.broken = true;
+        round.file = file;
         round.next = round.reading = first;
         round.end = end;
     });
 }
 
-void begin_reading(BlockNumber until) {
+void miss_rows() {
+    if (!accounts.available()) return;
+    (void)with_round([](Round& round) { round.broken = true; });
+}
+
+void begin_reading(RecordBlock until) {
     if (!accounts.available()) return;
     (void)with_round([until](Round& round) { round.reading = until; });
 }
 
-void count_row(std::int32_t scope_id, std::string_view tenant, const ItemPointerData& row,
+void count_row(std::int32_t scope_id, std::string_view tenant, const CountedRow& row,
                std::int64_t bytes) {
-    Assert(accounts.available() && bytes > 0);
+    Assert(accounts.available() && bytes > 0 && row.offset != InvalidOffsetNumber);
     bool is_new = false;
     const bool counts = with_round([&](Round& round) {
-        ItemPointerData tid = row;
-        is_new = ItemPointerCompare(&tid, &round.counted) > 0;
+        is_new = row.is_after(round.counted);
         if (is_new) round.counted = row;
     });
     const auto add = [bytes](Account& account) { account.counted += bytes; };
@@ -237,13 +258,13 @@ void count_row(std::int32_t scope_id, std::string_view tenant, const ItemPointer
     if (!counts) (void)has_round();  // the next one counts
 }
 
-void end_reading(BlockNumber next) {
+void end_reading(RecordBlock next) {
     if (!accounts.available()) return;
     bool broken = false;
     const bool counts = with_round([&](Round& round) {
         broken = round.broken;
         round.next = next;
-        if (next == 0) round.counted = ItemPointerData{};
+        if (next == 0) round.counted = {};
         if (next == 0) round.broken = false;
     });
     if (counts && next == 0) end_round(broken);
@@ -252,7 +273,7 @@ void end_reading(BlockNumber next) {
 
 void end_count() {
     if (!accounts.available()) return;
-    (void)with_round([](Round& round) { round.end = InvalidBlockNumber; });
+    (void)with_round([](Round& round) { round.end = every_block; });
 }
 
 void close_accounts(Oid database) {

@@ -26,6 +26,7 @@ struct Claim {
     SubTransactionId closed_in;  // where it was finished or released
     Predecessor predecessor;     // of an atomic claim: the row that was found under the key
     std::int32_t scope_id;
+    Oid table;  // where its record is (pg/record_tables)
     std::string_view scope_name;
     std::string_view tenant;
     std::string_view key;

@@ -34,16 +34,23 @@ enum Column {
     column_extra_attempts,
     columns
 };
+static_assert(columns == record_columns);
+
+// The number of the table's first column that is one of idem.record's, from 1.
+int first_column(TupleDesc table) {
+    return has_tenant_column(table) ? 2 : 1;
+}
 
 // Whether the table has the columns of this release, which the compact form needs. Until ALTER
 // EXTENSION idem UPDATE is run, it has those of an earlier release.
 bool takes_compact_rows(TupleDesc table) {
-    return column_extra_attempts < table->natts &&
-           namestrcmp(&TupleDescAttr(table, column_key_uuid)->attname, "key_uuid") == 0;
+    const int before = first_column(table) - 1;
+    return before + column_extra_attempts < table->natts &&
+           namestrcmp(&TupleDescAttr(table, before + column_key_uuid)->attname, "key_uuid") == 0;
 }
 
 Datum column(TupleTableSlot* slot, Column which, bool& null) {
-    return slot_getattr(slot, which + 1, &null);
+    return slot_getattr(slot, first_column(slot->tts_tupleDescriptor) + which, &null);
 }
 
 template <class T>
@@ -81,10 +88,11 @@ std::int32_t read_attempt(TupleTableSlot* slot) {
 
 // Most rows have none. Only for others does it matter whether it is the column of this release.
 std::int32_t read_extra_attempts(TupleTableSlot* slot) {
-    if (column_extra_attempts >= slot->tts_tupleDescriptor->natts) return 0;
+    const TupleDesc table = slot->tts_tupleDescriptor;
+    if (first_column(table) + column_extra_attempts > table->natts) return 0;
     bool null;
     const Datum value = column(slot, column_extra_attempts, null);
-    return null || !takes_compact_rows(slot->tts_tupleDescriptor) ? 0 : DatumGetInt32(value);
+    return null || !takes_compact_rows(table) ? 0 : DatumGetInt32(value);
 }
 
 // What decides about a claim, without the answer.
@@ -143,7 +151,10 @@ KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
     return {DatumGetInt32(column(slot, column_scope, null)),
             view_of(varlena_column<text>(slot, column_tenant)),
-            view_of(text_of(RowKey(slot).view())), digest};
+            view_of(text_of(RowKey(slot).view())),
+            digest,
+            false,
+            as_given(slot->tts_tableOid)};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
@@ -235,7 +246,16 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
     return result;
 }
 
-// Fills a slot of the record table. What it points to is palloc'd, or belongs to the record.
+// Fills a slot of a record table whose first column is the tenant.
+void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns>& row) {
+    std::array<Datum, 1 + columns> values{tenant};
+    std::array<bool, 1 + columns> nulls{false};
+    std::copy(row.values().begin(), row.values().end(), values.begin() + 1);
+    std::copy(row.nulls().begin(), row.nulls().end(), nulls.begin() + 1);
+    fill_row(slot, values, nulls);
+}
+
+// Fills a slot of a record table. What it points to is palloc'd, or belongs to the record.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
     // A lease has an end; what is finished has neither a recovery point nor a request. A finished
@@ -244,8 +264,12 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) 
     Assert(record.lease_end || !in_progress);
     Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
     Assert(record.extra_attempts >= 0);
-    const Row<columns> row = row_of(name, record, takes_compact_rows(slot->tts_tupleDescriptor));
-    fill_row(slot, row.values(), row.nulls());
+    const TupleDesc table = slot->tts_tupleDescriptor;
+    const Row<columns> row = row_of(name, record, takes_compact_rows(table));
+    if (has_tenant_column(table))
+        fill_row_after_tenant(slot, tenant_value(table, name.tenant), row);
+    else
+        fill_row(slot, row.values(), row.nulls());
 }
 
 // Replaces the row at tid. Raises 40001 when another live row turns out to hold the key.
@@ -320,8 +344,9 @@ void note_written(const Records& records, const KeyName& name, const Found& old,
         ItemPointerGetBlockNumber(&old.tid) == ItemPointerGetBlockNumber(&written);
     const std::int64_t before = in_place ? row_size_at(records.table(), old.tid) : 0;
     const std::int64_t after = row_size_at(records.table(), written);
-    note_growth(name.scope_id, name.tenant, ItemPointerGetBlockNumber(&written),
-                std::max<std::int64_t>(after - before, 0));
+    const RecordBlock block =
+        record_block(RelationGetRelid(records.table()), ItemPointerGetBlockNumber(&written));
+    note_growth(name.scope_id, name.tenant, block, std::max<std::int64_t>(after - before, 0));
 }
 
 Found read_hit(const DigestScan& scan, Contents contents) {
@@ -339,6 +364,26 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 }
 
 }  // namespace
+
+Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
+    const Records records = open_keyed(table);
+    if (records.table() == nullptr) report::no_record_table(table);
+    require_record_table(records.table());
+    return records;
+}
+
+std::optional<Records> Records::try_to_read(Oid table) {
+    const Records records = KeyedTable::try_to_read(table);
+    if (records.table() == nullptr) return std::nullopt;
+    if (is_record_table(records.table())) return records;
+    records.close();
+    return std::nullopt;
+}
+
+void Records::check_tenant(std::string_view tenant) const {
+    if (has_tenant_column(RelationGetDescr(table())))
+        (void)tenant_value(RelationGetDescr(table()), tenant);
+}
 
 core::FingerprintVersion Records::fingerprint_version() const {
     return takes_compact_rows(RelationGetDescr(table())) ? core::FingerprintVersion::leading_mac
@@ -381,9 +426,19 @@ void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl
     if (answered && core::is_answer_outlived(*answered, answer_ttl, now)) record = erased(record);
 }
 
+namespace {
+
+Oid unfinished_index_of(Relation records) {
+    const int first = first_column(RelationGetDescr(records));
+    return find_partial_index(records, static_cast<AttrNumber>(first + column_scope),
+                              {static_cast<AttrNumber>(first + column_state),
+                               static_cast<char>(core::State::in_progress)});
+}
+
+}  // namespace
+
 Oid unfinished_index(const Records& records) {
-    return find_partial_index(records.table(), column_scope + 1,
-                              {column_state + 1, static_cast<char>(core::State::in_progress)});
+    return unfinished_index_of(records.table());
 }
 
 RowKey::RowKey(TupleTableSlot* slot) {
@@ -464,29 +519,67 @@ RecordHead record_head(TupleTableSlot* slot) {
     return head;
 }
 
-std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view tenant) {
-    struct {
-        core::Digest* digests;
-        std::size_t size;
-        std::size_t capacity;
-        MemoryContext memory;
-    } found{nullptr, 0, 1024, CurrentMemoryContext};
-    found.digests = static_cast<core::Digest*>(palloc(found.capacity * sizeof(core::Digest)));
-    scan_committed(Table::record, [&](TupleTableSlot* slot) {
-        bool null;
-        if (record_scope(slot) != scope_id ||
-            view_of(DatumGetTextPP(column(slot, column_tenant, null))) != tenant)
-            return;
-        if (found.size == found.capacity) {
-            found.capacity *= 2;
-            found.digests = static_cast<core::Digest*>(
-                repalloc_huge(found.digests, found.capacity * sizeof(core::Digest)));
+namespace {
+
+// Whether erased() would take something out of a finished record.
+bool has_answer(TupleTableSlot* slot) {
+    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
+        has_value(slot, column_body))
+        return true;
+    auto* error = varlena_column<Jsonb>(slot, column_error);
+    return error != nullptr && sqlstate_only(error) != error;
+}
+
+}  // namespace
+
+RecordSummary record_summary(TupleTableSlot* slot) {
+    const RecordHead head = record_head(slot);
+    const bool in_progress = head.state == core::State::in_progress;
+    bool null;
+    const bool redacted = DatumGetBool(column(slot, column_redacted, null));
+    return {
+        .head = head,
+        .status = int_column(slot, column_status),
+        .redacted = redacted && !null,
+        .has_answer = !in_progress && has_answer(slot),
+        .is_released = in_progress && !has_value(slot, column_nonce),
+        .recovery_point = varlena_column<text>(slot, column_recovery_point),
+        .last_error = in_progress ? varlena_column<Jsonb>(slot, column_error) : nullptr,
+    };
+}
+
+namespace {
+
+struct Places {
+    RecordPlace* places;
+    std::size_t size;
+    std::size_t capacity;
+
+    void add(const RecordPlace& place) {
+        if (size == capacity) {
+            capacity *= 2;
+            places =
+                static_cast<RecordPlace*>(repalloc_huge(places, capacity * sizeof(RecordPlace)));
         }
-        memcpy(found.digests[found.size++].data(),
-               DatumGetUUIDP(column(slot, column_digest, null))->data, sizeof(core::Digest));
+        places[size++] = place;
+    }
+};
+
+}  // namespace
+
+std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant) {
+    Places found{nullptr, 0, 1024};
+    found.places = static_cast<RecordPlace*>(palloc(found.capacity * sizeof(RecordPlace)));
+    for_each_record_table(AccessShareLock, [&](Relation table) {
+        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+            if (record_scope(slot) != scope_id || record_tenant(slot) != tenant) return;
+            bool null;
+            found.add({digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
+                       RelationGetRelid(table)});
+        });
     });
-    std::sort(found.digests, found.digests + found.size);
-    return {found.digests, found.size};
+    std::sort(found.places, found.places + found.size);
+    return {found.places, found.size};
 }
 
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
@@ -515,32 +608,46 @@ std::optional<FoundKey> probe_digest(const Records& records, const core::Digest&
 // for each search.
 UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id) {
     ScanKeyData key;
-    ScanKeyInit(&key, column_scope + 1, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(scope_id));
+    const int first = first_column(RelationGetDescr(records.table()));
+    ScanKeyInit(&key, static_cast<AttrNumber>(first + column_scope), BTEqualStrategyNumber,
+                F_INT4EQ, Int32GetDatum(scope_id));
     const Oid index = unfinished_index(records);
     scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
+}
+
+UnfinishedSearch::UnfinishedSearch(Relation records, Snapshot snapshot) {
+    Oid index = unfinished_index_of(records);
+    if (OidIsValid(index) && !serves_old_snapshots(index)) index = InvalidOid;
+    scan_ = systable_beginscan(records, index, OidIsValid(index), snapshot, 0, nullptr);
 }
 
 void UnfinishedSearch::end() {
     systable_endscan(scan_);
 }
 
-std::optional<Unfinished> UnfinishedSearch::next() {
+TupleTableSlot* UnfinishedSearch::next_row() {
     while (HeapTupleIsValid(systable_getnext(scan_))) {
         CHECK_FOR_INTERRUPTS();
-        TupleTableSlot* slot = scan_->slot;
         bool null;
-        const auto state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
-        if (state != core::State::in_progress) continue;
-        return Unfinished{
-            .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
-            .expires = record_expires(slot),
-            .lease_end = bigint_column(slot, column_lease_end).value_or(0),
-            .attempt = read_attempt(slot),
-            .extra_attempts = read_extra_attempts(slot),
-            .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
-        };
+        const Datum state = column(scan_->slot, column_state, null);
+        if (static_cast<core::State>(DatumGetChar(state)) == core::State::in_progress)
+            return scan_->slot;
     }
-    return std::nullopt;
+    return nullptr;
+}
+
+std::optional<Unfinished> UnfinishedSearch::next() {
+    TupleTableSlot* slot = next_row();
+    if (slot == nullptr) return std::nullopt;
+    bool null;
+    return Unfinished{
+        .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
+        .expires = record_expires(slot),
+        .lease_end = bigint_column(slot, column_lease_end).value_or(0),
+        .attempt = read_attempt(slot),
+        .extra_attempts = read_extra_attempts(slot),
+        .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
+    };
 }
 
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {
@@ -621,12 +728,7 @@ bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, Timestam
     if (DatumGetChar(state) == static_cast<char>(core::State::in_progress)) return false;
     const TimestampTz created = DatumGetTimestampTz(column(slot, column_created, null));
     const TimestampTz answered = core::answered_at(created, bigint_column(slot, column_lease_end));
-    if (!core::is_answer_outlived(answered, answer_ttl, now)) return false;
-    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
-        has_value(slot, column_body))
-        return true;
-    auto* error = varlena_column<Jsonb>(slot, column_error);
-    return error != nullptr && sqlstate_only(error) != error;
+    return core::is_answer_outlived(answered, answer_ttl, now) && has_answer(slot);
 }
 
 // The row is locked first, because an update waits for a transaction that has locked it.
@@ -691,6 +793,7 @@ bool BulkWriter::write(const KeyName& name, const Record& record, const Found& f
 bool BulkWriter::insert() {
     const Relation table = records_.table();
     const TransactionId xid = GetCurrentTransactionId();
+    check_partition(table, row_);
     const UnneededIndexes unneeded = unneeded_indexes(table, row_);
     const std::uint32_t token = SpeculativeInsertionLockAcquire(xid);
     table_tuple_insert_speculative(table, row_, GetCurrentCommandId(true), 0, nullptr, token);

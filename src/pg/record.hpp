@@ -25,6 +25,7 @@
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/lock.hpp"
+#include "pg/record_tables.hpp"
 #include "pg/server.hpp"
 #include "pg/table.hpp"
 
@@ -36,7 +37,9 @@ struct KeyName {
     std::string_view tenant;
     std::string_view key;
     core::Digest digest;
-    bool limited = false;  // the scope has max_bytes: what is written is noted in the ledger
+    bool limited = false;        // the scope has max_bytes: what is written is noted in the ledger
+    Oid table = common_records;  // where its record is (pg/record_tables)
+    bool follows = false;  // that is where the scope or the transaction says, even if it changes
 };
 
 struct Record {
@@ -90,15 +93,32 @@ struct Found {
 
 class Records : public KeyedTable {
   public:
-    static Records to_read() { return KeyedTable::to_read(Table::record); }
-    static Records to_write() { return KeyedTable::to_write(Table::record); }
+    // Raise 42P01 if there is no such table, and the errors of require_record_table().
+    static Records to_read(Oid table) {
+        return table == common_records ? KeyedTable::to_read(table_oid(Table::record))
+                                       : open_elsewhere(table, KeyedTable::try_to_read);
+    }
+    static Records to_write(Oid table) {
+        return table == common_records ? KeyedTable::to_write(table_oid(Table::record))
+                                       : open_elsewhere(table, KeyedTable::try_to_write);
+    }
+    // Nothing unless it is a record table.
+    static std::optional<Records> try_to_read(Oid table);
 
     // In which version the table takes fingerprints.
     core::FingerprintVersion fingerprint_version() const;
 
+    // Raises the error of the type's input function if the table has a column for the tenant, and
+    // the tenant is not a value of its type.
+    void check_tenant(std::string_view tenant) const;
+
   private:
     Records(const KeyedTable& table) : KeyedTable(table) {}
+    static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid));
 };
+
+// The columns of idem.record that this library knows.
+inline constexpr int record_columns = 22;
 
 // Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
 // run after an upgrade from a release with another layout.
@@ -153,14 +173,34 @@ struct RecordHead {
 };
 RecordHead record_head(TupleTableSlot* slot);
 
+// What the views show of a record.
+struct RecordSummary {
+    RecordHead head;
+    std::optional<std::int32_t> status;
+    bool redacted;
+    bool has_answer;       // more than erased() leaves
+    bool is_released;      // unfinished, and no token holds it
+    text* recovery_point;  // palloc'd
+    Jsonb* last_error;     // of an unfinished operation, palloc'd; never the answer
+};
+RecordSummary record_summary(TupleTableSlot* slot);
+
 enum class Contents {
     all,
     claim,  // what decides about a claim: no answer, recovery point, last error or request
 };
 
-// The digests of all records of the tenant that are committed now, in ascending order; palloc'd.
-// Reads the whole table.
-std::span<const core::Digest> digests_of(std::int32_t scope_id, std::string_view tenant);
+// The digests of all records of the tenant that are committed now, in ascending order, with their
+// tables; palloc'd. Reads all record tables.
+struct RecordPlace {
+    core::Digest digest;
+    Oid table;
+
+    bool operator<(const RecordPlace& other) const {
+        return digest == other.digest ? table < other.table : digest < other.digest;
+    }
+};
+std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant);
 
 // The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
 // another key.
@@ -176,10 +216,8 @@ struct FoundKey {
 };
 std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest);
 
-// A search for the unfinished operations of a scope: the newest committed rows and those of this
-// transaction, in no order. It reads the index of unfinished operations if there is one, and
-// otherwise the whole table. It leaves no predicate locks. A row that is being moved meanwhile may
-// be missed.
+// A search for unfinished operations, in no order. It reads the index of unfinished operations if
+// there is one, and otherwise the whole table.
 struct Unfinished {
     core::Digest digest;
     TimestampTz expires;
@@ -190,12 +228,18 @@ struct Unfinished {
 };
 class UnfinishedSearch {
   public:
+    // Those of a scope: the newest committed rows and those of this transaction. It leaves no
+    // predicate locks. A row that is being moved meanwhile may be missed.
     UnfinishedSearch(const Records& records, std::int32_t scope_id);
+    // Those of all scopes, as the snapshot sees them.
+    UnfinishedSearch(Relation records, Snapshot snapshot);
     UnfinishedSearch(const UnfinishedSearch&) = delete;
     UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
     void end();
 
     std::optional<Unfinished> next();
+    // The same as a row, valid until the next step; NULL at the end.
+    TupleTableSlot* next_row();
 
   private:
     SysScanDesc scan_;  // despite its name it serves any table, with an index or without

@@ -70,9 +70,7 @@ void append_count(StringInfo text, PgStat_Counter count, const char* what) {
 char* description(Oid table, const PgStat_TableXactStatus& counts) {
     StringInfoData text;
     initStringInfo(&text);
-    appendStringInfo(&text, "%s:",
-                     quote_qualified_identifier(get_namespace_name(get_rel_namespace(table)),
-                                                get_rel_name(table)));
+    appendStringInfo(&text, "%s:", qualified_name(table));
     append_count(&text, counts.tuples_inserted, "inserted");
     append_count(&text, counts.tuples_updated, "updated");
     append_count(&text, counts.tuples_deleted, "deleted");

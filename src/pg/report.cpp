@@ -1152,15 +1152,58 @@ void library_mismatch(int found_columns, int expected_columns) {
     pg_unreachable();
 }
 
-void no_digest_index(const char* table) {
+void no_digest_index(const char* table, const char* columns) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("table \"%s\" has no usable primary key", table),
+                    errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
+                              "an operation could be executed twice.",
+                              columns),
+                    errhint("As a superuser, drop the table's primary key, if it has one, and run "
+                            "ALTER TABLE %s ADD PRIMARY KEY (%s).",
+                            table, columns)));
+    pg_unreachable();
+}
+
+// ---- Record tables ------------------------------------------------------------------------------
+
+namespace {
+
+constexpr const char* record_table_hint =
+    "Choose a table that idem.create_record_table() has created.";
+
+}  // namespace
+
+void no_record_table(Oid table) {
+    ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("record table does not exist"),
+                    errdetail("There is no table with OID %u. It may have been dropped.", table),
+                    errhint("If the scope names the table, name another with idem.alter_scope(), "
+                            "even if a table of the same name has been created since.")));
+    pg_unreachable();
+}
+
+void not_a_record_table(const char* table, const char* detail) {
     ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("table \"idem.%s\" has no usable primary key", table),
-             errdetail("The primary key must consist of the column \"digest\" alone, and must not "
-                       "be deferrable. Otherwise an operation could be executed twice."),
-             errhint("As a superuser, drop the table's primary key, if it has one, and run ALTER "
-                     "TABLE idem.%s ADD PRIMARY KEY (digest).",
-                     table)));
+            (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a record table", table),
+             errdetail("%s", detail), errhint("%s", record_table_hint)));
+    pg_unreachable();
+}
+
+void record_table_of_another_role(const char* table, const char* detail) {
+    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                    errmsg("record table \"%s\" has another owner than idem.record", table),
+                    errdetail("%s", detail),
+                    errhint("If idem.create_record_table() has created the table, give it back "
+                            "to the owner of idem.record with ALTER TABLE ... OWNER TO. "
+                            "Otherwise choose another table.")));
+    pg_unreachable();
+}
+
+void record_table_of_writers(const char* table, const char* detail) {
+    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                    errmsg("roles other than its owner may change record table \"%s\"", table),
+                    errdetail("%s", detail),
+                    errhint("Revoke INSERT, UPDATE, DELETE and TRUNCATE on the table and its "
+                            "columns.")));
     pg_unreachable();
 }
 
@@ -1200,6 +1243,31 @@ void crypto_failure() {
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
              errdetail("OpenSSL did not provide SHA-256, HMAC, AES-128 or random bytes."),
              errhint("Check the server's OpenSSL configuration.")));
+    pg_unreachable();
+}
+
+void records_left_behind(std::int64_t records) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the scope has records in another table"),
+             errdetail_plural("%lld record that has not expired would not be found any more, and "
+                              "its operation could be executed twice.",
+                              "%lld records that have not expired would not be found any more, "
+                              "and their operations could be executed twice.",
+                              static_cast<unsigned long>(records), static_cast<long long>(records)),
+             errhint("As a superuser, in one transaction: LOCK TABLE the old table IN SHARE ROW "
+                     "EXCLUSIVE MODE, insert the scope's rows into the new table, delete them from "
+                     "the old one, and call this function.")));
+    pg_unreachable();
+}
+
+void watermarks_stay() {
+    ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+                    errmsg("idem.advance() cannot use the record table of this transaction"),
+                    errdetail("Watermarks are in the table idem.watermark; they do not move with "
+                              "the table that idem.use_records() has chosen."),
+                    errhint("Call idem.once() with the key of each message, or idem.advance() in "
+                            "a transaction without idem.use_records().")));
     pg_unreachable();
 }
 

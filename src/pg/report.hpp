@@ -212,11 +212,21 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 
 [[noreturn]] void not_installed(const char* table);
 [[noreturn]] void library_mismatch(int found_columns, int expected_columns);
-[[noreturn]] void no_digest_index(const char* table);
+[[noreturn]] void no_digest_index(const char* table, const char* columns);
 [[noreturn]] void no_secrets();
 [[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void crypto_failure();
+
+// ---- Record tables ------------------------------------------------------------------------------
+
+// table: the qualified name. detail: a sentence.
+[[noreturn]] void no_record_table(Oid table);
+[[noreturn]] void not_a_record_table(const char* table, const char* detail);
+[[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
+[[noreturn]] void watermarks_stay();
+[[noreturn]] void records_left_behind(std::int64_t records);
+[[noreturn]] void record_table_of_writers(const char* table, const char* detail);
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 

@@ -84,15 +84,30 @@ void keep_from_writing(Table table) {
     table_close(open_table(table, ShareRowExclusiveLock), NoLock);
 }
 
+// The lock on each table is kept until the transaction ends.
 template <class Match>
-std::int64_t count_live_records(Match match) {
-    keep_from_writing(Table::record);
+std::int64_t count_live_records(Match match, std::optional<Oid> except = std::nullopt) {
     const TimestampTz now = GetCurrentTimestamp();
     std::int64_t count = 0;
-    scan_committed(Table::record, [&](TupleTableSlot* slot) {
-        if (match(slot) && record_expires(slot) > now) ++count;
+    for_each_record_table(AccessShareLock, [&](Relation table) {
+        if (RelationGetRelid(table) == except) return;
+        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
+        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+            if (match(slot) && record_expires(slot) > now) ++count;
+        });
     });
     return count;
+}
+
+// In any state, as highest_id().
+std::int64_t highest_id_in_records() {
+    std::int64_t highest = 0;
+    for_each_record_table(AccessShareLock, [&](Relation table) {
+        visit_rows(table, compat::begin_table_scan(table, SnapshotAny), [&](TupleTableSlot* slot) {
+            highest = std::max<std::int64_t>(highest, record_scope(slot));
+        });
+    });
+    return highest;
 }
 
 }  // namespace
@@ -133,6 +148,11 @@ Keys keys_of(std::optional<std::int32_t> scope) {
     return keys;
 }
 
+std::int64_t records_outside(std::int32_t scope, Oid table) {
+    return count_live_records([scope](TupleTableSlot* slot) { return record_scope(slot) == scope; },
+                              OidIsValid(table) ? table : table_oid(Table::record));
+}
+
 std::int64_t records_under(std::int32_t secret) {
     return count_live_records([&](TupleTableSlot* slot) {
         return record_secret(slot) == static_cast<std::uint32_t>(secret);
@@ -146,8 +166,8 @@ std::int32_t next_scope_id() {
     if (noted) highest = std::max(highest, highest_id(Table::dropped_scope, id_of_dropped));
     const bool sequence_is_right = noted && sequence.called && sequence.last >= highest;
     if (!sequence_is_right)
-        highest = std::max({highest, highest_id(Table::record, record_scope),
-                            highest_id(Table::watermark, watermark_scope)});
+        highest = std::max(
+            {highest, highest_id_in_records(), highest_id(Table::watermark, watermark_scope)});
     const std::int64_t id = std::max(sequence.last, highest) + 1;
     if (id > PG_INT32_MAX) report::scope_ids_used_up();
     Assert(id > highest && id > sequence.last);

@@ -41,6 +41,9 @@ struct Keys {
 };
 Keys keys_of(std::optional<std::int32_t> scope);
 
+// The scope's records that have not expired and are not in this table; likewise.
+std::int64_t records_outside(std::int32_t scope, Oid table);
+
 // The records that have not expired and have a fingerprint under this secret; likewise.
 std::int64_t records_under(std::int32_t secret);
 

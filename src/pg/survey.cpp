@@ -79,9 +79,10 @@ bool is_with_and_without(const UuidTenants& tenants) {
 }
 
 // A random block from first to end, end excluded.
-BlockNumber random_block(BlockNumber first, BlockNumber end) {
+std::uint64_t random_block(std::uint64_t first, std::uint64_t end) {
     Assert(first < end);
-    return first + static_cast<BlockNumber>(pg_prng_double(&pg_global_prng_state) * (end - first));
+    return first + static_cast<std::uint64_t>(pg_prng_double(&pg_global_prng_state) *
+                                              static_cast<double>(end - first));
 }
 
 }  // namespace
@@ -151,6 +152,37 @@ void Survey::read(Relation records, TimestampTz now, BlockNumber first, BlockNum
     });
 }
 
+// Reads blocks of the range that all tables form. A table that is gone has none any more.
+void Survey::read(TimestampTz now, std::uint64_t first, std::uint64_t size) {
+    for (const Part& part : parts_) {
+        const std::uint64_t begin = std::max(first, part.begin);
+        const std::uint64_t end = std::min(first + size, part.end);
+        if (begin >= end) continue;
+        Relation records = try_open_records(part.table, AccessShareLock);
+        if (records == nullptr) continue;
+        read(records, now, static_cast<BlockNumber>(begin - part.begin),
+             static_cast<BlockNumber>(end - begin));
+        table_close(records, AccessShareLock);
+    }
+}
+
+std::span<const Survey::Part> Survey::measure() {
+    List* tables = record_tables();
+    auto* parts =
+        static_cast<Part*>(palloc(sizeof(Part) * static_cast<std::size_t>(list_length(tables))));
+    std::size_t count = 0;
+    std::uint64_t blocks = 0;
+    for (int i = 0; i < list_length(tables); ++i) {
+        Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
+        if (table == nullptr) continue;
+        const std::uint64_t begin = blocks;
+        blocks += RelationGetNumberOfBlocks(table);
+        parts[count++] = {RelationGetRelid(table), begin, blocks};
+        table_close(table, AccessShareLock);
+    }
+    return {parts, count};
+}
+
 void Survey::extrapolate() {
     Assert(coverage_ > 0 && coverage_ <= 1);
     totals_.for_each([this](ScopeTotals& totals) {
@@ -163,22 +195,16 @@ void Survey::extrapolate() {
 }
 
 void Survey::run(TimestampTz now, BlockNumber max_blocks) {
-    Relation records = open_table(Table::record, AccessShareLock);
-    const BlockNumber blocks = RelationGetNumberOfBlocks(records);
-    if (blocks <= std::max(max_blocks, stretch)) {
-        read(records, now, 0, blocks);
-    } else {
-        const BlockNumber stretches = std::max<BlockNumber>(max_blocks / stretch, 1);
-        for (BlockNumber i = 0; i < stretches; ++i) {
-            const auto share = [=](BlockNumber n) {
-                return static_cast<BlockNumber>(std::uint64_t{blocks} * n / stretches);
-            };
-            read(records, now, random_block(share(i), share(i + 1) - stretch + 1), stretch);
-        }
-        coverage_ = static_cast<double>(stretches) * stretch / blocks;
-        extrapolate();
+    parts_ = measure();
+    const std::uint64_t blocks = parts_.empty() ? 0 : parts_.back().end;
+    if (blocks <= std::max(max_blocks, stretch)) return read(now, 0, blocks);
+    const BlockNumber stretches = std::max<BlockNumber>(max_blocks / stretch, 1);
+    for (BlockNumber i = 0; i < stretches; ++i) {
+        const auto share = [=](std::uint64_t n) { return blocks * n / stretches; };
+        read(now, random_block(share(i), share(i + 1) - stretch + 1), stretch);
     }
-    table_close(records, AccessShareLock);
+    coverage_ = static_cast<double>(stretches) * stretch / static_cast<double>(blocks);
+    extrapolate();
 }
 
 }  // namespace idem::pg

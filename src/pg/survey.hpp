@@ -1,8 +1,8 @@
-// What the record table holds: totals per scope, at a bounded cost.
+// What the record tables hold: totals per scope, at a bounded cost.
 //
-// No index has these figures, so the table is read: all of it if it is small; otherwise stretches
-// of it, evenly spread, each at a random place, and the figures are extrapolated. Reads the newest
-// committed rows. Takes no locks but the table's.
+// No index has these figures, so the tables are read, as if they were one: all of it if it is
+// small; otherwise stretches of it, evenly spread, each at a random place, and the figures are
+// extrapolated. Reads the newest committed rows. Takes no locks but the tables'.
 #pragma once
 
 #include "core/key.hpp"
@@ -63,17 +63,27 @@ class Survey {
     void compare_tenants();
     void run(TimestampTz now, BlockNumber max_blocks);
 
-    // The part of the table that was read, from 0 to 1. The totals are extrapolated already.
+    // The part of the tables that was read, from 0 to 1. The totals are extrapolated already.
     double coverage() const { return coverage_; }
     bool knows(std::int32_t scope_id) const;
     const ScopeTotals& totals(std::int32_t scope_id) const;  // of a known scope, or of no_scope
 
   private:
+    void read(TimestampTz now, std::uint64_t first, std::uint64_t size);
     void read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size);
     void compare_tenant(ScopeTotals& totals, const RecordHead& seen);
     void extrapolate();
     ScopeTotals& totals_for(std::int32_t scope_id);
 
+    // A table, with the range that its blocks have among those of all tables.
+    struct Part {
+        Oid table;
+        std::uint64_t begin;
+        std::uint64_t end;
+    };
+    std::span<const Part> measure();
+
+    std::span<const Part> parts_;  // palloc'd
     HashTable<std::int32_t, ScopeTotals> totals_;
     HashTable<UuidTenants::Key, UuidTenants> uuids_;
     bool compares_tenants_ = false;

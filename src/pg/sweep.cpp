@@ -50,18 +50,24 @@ struct KnownScope {
 };
 
 struct Sweep {
-    Relation records;
     TimestampTz now;
     std::int64_t left;     // records that may still be changed
+    std::int64_t blocks;   // that may still be read
+    RecordBlock hand;      // where the next step begins
+    Relation records;      // the table that is being read
+    bool changed;          // something in it
     MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
     bool dropped_noted;                          // every dropped scope is known
     bool counts;                                 // for max_bytes, by the ledger
+
+    bool is_full() const { return left == 0 || blocks == 0; }
 };
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
     Assert(sweep.left > 0);
+    sweep.changed = true;
     if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
         return;  // another transaction is changing the row; the next round comes back to it
     count(record_scope(slot), Counter::purged);
@@ -101,6 +107,7 @@ const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
 
 void erase(Sweep& sweep, TupleTableSlot* slot) {
     Assert(sweep.left > 0);
+    sweep.changed = true;
     const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
     const bool erased = try_erase(sweep.records, slot);
     MemoryContextSwitchTo(before);
@@ -119,8 +126,11 @@ bool should_erase(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
 
 // The size before an answer is removed: what it gives back is found by the next round.
 void count_bytes(Sweep& sweep, const KnownScope& scope, TupleTableSlot* slot) {
-    if (sweep.counts && scope.limited)
-        count_row(scope.id, record_tenant(slot), slot->tts_tid, row_size(slot));
+    if (!sweep.counts || !scope.limited) return;
+    const RecordBlock block =
+        record_block(RelationGetRelid(sweep.records), ItemPointerGetBlockNumber(&slot->tts_tid));
+    count_row(scope.id, record_tenant(slot), {block, ItemPointerGetOffsetNumber(&slot->tts_tid)},
+              row_size(slot));
 }
 
 // A record of our own transaction does not expire within it, and keeps its answer. The ledger
@@ -155,11 +165,152 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     return next;
 }
 
+// Reads the table from one block to another. False if a limit was reached before that.
+bool sweep_blocks(Sweep& sweep, BlockNumber from, BlockNumber until) {
+    const Oid table = RelationGetRelid(sweep.records);
+    for (BlockNumber block = from; block < until;) {
+        if (sweep.is_full()) return false;
+        const auto size = static_cast<BlockNumber>(
+            std::min<std::int64_t>({stretch, until - block, sweep.blocks}));
+        if (sweep.counts) begin_reading(record_block(table, block + size));
+        const BlockNumber next = sweep_stretch(sweep, block, size);
+        sweep.result.blocks += next - block;
+        sweep.blocks -= next - block;
+        block = next;
+        sweep.hand = record_block(table, block);
+        if (sweep.counts && block < until) end_reading(sweep.hand);
+    }
+    return true;
+}
+
+// ---- All tables ---------------------------------------------------------------------------------
+
+struct Part {
+    Oid table;
+    BlockNumber blocks;
+    bool subscribed;
+};
+
+// The record tables with their sizes, as the step finds them; palloc'd. One that is locked against
+// the purge, or not a record table, has the size 0.
+struct Parts {
+    List* tables;
+    Part* parts;
+
+    int size() const { return list_length(tables); }
+};
+
+Part measure(Oid table) {
+    Part part{table, 0, false};
+    Relation relation = open_records_at_once(table, RowExclusiveLock).relation;
+    if (relation == nullptr) return part;
+    part.subscribed = is_subscribed(relation);
+    part.blocks = RelationGetNumberOfBlocks(relation);
+    table_close(relation, RowExclusiveLock);
+    return part;
+}
+
+Parts measure_all() {
+    Parts all{record_tables(), nullptr};
+    all.parts = static_cast<Part*>(palloc(sizeof(Part) * static_cast<std::size_t>(all.size())));
+    for (int i = 0; i < all.size(); ++i) all.parts[i] = measure(list_nth_oid(all.tables, i));
+    return all;
+}
+
+// How many blocks of the tables that are not left out come before this one.
+std::int64_t blocks_before(const Parts& all, RecordBlock block) {
+    std::int64_t before = 0;
+    for (int i = 0; i < all.size(); ++i) {
+        const Part& part = all.parts[i];
+        if (part.subscribed || block <= record_block(part.table, 0)) continue;
+        const RecordBlock end = record_block(part.table, part.blocks);
+        before += block < end ? number_of(block) : part.blocks;
+    }
+    return before;
+}
+
+// The first table from the one of the block on; the number of tables if there is none.
+int first_from(const Parts& all, RecordBlock block) {
+    int i = 0;
+    while (i < all.size() && record_block(all.parts[i].table, MaxBlockNumber) < block) ++i;
+    return i;
+}
+
+// Reads the part's blocks from one to another. The lock on a table that was changed is kept until
+// the transaction ends. False if a limit was reached.
+bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber until) {
+    const OpenAttempt attempt = part.subscribed
+                                    ? OpenAttempt{nullptr, true}
+                                    : open_records_at_once(part.table, RowExclusiveLock);
+    if (attempt.relation == nullptr) {
+        if (sweep.counts && attempt.locked) miss_rows();
+        return true;
+    }
+    if (is_subscribed(attempt.relation)) {  // since it was measured
+        if (sweep.counts) miss_rows();
+        table_close(attempt.relation, RowExclusiveLock);
+        return true;
+    }
+    sweep.records = attempt.relation;
+    sweep.changed = false;
+    const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
+    if (sweep.counts)
+        begin_count(sweep.records, record_block(part.table, from),
+                    record_block(part.table, std::max(from, blocks)));
+    const bool complete = sweep_blocks(sweep, from, std::min(until, blocks));
+    table_close(sweep.records, sweep.changed ? NoLock : RowExclusiveLock);
+    return complete;
+}
+
+// From now on all that is written counts as missed by this round. If a table has appeared since the
+// step began, what was written there before counted as still to be read.
+void complete_round(const Parts& all) {
+    begin_reading(every_block);
+    if (has_new_record_table(all.tables)) miss_rows();
+    end_reading(0);
+}
+
+void move_hand(Sweep& sweep, const Parts& all, RecordBlock next) {
+    sweep.hand = next;
+    if (!sweep.counts) return;
+    if (next == 0)
+        complete_round(all);
+    else
+        end_reading(next);
+}
+
+// Of the table with this number, or of the first one after the last.
+RecordBlock first_block(const Parts& all, int table) {
+    return table == all.size() ? 0 : record_block(all.parts[table].table, 0);
+}
+
+// From the hand through all tables and, at last, up to the hand again: each block at most once. If
+// the table of the hand is gone, the step begins at the next one.
+void sweep_all(Sweep& sweep, const Parts& all) {
+    const int tables = all.size();
+    const int found = first_from(all, sweep.hand);
+    if (found == tables || first_block(all, found) > sweep.hand)
+        sweep.hand = first_block(all, found);
+    const RecordBlock start = sweep.hand;
+    for (int i = 0; i <= tables && !sweep.is_full(); ++i) {
+        const int table = (found + i) % tables;
+        const bool last = i == tables;
+        const BlockNumber from = i == 0 ? number_of(start) : 0;
+        const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
+        if (last && until == 0) return;
+        if (!sweep_part(sweep, all.parts[table], from, until)) return;
+        move_hand(sweep, all, last ? start : first_block(all, table + 1));
+    }
+}
+
+// ---- The hand -----------------------------------------------------------------------------------
+
 // The row of the hand. Its table is unlogged: after a crash or the promotion of a standby there is
-// no row, and the sweep begins anew. Up to 0.2.0 the table was logged and had no key.
+// no row, and the sweep begins anew. Up to 0.2.0 the table was logged and had no key. The value is
+// a RecordBlock as a signed number.
 struct Hand {
     Relation table;
-    BlockNumber block;
+    RecordBlock block;
     ItemPointerData tid;
     bool moves;  // false: another step moves it, or moving it would stop a subscription
 };
@@ -170,30 +321,41 @@ Hand read_hand(LOCKMODE mode) {
                [&hand](TupleTableSlot* slot) {
                    bool null;
                    const Datum block = slot_getattr(slot, 1, &null);
-                   hand.block = static_cast<BlockNumber>(DatumGetInt64(block));
+                   hand.block = static_cast<RecordBlock>(DatumGetInt64(block));
                    hand.tid = slot->tts_tid;
                    return false;
                });
     return hand;
 }
 
+RecordBlock random_block(const Parts& all) {
+    auto left = static_cast<std::int64_t>(pg_prng_double(&pg_global_prng_state) *
+                                          static_cast<double>(blocks_before(all, every_block)));
+    for (int i = 0; i < all.size(); ++i) {
+        const Part& part = all.parts[i];
+        if (part.subscribed) continue;
+        if (left < part.blocks) return record_block(part.table, static_cast<BlockNumber>(left));
+        left -= part.blocks;
+    }
+    return 0;
+}
+
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
 // does not move the hand, so that no step waits and there is one row. A hand that can never be
-// moved is of no use: the step then begins at a random block, so that it reaches every part of a
-// large table sooner or later.
-Hand take_hand(BlockNumber table) {
+// moved is of no use: the step then begins at a random block, so that it reaches every part of
+// large tables sooner or later.
+Hand take_hand(const Parts& all) {
     const bool first = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
     Hand hand = read_hand(AccessShareLock);
     const bool movable = may_publish_update(hand.table);
     hand.moves = first && movable;
-    if (!movable)
-        hand.block = static_cast<BlockNumber>(pg_prng_double(&pg_global_prng_state) * table);
+    if (!movable) hand.block = random_block(all);
     return hand;
 }
 
-void put_hand(Hand& hand, BlockNumber block) {
+void put_hand(Hand& hand, RecordBlock block) {
     if (hand.moves && block != hand.block) {
-        const Datum value = Int64GetDatum(block);
+        const Datum value = Int64GetDatum(static_cast<std::int64_t>(block));
         const bool null = false;
         TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
         if (!ItemPointerIsValid(&hand.tid))
@@ -205,46 +367,41 @@ void put_hand(Hand& hand, BlockNumber block) {
     table_close(hand.table, NoLock);
 }
 
+bool is_any_subscribed(const Parts& all) {
+    return std::any_of(all.parts, all.parts + all.size(),
+                       [](const Part& part) { return part.subscribed; });
+}
+
 }  // namespace
 
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
-    Sweep sweep{
-        open_table(Table::record, RowExclusiveLock), now, limits.records, {}, {}, {}, false, false};
+    table_close(open_table(Table::record, RowExclusiveLock), NoLock);
+    const Parts all = measure_all();
+    Sweep sweep{};
+    sweep.now = now;
+    sweep.left = limits.records;
+    sweep.blocks = limits.blocks;
     SweepResult& result = sweep.result;
-    result.subscribed = is_subscribed(sweep.records);
-    if (result.subscribed) {
-        table_close(sweep.records, NoLock);
-        return result;
-    }
+    result.all_blocks = blocks_before(all, every_block);
+    result.subscribed = result.all_blocks == 0 && is_any_subscribed(all);
+    if (result.subscribed) return result;
     learn_scopes(sweep);
     sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
-    result.table = RelationGetNumberOfBlocks(sweep.records);
-    const BlockNumber budget = std::min(result.table, limits.blocks);
-    Hand hand = take_hand(result.table);
-    result.hand = result.table == 0 ? 0 : hand.block % result.table;
+    Hand hand = take_hand(all);
+    sweep.hand = hand.block;
     sweep.counts = hand.moves && ledger_available();
-    if (sweep.counts) begin_count(sweep.records, result.hand, result.table);
-    if (sweep.counts && result.table == 0) end_reading(0);
-    while (result.blocks < budget && sweep.left > 0) {
-        const BlockNumber size =
-            std::min({stretch, result.table - result.hand, budget - result.blocks});
-        if (sweep.counts) begin_reading(result.hand + size);
-        const BlockNumber next = sweep_stretch(sweep, result.hand, size);
-        result.blocks += next - result.hand;
-        result.hand = next == result.table ? 0 : next;
-        if (sweep.counts) end_reading(result.hand);
-    }
+    sweep_all(sweep, all);
     if (sweep.counts) end_count();
-    put_hand(hand, result.hand);
+    result.position = blocks_before(all, sweep.hand);
+    put_hand(hand, sweep.hand);
     MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();
-    table_close(sweep.records, NoLock);
     CommandCounterIncrement();
     return result;
 }
 
 // An unlogged table cannot be read on a standby.
-BlockNumber next_block() {
+RecordBlock next_block() {
     if (RecoveryInProgress()) return 0;
     const Hand hand = read_hand(AccessShareLock);
     table_close(hand.table, AccessShareLock);

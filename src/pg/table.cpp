@@ -3,6 +3,7 @@
 #include <sys/statvfs.h>
 
 #include "pg/compat.hpp"
+#include "pg/record_tables.hpp"
 #include "pg/report.hpp"
 
 namespace idem::pg {
@@ -14,6 +15,8 @@ constexpr std::array<const char*, table_count> table_names = {
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
+using ForgetEach = void (*)(Oid relation);
+constinit ForgetEach forgetter_of_each = nullptr;
 
 // Whether an invalidation of the relation (InvalidOid stands for all relations) may concern the
 // table. While the table's OID is unknown, every message may: a message that arrives while the
@@ -53,6 +56,7 @@ std::optional<CharCondition> known_condition(Oid index) {
 
 void forget_table(Datum, Oid relation) {
     forget_partial_indexes(relation);
+    if (forgetter_of_each != nullptr) forgetter_of_each(relation);
     for (std::size_t i = 0; i < table_count; ++i) {
         if (!may_be(relation, oids[i])) continue;
         oids[i] = InvalidOid;
@@ -102,12 +106,14 @@ static void forget_locks_at_rollback(SubXactEvent event, SubTransactionId, SubTr
 }
 }
 
-// Opens a table or an index, locked RowExclusive until the transaction ends. Only a new lock
+// Opens a table or an index, locked RowExclusive until the transaction ends; NULL if open() finds
+// none. Only a new lock
 // accepts invalidations. What another session may change beside a lock that is held, such as the
 // state of an index that it builds, waits for our transaction before anything depends on it.
 Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
     const bool held = held_locks.has(oid);
     Relation relation = open(oid, held ? NoLock : RowExclusiveLock);
+    if (relation == nullptr) return nullptr;
     Assert(CheckRelationLockedByMe(relation, RowExclusiveLock, true));
     if (!held) held_locks.add(oid);
     return relation;
@@ -116,6 +122,14 @@ Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
 // The operator family of uuid for btree; the server's headers have no name for its OID.
 constexpr Oid uuid_family = 2968;
 constexpr AttrNumber digest_column = 1;
+
+// The digest alone or, where the first column is the tenant, the digest and the tenant. The second
+// column of all other tables is not a UUID, so the operator family tells them apart.
+bool has_digest_columns(const FormData_pg_index* index) {
+    const auto* columns = index->indkey.values;
+    if (index->indnkeyatts == 1) return columns[0] == digest_column;
+    return index->indnkeyatts == 2 && columns[0] == digest_column + 1 && columns[1] == 1;
+}
 
 // What nbtree may want to know of a digest index: nothing beyond this, because the index has
 // neither expressions nor a predicate. BuildIndexInfo() reads the catalog's form of both for each
@@ -138,7 +152,7 @@ IndexInfo digest_index_info(Relation index) {
 // that was a digest index when the caller opened it may have been set dead meanwhile, by REINDEX
 // CONCURRENTLY; it then takes entries until the caller's transaction ends.
 bool add_digest_entry(Relation table, Relation index, TupleTableSlot* slot) {
-    Assert(index->rd_index->indisunique && index->rd_index->indkey.values[0] == digest_column);
+    Assert(index->rd_index->indisunique && has_digest_columns(index->rd_index));
     Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
@@ -192,6 +206,16 @@ void on_invalidation(Table table, void (*forget)()) {
     forgetters[static_cast<std::size_t>(table)] = forget;
 }
 
+void on_each_invalidation(void (*forget)(Oid relation)) {
+    Assert(forgetter_of_each == nullptr);
+    forgetter_of_each = forget;
+}
+
+const char* qualified_name(Oid relation) {
+    return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)),
+                                      get_rel_name(relation));
+}
+
 Oid find_table_oid(Table table) {
     const auto index = static_cast<std::size_t>(table);
     if (!OidIsValid(oids[index])) oids[index] = find_table(table_names[index]);
@@ -224,8 +248,7 @@ Relation open_table(Table table, LOCKMODE mode) {
 bool is_digest_index(Relation index) {
     const FormData_pg_index* form = index->rd_index;
     return form->indisunique && form->indimmediate && form->indisready && form->indislive &&
-           form->indnkeyatts == 1 && form->indkey.values[0] == digest_column &&
-           index->rd_opfamily[0] == uuid_family &&
+           has_digest_columns(form) && index->rd_opfamily[0] == uuid_family &&
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
@@ -256,6 +279,16 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
     }
     list_free(indexes);
     return found;
+}
+
+// The planner's rule.
+bool serves_old_snapshots(Oid oid) {
+    Relation index = index_open(oid, AccessShareLock);
+    const TransactionId built_by = HeapTupleHeaderGetXmin(index->rd_indextuple->t_data);
+    const bool serves =
+        !index->rd_index->indcheckxmin || TransactionIdPrecedes(built_by, TransactionXmin);
+    index_close(index, AccessShareLock);
+    return serves;
 }
 
 // The same, remembered: partial_condition() copies the predicate to read it.
@@ -294,6 +327,11 @@ bool is_among(const UnneededIndexes& indexes, Oid index) {
     return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
 }
 
+bool is_digest_index_of(Relation index, Relation table) {
+    const bool after_tenant = index->rd_index->indnkeyatts == 2;
+    return is_digest_index(index) && after_tenant == has_tenant_column(RelationGetDescr(table));
+}
+
 DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
                                  const UnneededIndexes& unneeded) {
     DirectEntries made;
@@ -304,6 +342,16 @@ DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
     }
     list_free(indexes);
     return made;
+}
+
+// Rows are written to the partition itself, so no routing has checked its bounds.
+void check_partition(Relation table, TupleTableSlot* slot) {
+    if (!table->rd_rel->relispartition) return;
+    EState* estate = CreateExecutorState();
+    auto* target = makeNode(ResultRelInfo);
+    InitResultRelInfo(target, table, 0, nullptr, 0);
+    (void)ExecPartitionCheck(target, slot, estate, true);
+    FreeExecutorState(estate);
 }
 
 void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which) {
@@ -422,20 +470,47 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
-KeyedTable KeyedTable::to_read(Table table) {
-    return {open_table(table, AccessShareLock), AccessShareLock};
+void lock_to_write(Oid table) {
+    if (held_locks.has(table)) return;
+    LockRelationOid(table, RowExclusiveLock);
+    held_locks.add(table);
 }
 
-KeyedTable KeyedTable::to_write(Table table) {
-    return {open_to_write(table_open, table_oid(table)), NoLock};
+KeyedTable KeyedTable::to_read(Oid table) {
+    return {table_open(table, AccessShareLock), AccessShareLock};
 }
+
+KeyedTable KeyedTable::to_write(Oid table) {
+    return {open_to_write(table_open, table), NoLock};
+}
+
+KeyedTable KeyedTable::try_to_read(Oid table) {
+    return {try_relation_open(table, AccessShareLock), AccessShareLock};
+}
+
+KeyedTable KeyedTable::try_to_write(Oid table) {
+    return {open_to_write(try_relation_open, table), NoLock};
+}
+
+namespace {
+
+[[noreturn]] void refuse_without_digest_index(Relation table) {
+    const char* name = qualified_name(RelationGetRelid(table));
+    const TupleDesc columns = RelationGetDescr(table);
+    const char* tenant = has_tenant_column(columns)
+                             ? quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname))
+                             : nullptr;
+    report::no_digest_index(name, tenant == nullptr ? "digest" : psprintf("digest, %s", tenant));
+}
+
+}  // namespace
 
 Relation KeyedTable::open_index() const {
     const Oid primary_key = compat::primary_key_of(table_);
-    if (!OidIsValid(primary_key)) report::no_digest_index(RelationGetRelationName(table_));
+    if (!OidIsValid(primary_key)) refuse_without_digest_index(table_);
     Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
                                         : index_open(primary_key, release_);
-    if (!is_digest_index(index)) report::no_digest_index(RelationGetRelationName(table_));
+    if (!is_digest_index_of(index, table_)) refuse_without_digest_index(table_);
     return index;
 }
 

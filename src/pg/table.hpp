@@ -44,10 +44,17 @@ Oid find_table_oid(Table table);
 // operating system does not tell.
 std::optional<std::int64_t> free_bytes(Table table);
 
+// The relation with its schema, quoted.
+const char* qualified_name(Oid relation);
+
 // Registers a function that is called whenever the relation cache entry of the table is
 // invalidated: by CacheInvalidateRelcache(), by ALTER or DROP, or by the rollback of any of these.
 // One function per table. It must not raise errors or read tables.
 void on_invalidation(Table table, void (*forget)());
+
+// The same for the entries of all relations; InvalidOid stands for every one. One function in all:
+// the server has few places for such functions, and other extensions in the process need theirs.
+void on_each_invalidation(void (*forget)(Oid relation));
 
 // The schema of the extension's objects; InvalidOid if there is none.
 Oid own_schema();
@@ -71,6 +78,10 @@ void scan_table(Table table, Snapshot snapshot, Visit visit);
 template <class Visit>
 void scan_committed(Table table, Visit visit);
 
+// The same for a table that is open.
+template <class Visit>
+void scan_committed_rows(Relation relation, Visit visit);
+
 // Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
 // read through a small ring of buffers, so that the scan does not evict others' pages.
 template <class Visit>
@@ -91,10 +102,14 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);
 
 // Whether the index proves that no two rows have the same digest, the first column of a keyed
-// table. True for the primary key, and for an index beside it that REINDEX CONCURRENTLY is building
-// or has yet to drop. An index that becomes ready after we have looked is completed by its builder,
-// which waits for our transaction first.
+// table; or, in a record table whose first column is the tenant (pg/record_tables), no two rows
+// with the same digest and tenant, because a digest has one tenant. True for the primary key, and
+// for an index beside it that REINDEX CONCURRENTLY is building or has yet to drop. An index that
+// becomes ready after we have looked is completed by its builder, which waits for our transaction
+// first.
 bool is_digest_index(Relation index);
+// The same for an index of this table, whose tenant may be a UUID as well.
+bool is_digest_index_of(Relation index, Relation table);
 
 // The condition of a partial index, of the form column = constant; the column has the type "char".
 struct CharCondition {
@@ -114,6 +129,10 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot);
 // A valid index of this kind whose first column and condition are these; InvalidOid if there is
 // none. The table must be locked.
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
+
+// Whether the index leads to every row that the snapshots of this transaction see. An index that
+// was built after the oldest of them may lack versions of rows that had changed by then.
+bool serves_old_snapshots(Oid index);
 
 // insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
 // row's digest. It returns true once ours is the only row, raises an error if the other row stays,
@@ -177,11 +196,18 @@ static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
 pg_uuid_t uuid_of(const core::Digest& digest);
 
+// Locks the table as KeyedTable::to_write() does, which then need not wait. There may be no table
+// with this OID any more when the lock is granted.
+void lock_to_write(Oid table);
+
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {
   public:
-    static KeyedTable to_read(Table table);
-    static KeyedTable to_write(Table table);
+    static KeyedTable to_read(Oid table);
+    static KeyedTable to_write(Oid table);
+    // The same where the table may be gone: table() is then NULL, and nothing is locked.
+    static KeyedTable try_to_read(Oid table);
+    static KeyedTable try_to_write(Oid table);
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }
@@ -266,8 +292,12 @@ bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
     return true;
 }
 
+// Raises 23514 if the table is a partition and the row is not within its bounds.
+void check_partition(Relation table, TupleTableSlot* slot);
+
 template <class OnDuplicate>
 bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
+    check_partition(table, slot);
     const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
     return add_index_entries(table, slot, IndexEntries::all, unneeded, on_duplicate);
@@ -277,6 +307,7 @@ template <class OnDuplicate>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      compat::Waiting waiting, OnDuplicate on_duplicate) {
     Assert(ItemPointerIsValid(&tid));
+    check_partition(table, slot);
     const UnneededIndexes unneeded = unneeded_indexes(table, slot);
     IndexEntries which;
     const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
@@ -318,11 +349,16 @@ void scan_table(Table table, Snapshot snapshot, Visit visit) {
 }
 
 template <class Visit>
-void scan_committed(Table table, Visit visit) {
-    Relation relation = open_table(table, AccessShareLock);
+void scan_committed_rows(Relation relation, Visit visit) {
     Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
     visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
     UnregisterSnapshot(snapshot);
+}
+
+template <class Visit>
+void scan_committed(Table table, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    scan_committed_rows(relation, visit);
     table_close(relation, AccessShareLock);
 }
 

@@ -13,8 +13,8 @@ namespace idem::pg {
 
 class Watermarks : public KeyedTable {
   public:
-    static Watermarks to_read() { return KeyedTable::to_read(Table::watermark); }
-    static Watermarks to_write() { return KeyedTable::to_write(Table::watermark); }
+    static Watermarks to_read() { return KeyedTable::to_read(table_oid(Table::watermark)); }
+    static Watermarks to_write() { return KeyedTable::to_write(table_oid(Table::watermark)); }
 
   private:
     Watermarks(const KeyedTable& table) : KeyedTable(table) {}

@@ -20,7 +20,7 @@ namespace {
 using core::usecs_per_second;
 
 constexpr std::int64_t longest_visit = 2 * usecs_per_second;
-constexpr BlockNumber blocks_a_batch = 1024;
+constexpr std::int64_t blocks_a_batch = 1024;
 
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.
@@ -78,8 +78,8 @@ void forget_statistics(pg::Installation installation) {
     if (!installed) pg::close_accounts(MyDatabaseId);
 }
 
-// Purges one batch and returns how it ended. The sweep has been around the whole table if
-// swept.blocks == swept.table.
+// Purges one batch and returns how it ended. The sweep has been around all tables if
+// swept.blocks == swept.all_blocks.
 pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
@@ -114,16 +114,17 @@ void tidy_up() {
 
 void show_progress(const pg::SweepResult& swept, const core::VisitCounts& counts) {
     char text[128];
-    snprintf(text, sizeof text, "idem: purging, block %u of %u, %lld records purged", swept.hand,
-             swept.table, static_cast<long long>(counts.deleted));
+    snprintf(text, sizeof text, "idem: purging, block %lld of %lld, %lld records purged",
+             static_cast<long long>(swept.position), static_cast<long long>(swept.all_blocks),
+             static_cast<long long>(counts.deleted));
     show_progress(text);
 }
 
-// Purges batch by batch, until the sweep has been around the table once or the time is up.
+// Purges batch by batch, until the sweep has been around the tables once or the time is up.
 void work(pg::Visit& visit) {
     const std::uint32_t wait_event = pg::compat::wait_event("IdemPurgerRest");
     const std::int64_t start = pg::read_clocks().steady;
-    BlockNumber visited = 0;
+    std::int64_t visited = 0;
     for (;;) {
         const core::Clocks before = pg::read_clocks();
         if (!core::agree(visit.clocks, before)) {
@@ -137,7 +138,7 @@ void work(pg::Visit& visit) {
         visited += swept.blocks;
         visit.counts.seen += swept.seen;
         visit.counts.deleted += swept.deleted + swept.erased;
-        visit.counts.more = visited < swept.table;
+        visit.counts.more = visited < swept.all_blocks;
         show_progress(swept, visit.counts);
         const std::int64_t now = pg::read_clocks().steady;
         if (!visit.counts.more || now - start >= longest_visit) return;

@@ -23,6 +23,7 @@ my @kinds = (
 	reindex     => 2,     # REINDEX CONCURRENTLY
 	vacuum_full => 1,
 	cluster     => 1,
+	move        => 2,     # the records of a scope are moved to another table
 	wal         => 1,     # the WAL cannot be written: PANIC
 	worker      => 1,     # kill -9 of the purge worker
 	postmaster  => 1,     # kill -9 of all processes
@@ -217,9 +218,19 @@ sub do_memory
 
 # Statements of administrators -------------------------------------------------------------------
 
-sub do_reindex     { my ($self) = @_; return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY idem.' . (rand() < 0.8 ? 'record' : 'watermark')); }
-sub do_vacuum_full { my ($self) = @_; return $self->job(vacuum_full => 'VACUUM FULL idem.record'); }
-sub do_cluster     { my ($self) = @_; return $self->job(cluster => 'CLUSTER idem.record USING record_pkey'); }
+sub do_reindex     { my ($self) = @_; return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY ' . (rand() < 0.8 ? $self->records : 'idem.watermark')); }
+sub do_vacuum_full { my ($self) = @_; return $self->job(vacuum_full => 'VACUUM FULL ' . $self->records); }
+sub do_cluster     { my ($self) = @_; return $self->job(cluster => $self->records =~ s/(.*\.)(\w+)/CLUSTER $1$2 USING $2_pkey/r); }
+sub do_move        { my ($self) = @_; return $self->job(move => 'CALL chaos.move()'); }
+
+# One of the tables with records.
+sub records
+{
+	my ($self) = @_;
+	my $elsewhere = eval { $self->{servers}->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')}) };
+	my @tables = ('idem.record', split /\n/, $elsewhere // '');
+	return $tables[ int rand @tables ];
+}
 
 sub do_extension
 {

@@ -188,7 +188,8 @@ sub check_servers
 		'every watermark is the highest number that was applied');
 	tables_are_sound($servers->{primary}, "epoch $epoch", $servers->{database});
 	$servers->catch_up;
-	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect);
+	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect),
+	  grep { /\./ } split /\n/, $servers->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')});
 	return;
 }
 

@@ -71,6 +71,13 @@ GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.export_identity, idem.import_identity, idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
 SELECT idem.create_scope('tenants', tenant_required => true);
 SELECT idem.create_scope('requests', request_required => true);
+CREATE SCHEMA test_elsewhere;
+SELECT idem.create_record_table('test_elsewhere.record'), idem.create_record_table('test_elsewhere.number', 'tenant_id', 'bigint'),
+       idem.create_record_table('test_elsewhere.keyless'), idem.create_record_table('test_elsewhere.open'), idem.create_record_table('test_elsewhere.given');
+ALTER TABLE test_elsewhere.keyless DROP CONSTRAINT keyless_pkey;
+GRANT UPDATE (response) ON test_elsewhere.open TO test_nobody;
+ALTER TABLE test_elsewhere.given OWNER TO test_nobody;
+SELECT idem.create_scope('elsewhere', records => 'test_elsewhere.record'), idem.once('elsewhere', 'done');
 SELECT idem.complete((idem.claim('errors', 'done', '{"amount": 1}')).token, '{"answer": 42}');
 SELECT idem.fail((idem.claim('errors', key)).token, error)
   FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
@@ -315,6 +322,23 @@ INSERT INTO wrong (state, what, call) VALUES
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "completed", "headers": 1}') r$$),
     ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
     ('22023', 'a window with a negative delay', $$SELECT idem.retention_window('0', '0', '-1 s', '0')$$),
+    ('22004', 'a record table without a name', $$SELECT idem.create_record_table(NULL)$$),
+    ('22023', 'a record table with a column without a type', $$SELECT idem.create_record_table('new', 'tenant_id')$$),
+    ('22023', 'a record table with a column without a name', $$SELECT idem.create_record_table('new', '', 'text')$$),
+    ('22023', 'a record table with a type that does not exist', $$SELECT idem.create_record_table('new', 'tenant_id', 4294967295::oid::regtype)$$),
+    ('22023', 'a record table with a pseudo-type', $$SELECT idem.create_record_table('new', 'tenant_id', 'anyelement')$$),
+    ('22004', 'the choice of no table', $$SELECT idem.use_records(NULL)$$),
+    ('42P01', 'the choice of a table that does not exist', $$SELECT idem.use_records(4294967295::oid::regclass)$$),
+    ('42809', 'the choice of a table with another layout', $$SELECT idem.use_records('idem.scope')$$),
+    ('42501', 'the choice of a table of another owner', $$SELECT idem.use_records('test_elsewhere.given')$$),
+    ('42501', 'the choice of a table that others may change', $$SELECT idem.use_records('test_elsewhere.open')$$),
+    ('55000', 'a claim in a table without a primary key', $$SELECT idem.use_records('test_elsewhere.keyless'), idem.claim('errors', 'new')$$),
+    ('0A000', 'a stream in a chosen table', $$SELECT idem.use_records('test_elsewhere.record'), idem.advance('errors', 'new', 1)$$),
+    ('55000', 'another table for a scope with records', $$SELECT idem.alter_scope('elsewhere', records => 'idem.record')$$),
+    ('42809', 'a scope with a table that is none for records', $$SELECT idem.create_scope('new', records => 'idem.scope')$$),
+    ('42P01', 'a claim whose table was dropped', $$DROP TABLE test_elsewhere.record; SELECT idem.claim('elsewhere', 'new')$$),
+    ('42P01', 'a take whose table was dropped', $$DROP TABLE test_elsewhere.record; SELECT idem.take('elsewhere')$$),
+    ('22004', 'other records without a choice', $$SELECT idem.other_records(NULL)$$),
     ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
     ('22023', 'sizing with a rate that is no number', $$SELECT idem.records_needed('NaN', '1 day')$$),
     ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),

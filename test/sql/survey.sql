@@ -52,6 +52,78 @@ SELECT claimed FROM idem.claim('empty', 'gone-1', lease => '1 millisecond', ttl 
 SELECT pg_sleep(0.01);
 SELECT in_progress, lapsed, expired FROM idem.survey('empty');
 
+-- Records in other tables are shown by the same rules. Here, each is in three tables; the states are
+-- those of above and, with an answer_ttl, answers of every kind.
+SELECT idem.create_scope('aged', answer_ttl => '1 day', max_attempts => 1, response_exclude => '{secret}');
+SELECT idem.complete(token, '{"a": 1}') FROM idem.claim('aged', 'response');
+SELECT idem.complete(token, headers => '{"a": "b"}') FROM idem.claim('aged', 'headers');
+SELECT idem.complete(token, body => 'a') FROM idem.claim('aged', 'f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid);
+SELECT idem.fail(token, '{"message": "no"}', 404) FROM idem.claim('aged', 'failure');
+SELECT idem.fail(token, '{"sqlstate": "P0001"}') FROM idem.claim('aged', 'sqlstate');
+SELECT idem.once('aged', 'once', tenant => 't');
+SELECT token FROM idem.claim('aged', 'released-2', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'token', 'charged');
+SELECT idem.release(:'token', '1 hour', '{"message": "later"}');
+SELECT claimed FROM idem.claim('aged', 'leased-2', lease => '1 hour');
+SELECT claimed FROM idem.claim('aged', 'granted-1', lease => '1 millisecond');
+UPDATE idem.record SET extra_attempts = 1 WHERE key = 'granted-1';
+UPDATE idem.record SET created = now() - interval '2 days', expires = now() + interval '1 day'
+ WHERE scope = (SELECT id FROM idem.scope WHERE name = 'aged');
+SELECT idem.complete(token, '{"a": 1, "secret": 2}') FROM idem.claim('aged', '4711');
+
+SELECT idem.create_record_table('elsewhere');
+SELECT idem.create_record_table('by_tenant', 'tenant_column', 'text');
+INSERT INTO elsewhere SELECT * FROM idem.record;
+INSERT INTO by_tenant SELECT tenant, * FROM idem.record;
+SELECT key, state, lease_end IS NOT NULL AS leased, recovery_point, redacted, answer_bytes, completed_at IS NOT NULL AS finished, records
+  FROM idem.records WHERE scope = 'aged' AND records = 'by_tenant'::regclass ORDER BY length(key), key;
+SELECT scope, records, count(*) FROM idem.records GROUP BY 1, 2 ORDER BY 1, 2;
+SELECT scope, tenant, key, state, attempt, status, created_at, expires_at, lease_end, recovery_point, redacted, answer_bytes, completed_at
+  FROM idem.records GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 HAVING count(DISTINCT records) <> 3;
+SELECT scope, key, attempt, lapsed, recovery_point, state, last_error, count(*) FROM idem.in_flight
+ GROUP BY scope, tenant, key, attempt, since, lease_end, lapsed, recovery_point, state, last_error ORDER BY scope, key;
+SELECT * FROM idem.weak_keys ORDER BY scope;
+SELECT relation, count(*) FROM (SELECT records FROM idem.other_records()) AS o (relation) GROUP BY 1 ORDER BY 1;
+SELECT s.name, o.tenant, o.key, o.state, o.attempt, o.extra_attempts, o.status, o.released, o.recovery_point, o.last_error, o.redacted, o.has_answer
+  FROM idem.other_records() o JOIN idem.scope s ON s.id = o.scope WHERE o.records = 'elsewhere'::regclass ORDER BY s.name, length(o.key), o.key;
+SELECT count(*) AS rows, count(DISTINCT key) AS keys, string_agg(DISTINCT state, '') AS states FROM idem.other_records(unfinished_only => true);
+SELECT idem.other_records(NULL);
+
+-- The same without the index of unfinished operations, and in a parallel query.
+DROP INDEX elsewhere_scope_idx;
+SELECT count(*) AS rows, count(DISTINCT key) AS keys, string_agg(DISTINCT state, '') AS states FROM idem.other_records(unfinished_only => true);
+CREATE FUNCTION pg_temp.is_parallel(query text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    plan json;
+BEGIN
+    EXECUTE 'EXPLAIN (FORMAT json) ' || query INTO plan;
+    RETURN plan::text ~ 'Gather';
+END $$;
+BEGIN;
+SET LOCAL parallel_setup_cost = 0;
+SET LOCAL parallel_tuple_cost = 0;
+SET LOCAL min_parallel_table_scan_size = 0;
+SELECT pg_temp.is_parallel('SELECT count(*) FROM idem.records'), pg_temp.is_parallel('SELECT * FROM idem.weak_keys');
+SELECT records, count(*) FROM idem.records GROUP BY 1 ORDER BY 1;
+SELECT * FROM idem.weak_keys ORDER BY scope;
+COMMIT;
+
+-- Own changes, and what is no record table any more.
+BEGIN;
+SELECT idem.use_records('elsewhere');
+SELECT claimed FROM idem.claim('empty', 'uncommitted', lease => '1 hour');
+SELECT scope, key, records FROM idem.records WHERE scope = 'empty';
+SELECT scope, key, lease_end > now() AS leased FROM idem.in_flight WHERE scope = 'empty';
+ROLLBACK;
+CREATE ROLE idem_test_forger;
+ALTER TABLE elsewhere OWNER TO idem_test_forger;
+SELECT records, count(*) FROM idem.records GROUP BY 1 ORDER BY 1;
+SELECT count(*) FROM idem.other_records(unfinished_only => true);
+DROP TABLE elsewhere, by_tenant;
+DROP ROLE idem_test_forger;
+DELETE FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'aged');
+SELECT idem.drop_scope('aged');
+
 -- The report.
 CREATE FUNCTION pg_temp.masked(line text) RETURNS text LANGUAGE sql AS $$
     SELECT regexp_replace(regexp_replace(line, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d(:\d\d)?', 'TIME', 'g'), 'for 00:00:\d\d', 'for AGE', 'g')
@@ -87,6 +159,19 @@ SELECT completed, expired, coverage FROM idem.survey('large');
 SELECT completed BETWEEN 19000 AND 21000 AS live, expired BETWEEN 9500 AND 10500 AS expired, coverage < 0.3 AS part
   FROM idem.survey('large', 64);
 SELECT completed BETWEEN 15000 AND 25000 AS live, expired BETWEEN 7500 AND 12500 AS expired FROM idem.survey('large', 1);
+-- The records of all tables count, and a sample is spread over them as if they were one table.
+SELECT idem.create_record_table('small_records', 'tenant_id', 'text'), idem.create_record_table('large_records');
+INSERT INTO large_records SELECT * FROM idem.record WHERE key ~ '^order-';
+DELETE FROM idem.record WHERE key ~ '^order-' AND key !~ '^order-..?$';
+INSERT INTO small_records SELECT tenant, * FROM idem.record WHERE key ~ '^order-';
+SELECT completed, expired, coverage FROM idem.survey('large');
+SELECT completed BETWEEN 17000 AND 23000 AS live, expired BETWEEN 8500 AND 11500 AS expired, coverage < 0.9 AS part
+  FROM idem.survey('large', 512);
+SELECT live, expired FROM idem.overview WHERE scope = 'large';
+-- Not those of a table that idem does not use.
+GRANT INSERT ON large_records TO pg_monitor;
+SELECT completed, expired, coverage FROM idem.survey('large');
+DROP TABLE small_records, large_records;
 DELETE FROM idem.record WHERE key ~ '^order-';
 
 -- Lifetimes far from the TTL, and keys that occur with different tenants. An expired record does not

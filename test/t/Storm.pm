@@ -21,7 +21,8 @@ sub build
 }
 
 # Arguments: [procedure, clients, operations, sends, kills per second], and the nodes from which the
-# clients choose the writable one. Options: database, session (settings for PGOPTIONS).
+# clients choose the writable one. Options: database, session (settings for PGOPTIONS), name (of a storm
+# beside others), retries (one more class of SQLSTATEs after which the clients retry).
 sub new
 {
 	my ($class, $plan, $nodes, %options) = @_;
@@ -31,18 +32,26 @@ sub new
 	local $ENV{PGDATABASE} = $options{database} // 'postgres';
 	local $ENV{PGOPTIONS} = $options{session} // '';
 	local $ENV{PGTARGETSESSIONATTRS} = 'read-write';
-	my $self = bless { plan => "@$plan", answers => $binary . '.answers', stdout => '', stderr => '' }, $class;
+	local $ENV{STORM_RETRIES} = $options{retries} // '';
+	my $self = bless { plan => "@$plan", answers => "$binary." . ($options{name} // 'answers'), stdout => '', stderr => '' }, $class;
 	$self->{run} = IPC::Run::start([ $binary, @$plan, $self->{answers} ], '>', \$self->{stdout}, '2>', \$self->{stderr});
 	return $self;
 }
 
-# Waits for its end. Returns what it counted, by name.
+# Waits for its end. Returns what it counted, by name. libpq prints what a server says as it is killed.
 sub counts
 {
 	my ($self) = @_;
 	$self->{run}->finish;
-	is($self->{stderr}, '', "storm $self->{plan} runs through");
+	is($self->{stderr} =~ s/^FATAL: .*\n//mgr, '', "storm $self->{plan} runs through");
 	return map { split ' ' } split /\n/, $self->{stdout};
+}
+
+# Whether it still runs. IPC::Run dies when it pumps a command that has ended.
+sub runs
+{
+	my ($self) = @_;
+	return eval { $self->{run}->pump_nb; 1 };
 }
 
 # Loads the answers that the clients got into a new table "answer" (key, answer).

@@ -141,8 +141,8 @@ is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');
 is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'keys that a prepared transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'the age of a prepared transaction');
-is(value('idem_storage_scopes', datname => 'postgres'), 2, 'scopes');
-is( value('idem_storage_table_bytes', datname => 'postgres'),
+is(value('idem_storage_scopes', datname => 'postgres', records => 'idem.record'), 2, 'scopes');
+is( value('idem_storage_table_bytes', datname => 'postgres', records => 'idem.record'),
 	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
 is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check with status ok');
 is(value('idem_health_status', check_name => 'retention', datname => 'postgres', scope => 'second \"scope\"'),

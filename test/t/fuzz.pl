@@ -60,7 +60,16 @@ SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour
 SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
 SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, explain_conflicts => true, max_bytes => 50000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
-SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days');
+CREATE SCHEMA elsewhere;
+GRANT ALL ON SCHEMA elsewhere TO PUBLIC;
+SELECT idem.create_record_table('elsewhere.steady', 'tenant_id', 'text'), idem.create_record_table('elsewhere.plain'),
+  idem.create_record_table('elsewhere.number', 'tenant_id', 'bigint'), idem.create_record_table('elsewhere.past'), idem.create_record_table('elsewhere.open');
+CREATE TABLE elsewhere.months (LIKE elsewhere.past) PARTITION BY RANGE (created);
+ALTER TABLE elsewhere.months ATTACH PARTITION elsewhere.past FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+GRANT INSERT ON elsewhere.open TO stranger;
+CREATE TABLE elsewhere.forged AS SELECT * FROM idem.record;
+ALTER TABLE elsewhere.forged OWNER TO stranger;
+SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', records => 'elsewhere.steady');
 CREATE FUNCTION op_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION op_fail(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'P0042', MESSAGE = left($1::text, 1000), HINT = 'hint'; END $$;
 CREATE FUNCTION op_retry(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$;
@@ -90,6 +99,14 @@ SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['P0001', 'P00
  WHERE pronamespace = 'idem'::regnamespace AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
 INSERT INTO fuzz.documented
 SELECT proname, '42804' FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype;
+
+-- What a chosen record table does not take: a tenant that is no value of its column's type, or a row
+-- outside of the bounds of a partition.
+INSERT INTO fuzz.documented
+SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514']) sqlstate WHERE pronamespace = 'idem'::regnamespace;
+
+-- As CREATE TABLE, when another session creates a table of this name.
+INSERT INTO fuzz.documented VALUES ('create_record_table', '23505');
 
 -- The honest operations, with one row per effect.
 CREATE TABLE fuzz.effect (tenant text, key text, answer jsonb);
@@ -309,6 +326,10 @@ my %values = (
 			q(jsonb_build_object('outcome', 'completed', 'headers', (SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)))),
 		'NULL' ],
 	'sqlstate text' => [ q('ID001'), q('42501'), q('x'), 'NULL' ],
+	'records regclass' => [ q('elsewhere.plain'), q('idem.record'), 'NULL', q('elsewhere.plain'), q('elsewhere.number'), q('elsewhere.past'), q('elsewhere.months'), q('elsewhere.open'), q('elsewhere.forged'), q('elsewhere.plain_pkey'),
+		q('idem.records'), q('idem.scope'), q('pg_class'), '0::oid::regclass', '4294967295::oid::regclass' ],
+	'tenant_column name' => [ 'NULL', q('tenant_id'), q('Odd "name"'), q('digest'), q('') ],
+	'tenant_type regtype' => [ 'NULL', q('bigint'), q('text'), q('uuid'), q('elsewhere.plain'), q('record'), q('anyelement'), '0::oid::regtype', '4294967295::oid::regtype' ],
 	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole', '0::oid::regrole' ],
 	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],
 	'max_records integer' => [ 'NULL', 1, 10, 0, 2147483647 ],
@@ -498,7 +519,7 @@ sub script
 my @care = (
 	(q{SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x}) x 5,
 	'REINDEX INDEX CONCURRENTLY idem.record_pkey', 'VACUUM idem.record', 'SELECT idem.purge()', 'ANALYZE', 'SELECT idem.rotate_secret()', 'SELECT idem.stats_reset()',
-	'SET lock_timeout = 100; VACUUM FULL idem.record',
+	'SET lock_timeout = 100; VACUUM FULL idem.record', 'SET lock_timeout = 100; VACUUM FULL elsewhere.steady', 'REINDEX INDEX CONCURRENTLY elsewhere.steady_pkey',
 	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => true) WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
 	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
 
@@ -579,7 +600,9 @@ sub check
 	{
 		my $title = "$database, round $round";
 		is($node->safe_psql($database, q{SELECT count(*) FROM idem.open_claims()}), 0, "no claim is left open: $title");
-		is($node->safe_psql($database, q{SELECT bt_index_check('idem.record_pkey', true)}), '', "amcheck finds every record in the index: $title");
+		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");
 		is($node->safe_psql($database, q{SELECT scope, tenant, coalesce(key, key_uuid::text), count(*) FROM idem.record GROUP BY 1, 2, 3 HAVING count(*) > 1}), '', "no key has two records: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM idem.record WHERE state NOT IN ('c', 'f', 'p') OR attempt < 1 OR state = 'p' AND lease_end IS NULL}), 0, "every record is well-formed: $title");
 		is($node->safe_psql($database, q{SELECT tenant, key, count(*) FROM fuzz.effect GROUP BY 1, 2 HAVING count(*) > 1}), '', "no honest operation has two effects: $title");

@@ -59,7 +59,7 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants', 'space';
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants', 'space', 'record tables';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -282,7 +282,7 @@ CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BE
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse|identity'});
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse|identity|record_table|use_records'});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");
@@ -437,6 +437,57 @@ sql($more . 100);
 $node->restart;
 is(health('statistics'), 'ok', 'statistics: cured');
 
+# record tables ------------------------------------------------------------------------------------
+
+# The other checks look at each record table and name it.
+sql("CREATE SCHEMA eu; SELECT idem.create_record_table('eu.records', 'region', 'text')");
+is(sql("SELECT count(*) FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), 0, 'record tables: a new one is in order');
+is(sql("SELECT count(*) FROM idem.health()"), scalar(@checks), 'record tables: one row per check');
+sql('ALTER TABLE eu.records SET (autovacuum_enabled = off)');
+like(health('autovacuum', column => 'status, detail'), qr/^fail\|.* for eu\.records\.$/, 'autovacuum: off for another record table');
+follow_hint('autovacuum');
+is(health('autovacuum'), 'ok', 'autovacuum: cured');
+sql("DO \$\$ BEGIN EXECUTE (SELECT 'DROP INDEX ' || indexrelid::regclass FROM pg_index WHERE indrelid = 'eu.records'::regclass AND NOT indisunique); END \$\$");
+like(health('indexes', column => 'status, detail'), qr/^warn\|eu\.records has no index of unfinished operations/, 'indexes: that of another record table is missing');
+follow_hint('indexes');
+is(health('indexes'), 'ok', 'indexes: cured');
+sql("INSERT INTO eu.records (region, digest, created, expires, scope, state, tenant, key)
+  SELECT 'eu', gen_random_uuid(), now() - interval '3 days', now() - interval '2 days', id, 'c', '', 'order-' || i
+  FROM idem.scope, generate_series(1, 11000) i WHERE name = 'payments'");
+like(health('purge', column => 'status, detail'), qr/^fail\|11000 expired records wait .* begins at block 0 of \d+ in idem\.record\.$/,
+	'purge: records of another table wait');
+is(sql($purge), 11000, 'purge: the hint purges them');
+health_becomes('vacuum', 'warn', 'vacuum: another record table has many dead rows');
+like(health('vacuum', column => 'detail'), qr/^eu\.records has \d+ dead rows/, 'vacuum: its name');
+follow_hint('vacuum');
+health_becomes('vacuum', 'ok', 'vacuum: cured');
+like(health('vacuum', column => 'detail'), qr/; the tables take .*, their indexes take /, 'vacuum: the sizes of all');
+
+# One that is not used is found neither by claims nor by the purge, so it must be told.
+for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ ],
+	[ 'GRANT UPDATE (response) ON eu.records TO stranger', qr/may be changed by role "stranger"/ ],
+	[ 'GRANT TRUNCATE ON eu.records TO PUBLIC', qr/may be changed by PUBLIC/ ],
+	[ 'ALTER TABLE eu.records SET UNLOGGED', qr/temporary or unlogged/ ],
+	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey', qr/no primary key/ ],
+	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey, ADD PRIMARY KEY (digest, scope)', qr/no primary key/ ])
+{
+	my ($spoil, $detail) = @$_;
+	sql($spoil);
+	like(health('record tables', column => 'status, detail'), qr/^warn\|eu\.records has a column .* $detail/, "record tables: $spoil");
+	is(sql("SELECT count(*) FROM idem.storage"), 1, 'record tables: and it is not used');
+	follow_hint('record tables');
+	is(health('record tables'), 'ok', 'record tables: cured');
+}
+sql('CREATE TABLE copied AS SELECT digest FROM eu.records');
+like(health('record tables', column => 'detail'), qr/^public\.copied has .* fewer columns/, 'record tables: a copy of a part');
+my ($unmark) = hint('record tables') =~ /: (ALTER TABLE .*)$/;
+sql($unmark);
+is(health('record tables'), 'ok', 'record tables: cured');
+sql('CREATE VIEW seen AS SELECT * FROM eu.records; CREATE TABLE months (LIKE eu.records) PARTITION BY LIST (region)');
+sql('BEGIN; CREATE TEMP TABLE mine AS SELECT * FROM eu.records; DO $$ BEGIN ASSERT (SELECT bool_and(status = \'ok\') FROM idem.health() WHERE check_name = \'record tables\'); END $$');
+is(health('record tables'), 'ok', 'record tables: views, partitioned and temporary tables do not count');
+sql('DROP TABLE months, copied; DROP SCHEMA eu CASCADE');
+
 # schema -------------------------------------------------------------------------------------------
 
 sql('CREATE ROLE "odd one"; CREATE ROLE boss SUPERUSER; GRANT CREATE ON SCHEMA idem TO "odd one", PUBLIC, boss');
@@ -457,7 +508,7 @@ my ($df) = qx(df --output=avail -B1 @{[ $node->data_dir ]}) =~ /(\d+)\s*$/;
 cmp_ok(abs($free - $df), '<', 0.05 * $df + 1e9, "space: $free bytes are free, as df says");
 sql("SELECT idem.alter_scope('roomy', ttl => '900 years')");
 is(health('space'), 'warn', 'space: for so many years there is not enough');
-like(health('space', column => 'detail'), qr/idem\.record will grow by \d+ [TP]B until .* has \d+ \wB free\./, 'space: with the figures');
+like(health('space', column => 'detail'), qr/the record tables will grow by \d+ [TP]B until .* has \d+ \wB free\./, 'space: with the figures');
 like(hint('space'), qr/shorten the ttl/, 'space: the hint names the remedies');
 sql("SELECT idem.alter_scope('roomy', ttl => '1 day')");
 is(health('space'), 'ok', 'space: cured');

@@ -197,6 +197,22 @@ for (@databases)
 	my (undef, $purged, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
 	is($purged, '0', "$database: where records arrive by subscription, the publisher purges");
 	like($notice, qr/NOTICE:.*arrive by subscription.*HINT:.*drop the subscription/s, "$database: and that is said");
+
+	# A record table that no subscription writes is purged all the same.
+	if ($subscriber->safe_psql($database, "SELECT to_regproc('idem.create_record_table') IS NOT NULL") eq 't')
+	{
+		$subscriber->safe_psql($database, <<'SQL');
+SELECT idem.create_record_table('here');
+INSERT INTO here (digest, created, expires, scope, state, tenant, key)
+  SELECT gen_random_uuid(), now(), now(), id, 'c', '', 'own' FROM idem.scope WHERE name = 'orders';
+SQL
+		# The worker may come first.
+		(undef, undef, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
+		is($notice, '', "$database: with a table of this server, nothing is said");
+		ok($subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM here'), "$database: that table is purged");
+		is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1, "$database: the other is not");
+		$subscriber->safe_psql($database, 'DROP TABLE here');
+	}
 	$publisher->safe_psql($database, q{SELECT idem.complete(token, '"done"') FROM job WHERE key = 'lagging'});
 	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database ENABLE");
 	caught_up($database, 'the subscription goes on');

@@ -1,5 +1,5 @@
-# Index builds under load: every index that exists at the moment is maintained, so no key is
-# executed twice, and amcheck finds every row in every index.
+# Index builds under load, of idem.record and of a record table elsewhere: every index that exists at
+# the moment is maintained, so no key is executed twice, and amcheck finds every row in every index.
 use strict;
 use warnings;
 
@@ -37,8 +37,25 @@ CREATE FUNCTION each(keys jsonb) RETURNS jsonb LANGUAGE sql AS $$
   SELECT keys;
 $$;
 SQL
+# The same in the other table, under a tenant.
+my $elsewhere = $node->basedir . '/elsewhere.sql';
+append_to_file($elsewhere, <<'SQL');
+\set n random(1, 1000000000)
+SELECT sell('sale' || :n);
+SELECT sell('sale' || :n);
+INSERT INTO payment (key, amount) SELECT key, 1 FROM idem.once_each('sales', ARRAY(SELECT 'each ' || jsonb_array_elements_text(hot_keys())), '7') key;
+SQL
+$node->safe_psql('postgres', <<'SQL');
+CREATE SCHEMA tenant_7;
+SELECT idem.create_record_table('tenant_7.record', 'tenant_id', 'integer');
+SELECT idem.create_scope('sales', records => 'tenant_7.record');
+CREATE FUNCTION sell(key text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF idem.once('sales', key, tenant => '7') THEN INSERT INTO payment (key, amount) VALUES (key, 1); END IF;
+END $$;
+SQL
 my ($out, $err) = ('', '');
-my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script, '-f', $each,
+my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script, '-f', $each, '-f', $elsewhere,
 	$node->connstr('postgres') ], '>', \$out, '2>', \$err);
 
 my $progress = sub {
@@ -54,7 +71,15 @@ for my $ddl (
 	'REINDEX INDEX idem.record_pkey',
 	'REINDEX TABLE CONCURRENTLY idem.record',
 	'VACUUM FULL idem.record',
-	'REINDEX INDEX CONCURRENTLY idem.record_pkey')
+	'REINDEX INDEX CONCURRENTLY idem.record_pkey',
+	'REINDEX TABLE CONCURRENTLY tenant_7.record',
+	'CREATE INDEX CONCURRENTLY elsewhere_plain ON tenant_7.record (tenant_id, expires)',
+	"CREATE INDEX CONCURRENTLY elsewhere_partial ON tenant_7.record (tenant_id) WHERE state = 'c'",
+	'CREATE UNIQUE INDEX CONCURRENTLY elsewhere_unique ON tenant_7.record (lower(key))',
+	'REINDEX INDEX CONCURRENTLY tenant_7.record_pkey',
+	'CLUSTER tenant_7.record USING record_pkey',
+	'VACUUM FULL tenant_7.record',
+	'REINDEX TABLE tenant_7.record')
 {
 	$node->safe_psql('postgres', $ddl);
 	$progress->();
@@ -70,11 +95,15 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity 
 
 tables_are_sound($node, 'after the load');
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'no key was executed twice');
-is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) FROM idem.record WHERE key NOT LIKE 'execute%'}),
+is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) - (SELECT count(*) FROM tenant_7.record) FROM idem.record WHERE key NOT LIKE 'execute%'}),
 	0, 'there are as many records as effects');
+cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM tenant_7.record'), '>', 100, 'in both tables');
 is($node->safe_psql('postgres', q{SELECT key, error FROM idem.record WHERE state <> 'c'}), '', 'no failure is stored');
 $node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment WHERE key LIKE 'key%' LIMIT 1000) k});
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key is replayed');
+
+$node->safe_psql('postgres', q{SELECT count(sell(key)) FROM (SELECT key FROM payment WHERE key LIKE 'sale%' LIMIT 1000) k});
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'in the other table, too');
 
 log_is_clean($node);
 $node->stop;

@@ -48,6 +48,11 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 }
 
 is($standby->safe_psql('postgres', 'SELECT purge_block, scopes FROM idem.storage'), '0|1', 'the storage can be read');
+$primary->safe_psql('postgres', "SELECT idem.create_record_table('elsewhere')");
+$primary->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', 'SELECT records, purge_block FROM idem.storage ORDER BY purge_block'),
+	"idem.record|0\nelsewhere|", 'so can that of other record tables');
+$primary->safe_psql('postgres', 'DROP TABLE elsewhere');
 is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok', 'health can be read');
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
@@ -78,6 +83,17 @@ for my $key (sort keys %waiting)
 }
 is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
 	'completed', 'lookup answers in REPEATABLE READ');
+$primary->safe_psql('postgres', <<'SQL');
+SELECT idem.create_record_table('elsewhere');
+BEGIN;
+SELECT idem.use_records('elsewhere');
+SELECT idem.claim('payments', 'there', lease => '1 hour');
+COMMIT;
+SQL
+$primary->wait_for_catchup($standby);
+is($standby->safe_psql('postgres', q{SELECT key, state, records FROM idem.records WHERE key = 'there'}), 'there|in_progress|elsewhere', 'the views show all record tables');
+is($standby->safe_psql('postgres', q{SELECT key, state FROM idem.in_flight WHERE key = 'there'}), 'there|leased', 'so does in_flight');
+$primary->safe_psql('postgres', 'DROP TABLE elsewhere');
 
 $primary->stop('immediate');
 $standby->promote;

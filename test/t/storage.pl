@@ -231,6 +231,126 @@ sql('TRUNCATE idem.record');
 sql('SELECT idem.purge()') for 1 .. 2;
 is(store('crowd', 't1', 1), 'claimed', 'TRUNCATE gives all bytes back');
 
+# Other record tables ---------------------------------------------------------------------------------
+
+# A tenant has one account for all record tables. Each round goes over all of them.
+sql("SELECT idem.create_record_table('first_records'), idem.create_record_table('second_records', 'tenant_id', 'text')");
+sql("SELECT idem.create_scope('spread', max_bytes => 1000000000)");
+sub sizes
+{
+	return sql(join ' UNION ALL ', map { <<"SQL" } 'idem.record', 'first_records', 'second_records');
+SELECT coalesce(sum((pg_column_size(r) + 7) / 8 * 8 + 4), 0) FROM $_ r WHERE tenant = 'a' AND scope = (SELECT id FROM idem.scope WHERE name = 'spread')
+SQL
+}
+sub total { my $sum = 0; $sum += $_ for split /\n/, sizes(); return $sum; }
+sub is_right
+{
+	my ($what) = @_;
+	my ($figure, $total) = (figure('spread', 'a'), total());
+	cmp_ok(abs($figure - $total), '<=', 64, "$what: $figure for $total");
+	return;
+}
+sub is_enough
+{
+	my ($what) = @_;
+	my ($figure, $total) = (figure('spread', 'a'), total());
+	cmp_ok($figure, '>=', $total, "$what: $figure for $total");
+	return;
+}
+# One call per transaction: use_records() is for a transaction.
+sub fill_table
+{
+	my ($records, $n) = @_;
+	return sql("BEGIN; SELECT idem.use_records('$records'); SELECT count(store('spread', 'a', 1500)) FROM generate_series(1, $n); COMMIT");
+}
+my @tables = ('idem.record', 'first_records', 'second_records');
+fill_table($_, 40) for @tables;
+is_right('what is written into several tables counts');
+sql('SELECT idem.purge()') for 1 .. 2;
+is_right('a round finds the same');
+sql('SELECT idem.purge()');
+is_right('so does another');
+
+# The sweep stops within each of the tables, in the middle of a block: at the first of three records
+# that have expired, between others.
+sub add_expired
+{
+	my ($records) = @_;
+	fill_table($records, 8);
+	sql(<<"SQL");
+BEGIN;
+SELECT idem.use_records('$records');
+SELECT idem.complete(token) FROM generate_series(1, 3) i, idem.claim('spread', 'expired ' || i, tenant => 'b', ttl => '1 us');
+COMMIT;
+SQL
+	fill_table($records, 8);
+	return;
+}
+for my $stop (@tables)
+{
+	add_expired($stop);
+	sql('SELECT idem.purge(100)') for 1 .. 2;
+	add_expired($stop);
+	is(sql('SELECT idem.purge(1)'), 1, "a step ends within $stop") for 1 .. 2;
+	is(sql('SELECT idem.purge(2)'), 1, 'the last one reaches the end');
+	is_right('no record counts twice');
+	add_expired($stop);
+	is(sql('SELECT idem.purge(1)'), 1, "a step ends within $stop");
+	fill_table($_, 5) for @tables;
+	is_enough('what is written meanwhile counts, before and behind the hand');
+	is(sql('SELECT idem.purge(1)'), 1, 'the next step goes on there');
+	sql('SELECT idem.purge()');
+	is_enough('and after the round');
+	sql('SELECT idem.purge()') for 1 .. 2;
+	is_right('two rounds later nothing counts twice');
+}
+
+# A table that appears while a round runs, one that is locked, and one that is rewritten or dropped.
+add_expired('first_records');
+sql('SELECT idem.purge(1)');
+sql("SELECT idem.create_record_table('third_records')");
+fill_table('third_records', 10);
+my $third = sql("SELECT sum((pg_column_size(r) + 7) / 8 * 8 + 4) FROM third_records r");
+sql('SELECT idem.purge(1)');
+is_enough('a table that appears');
+cmp_ok(figure('spread', 'a'), '>=', total() + $third, 'its rows count');
+sql('SELECT idem.purge()') for 1 .. 3;
+cmp_ok(abs(figure('spread', 'a') - total() - $third), '<=', 0.01 * total(), 'and once, after two rounds');
+
+# It may even appear while a step runs: the step knows the tables, and waits for a lock on the scopes.
+sql('DROP TABLE third_records');
+sql('SELECT idem.purge()') for 1 .. 3;
+my $lock = $node->background_psql('postgres');
+$lock->query_safe('BEGIN; LOCK TABLE idem.scope IN ACCESS EXCLUSIVE MODE');
+my $purger = $node->background_psql('postgres');
+$purger->query_until(qr/begun/, "\\echo begun\nSELECT idem.purge();\n");
+$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted") or die 'the step does not wait';
+$lock->query_safe("SELECT idem.create_record_table('third_records'); SELECT idem.use_records('third_records')");
+$lock->query_safe("SELECT count(store('spread', 'a', 1500)) FROM generate_series(1, 10); COMMIT");
+$purger->quit;
+$third = sql("SELECT sum((pg_column_size(r) + 7) / 8 * 8 + 4) FROM third_records r");
+cmp_ok(figure('spread', 'a'), '>=', total() + $third, 'the rows of a table that appears during a step count');
+$lock->query_safe('BEGIN; LOCK TABLE first_records IN ACCESS EXCLUSIVE MODE');
+sql('SELECT idem.purge()') for 1 .. 3;
+$lock->query_safe('COMMIT');
+$lock->quit;
+is_enough('a table that was locked for rounds is not forgotten');
+add_expired('second_records');
+sql('SELECT idem.purge(1)');
+sql('VACUUM FULL second_records');
+sql('SELECT idem.purge()');
+is_enough('a table that was rewritten behind the hand');
+add_expired('second_records');
+sql('SELECT idem.purge(1)');
+sql('DROP TABLE third_records');
+sql('SELECT idem.purge()') for 1 .. 3;
+is_right('the bytes of a dropped table are given back');
+sql('TRUNCATE first_records, second_records, idem.record');
+sql('SELECT idem.purge()') for 1 .. 2;
+is(figure('spread', 'a'), 0, 'all bytes are given back');
+sql("SELECT idem.drop_scope('spread')");
+sql('DROP TABLE first_records, second_records');
+
 # A limit that a scope gets later.
 sql("SELECT idem.create_scope('later'); SELECT store('later', 'a', 30000); SELECT idem.alter_scope('later', max_bytes => 20000)");
 sql('SELECT idem.purge()') for 1 .. 2;

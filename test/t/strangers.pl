@@ -44,7 +44,7 @@ CREATE ROLE stranger LOGIN;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO stranger;
 SELECT idem.create_scope('vault', owner => 'owner', wait => '0', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', explain_conflicts => true);
 SELECT idem.create_scope('strict', owner => 'owner', wait => '0', request_required => true, tenant_required => true, weak_keys => 'reject',
-                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000);
+                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => idem.create_record_table('strict_records', 'tenant_id', 'text'));
 SELECT idem.create_scope('theirs', owner => 'stranger', wait => '0');
 CREATE FUNCTION work(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1';
 CREATE FUNCTION fails(jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ BEGIN RAISE '%', \$1; END \$\$;
@@ -83,6 +83,9 @@ $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
 $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
 
+# The same records once more in another table.
+$node->safe_psql('postgres', "SELECT idem.create_record_table('elsewhere'); INSERT INTO elsewhere SELECT * FROM idem.record");
+
 # A database in which the stranger owns everything: nothing in memory may cross over.
 $node->safe_psql('postgres', 'CREATE DATABASE mine');
 $node->safe_psql('mine', <<'SQL');
@@ -98,7 +101,7 @@ sub pick { return $_[ int(rand(@_)) ] }
 
 # Of the same form, but not existing. The first two characters of a token give its kind.
 sub unheard_of { my ($text) = @_; return $text =~ s/$mark/swordfisk/r }
-sub made_up_token { my ($token) = @_; return substr($token, 0, 2) . join '', (map { pick(@base64) } 1 .. 36), 'A' }
+sub made_up_token { my ($token) = @_; return substr($token, 0, 2) . (join '', map { pick(@base64) } 4 .. length $token) . 'A' }
 
 # A token of the owner as the stranger may have it: whole, or damaged.
 sub known_token
@@ -108,6 +111,7 @@ sub known_token
 	substr($token, 30, 4) = join '', map { pick(@base64) } 1 .. 4 if $how == 1;    # random bits
 	substr($token, 24, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 2;    # attempt
 	substr($token, 10, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 3;    # digest
+	substr($token, 40, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 0 && length $token > 40 && rand() < 0.5;    # table
 	return $token;
 }
 
@@ -128,6 +132,9 @@ my %by_type = (
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
+	regclass => sub { pick(q('strict_records'), q('idem.record'), q('idem.scope'), q('pg_class'), '0::oid::regclass', 'NULL') },
+	regtype => sub { pick(q('text'), q('record'), '0::oid::regtype', 'NULL') },
+	name => sub { pick(q('tenant_id'), q('digest'), q(''), 'NULL') },
 	regrole => sub { pick(q('owner'), q('stranger'), 'NULL') },
 	regprocedure => sub { pick(q('work(jsonb)'), q('fails(jsonb)'), '0', 'NULL') },
 	'text[]' => sub { maybe("ARRAY[" . join(', ', map { quoted(pick(@texts)) } 0 .. int(rand(3))) . "]::text[]") },);
@@ -210,6 +217,7 @@ sub call
 
 # The forms in which a statement is sent.
 my @wraps = (
+	sub { "BEGIN;\nSELECT idem.use_records('strict_records');\n$_[0];\nROLLBACK;" },
 	sub { "BEGIN;\n$_[0];\nROLLBACK;" },
 	sub { "BEGIN ISOLATION LEVEL SERIALIZABLE;\n$_[0];\nROLLBACK;" },
 	sub { "BEGIN READ ONLY;\n$_[0];\nROLLBACK;" },
@@ -254,7 +262,7 @@ for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FR
 	}
 }
 my $relations = $node->safe_psql('postgres', q{SELECT string_agg(oid::regclass::text, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i')});
-push @queries, [ ("SELECT * FROM $_") x 2, [] ] for split ' ', $relations;
+push @queries, [ ("SELECT * FROM $_") x 2, [] ] for 'public.elsewhere', split ' ', $relations;
 
 my @asked;    # [ [ script, script ], [ own words, own words ] ]
 for my $query (@queries)

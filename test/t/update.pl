@@ -14,7 +14,7 @@ use Test::More;
 # What has changed since a release has also changed since the ones before.
 my %changed_since = (
 	'0.1.0' => [qw(administration scopes streams wrong_use)],
-	'0.2.0' => [qw(administration conflicts erasure failures forbid http identity keys leases redaction rehearse scopes streams survey take)]);
+	'0.2.0' => [qw(administration conflicts erasure failures forbid http identity keys leases purge record_tables redaction rehearse scopes streams survey take)]);
 
 my $administration = 'idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget';
 

@@ -138,6 +138,28 @@ $claimer->quit;
 is(sql("SELECT response FROM idem.claim('payments', 'again')"), '"second"', 'the new record lives');
 sql('DELETE FROM idem.record');
 
+# Other record tables -----------------------------------------------------------------------------
+
+# The hand is in the third table when the server is restarted.
+set_conf('idem.purge_naptime' => '0');
+sql("SELECT idem.create_record_table('second'), idem.create_record_table('third')");
+fill('postgres', 20, '-1 second');
+sql("INSERT INTO $_ SELECT * FROM idem.record") for 'second', 'third';
+sql("UPDATE idem.sweep SET hand = 'third'::regclass::oid::bigint << 32");
+$node->restart;
+wait_for_launcher();
+is(sql("SELECT records FROM idem.storage WHERE purge_block = 0"), 'third', 'the hand survives a restart');
+my $admin = $node->background_psql('postgres');
+$admin->query_safe('BEGIN; LOCK TABLE second IN ACCESS EXCLUSIVE MODE');
+set_conf('idem.purge_naptime' => '50ms');
+ok( $node->poll_query_until('postgres', 'SELECT (SELECT count(*) FROM third) + (SELECT count(*) FROM idem.record) = 0'),
+	'the worker purges all record tables, except one that is locked');
+is(sql('SELECT count(*) FROM pg_locks WHERE NOT granted'), 0, 'for which it does not wait');
+$admin->query_safe('COMMIT');
+$admin->quit;
+ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM second'), 'and that one afterwards');
+sql('DROP TABLE second, third');
+
 # Tables locked by other sessions -----------------------------------------------------------------
 
 # DROP EXTENSION locks the second table first: waiting for it with a lock on the others would

@@ -11,8 +11,7 @@ namespace {
 const Token sample{TokenKind::atomic, counting<Digest>(0xf0), 0x01020304, 0xfedcba9876543210};
 
 std::string text_of(const Token& token) {
-    const TokenText text = encode(token);
-    return {text.data(), text.size()};
+    return std::string(encode(token).view());
 }
 
 }  // namespace
@@ -21,9 +20,11 @@ TEST(Token, RoundTrip) {
     Token out{};
     for (const Token& token :
          {sample, Token{TokenKind::atomic, {}, 0, 0},
-          Token{TokenKind::leased, counting<Digest>(), ~0U, ~std::uint64_t{0}}}) {
+          Token{TokenKind::leased, counting<Digest>(), ~0U, ~std::uint64_t{0}},
+          Token{TokenKind::leased, counting<Digest>(), ~0U, ~std::uint64_t{0}, 1},
+          Token{TokenKind::leased, counting<Digest>(), 1, 2, ~0U}}) {
         const std::string text = text_of(token);
-        EXPECT_EQ(text.size(), 39U);
+        EXPECT_EQ(text.size(), token.table == 0 ? 39U : 44U);
         EXPECT_EQ(text.find_first_of("+/="), std::string::npos);
         ASSERT_TRUE(decode(text, out));
         EXPECT_EQ(out, token);
@@ -35,6 +36,15 @@ TEST(Token, IsBase64UrlOfItsParts) {
     EXPECT_EQ(text_of(sample), "AfDx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhA");
 }
 
+TEST(Token, NamesTheTableOfItsRecord) {
+    // printf '03f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff01020304fedcba987654321000012345' | xxd -r -p |
+    // base64
+    Token elsewhere = sample;
+    elsewhere.kind = TokenKind::leased;
+    elsewhere.table = 0x12345;
+    EXPECT_EQ(text_of(elsewhere), "A_Dx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhAAASNF");
+}
+
 TEST(Token, KindsDiffer) {
     Token leased = sample;
     leased.kind = TokenKind::leased;
@@ -42,17 +52,22 @@ TEST(Token, KindsDiffer) {
 }
 
 TEST(Token, EveryOtherTextIsRefusedOrAnotherToken) {
-    const std::string good = text_of(sample);
-    for (std::size_t i = 0; i < good.size(); ++i)
-        for (int c = 0; c < 256; ++c) {
-            std::string text = good;
-            text[i] = static_cast<char>(c);
-            Token out{};
-            if (text != good && decode(text, out)) {
-                EXPECT_NE(out, sample) << text;
-                EXPECT_EQ(text_of(out), text);
+    Token elsewhere = sample;
+    elsewhere.kind = TokenKind::leased;
+    elsewhere.table = 1;
+    for (const Token& token : {sample, elsewhere}) {
+        const std::string good = text_of(token);
+        for (std::size_t i = 0; i < good.size(); ++i)
+            for (int c = 0; c < 256; ++c) {
+                std::string text = good;
+                text[i] = static_cast<char>(c);
+                Token out{};
+                if (text != good && decode(text, out)) {
+                    EXPECT_NE(out, token) << text;
+                    EXPECT_EQ(text_of(out), text);
+                }
             }
-        }
+    }
 }
 
 TEST(Token, MalformedTextsAreRefused) {
@@ -60,6 +75,10 @@ TEST(Token, MalformedTextsAreRefused) {
     const std::string good = text_of(sample);
     for (const std::string& text :
          {std::string(), good.substr(1), good + "A", good + "=", std::string(39, '\0'),
-          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* unknown kind */})
+          std::string(39, ' '), "+" + good.substr(1), "B" + good.substr(1) /* unknown kind */,
+          "Aw" + good.substr(2) /* the table is missing */,
+          good + "AAAAA" /* a plain token has none */,
+          std::string(
+              "A_Dx8vP09fb3-Pn6-_z9_v8BAgME_ty6mHZUMhAAAAAA") /* no table has the number 0 */})
         EXPECT_FALSE(decode(text, out)) << text;
 }

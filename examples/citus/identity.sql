@@ -1,0 +1,20 @@
+-- Gives the scopes and secrets of the coordinator to all workers, so that they agree on digests and
+-- fingerprints. Run it on the coordinator
+--   - after idem.create_scope() and idem.rotate_secret(), which you call on the coordinator only,
+--   - after adding a node, before any shard is moved to it.
+--
+--   psql -f identity.sql
+--
+-- The workers receive a statement that contains the secrets: log_statement and
+-- log_min_duration_statement must be off there.
+\set ON_ERROR_STOP on
+DO $$
+DECLARE
+  import CONSTANT text := format('SELECT idem.import_identity(%L)', idem.export_identity());
+  failed record;
+BEGIN
+  FOR failed IN SELECT * FROM run_command_on_workers(import) WHERE NOT success LOOP
+    RAISE EXCEPTION 'worker %:% has not imported the identity', failed.nodename, failed.nodeport
+      USING DETAIL = failed.result;
+  END LOOP;
+END $$;

@@ -1,0 +1,216 @@
+// idem.create_record_table(), idem.use_records() and idem.record_tables(): record tables beside
+// idem.record.
+//
+// PUBLIC may not execute the first. The second needs no privilege: a record table is idem's, and a
+// key is found there under its scope and tenant only. The caller has to name the same table for the
+// same key; a scope that names its table leaves callers no choice.
+#include "api/records.hpp"
+
+#include "api/arguments.hpp"
+#include "pg/boundary.hpp"
+#include "pg/record.hpp"
+#include "pg/report.hpp"
+#include "pg/scope.hpp"
+#include "pg/sweep.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+
+enum CreateArgument { arg_name, arg_tenant_column, arg_tenant_type };
+
+// The new table. All texts are quoted where they must be.
+struct NewTable {
+    RangeVar* range;     // with its schema
+    const char* name;    // qualified
+    const char* column;  // of the tenant; NULL if there is none
+    const char* type;
+    const char* owner;
+};
+
+// A name without a schema gets the schema in which CREATE TABLE would make it.
+NewTable read_name(std::string_view name) {
+    List* names = textToQualifiedNameList(pg::text_of(name));
+    RangeVar* range = makeRangeVarFromNameList(names);
+    range->schemaname = get_namespace_name(RangeVarGetCreationNamespace(range));
+    return {range, quote_qualified_identifier(range->schemaname, range->relname), nullptr, nullptr,
+            nullptr};
+}
+
+void check_tenant_type(Oid type) {
+    if (!get_typisdefined(type))
+        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type));
+    if (get_typtype(type) == TYPTYPE_PSEUDO)
+        report::invalid_argument("tenant_type", psprintf("%s is a pseudo-type; no column has it.",
+                                                         format_type_be(type)));
+}
+
+// Both arguments about the tenant, or none.
+void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
+    if (PG_ARGISNULL(arg_tenant_column) != PG_ARGISNULL(arg_tenant_type))
+        report::invalid_argument("tenant_column",
+                                 "The arguments \"tenant_column\" and \"tenant_type\" belong "
+                                 "together.",
+                                 "Pass both, or neither for a table with the columns of "
+                                 "idem.record alone.");
+    if (PG_ARGISNULL(arg_tenant_column)) return;
+    if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
+        report::invalid_argument("tenant_column", "The name is empty.");
+    check_tenant_type(PG_GETARG_OID(arg_tenant_type));
+    table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
+    table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
+}
+
+const char* owner_of_records() {
+    const pg::Records records = pg::Records::to_read(pg::common_records);
+    const char* owner = GetUserNameFromId(records.table()->rd_rel->relowner, false);
+    records.close();
+    return quote_identifier(owner);
+}
+
+void run(const char* statement) {
+    const int code = SPI_execute(statement, false, 0);
+    if (code != SPI_OK_UTILITY) elog(ERROR, "\"%s\" returned code %d", statement, code);
+}
+
+// LIKE copies the columns as they are in this database, and the constraint; not the indexes, which
+// others may have added to idem.record.
+void create(const NewTable& table) {
+    run(psprintf(
+        "CREATE TABLE %s (%sLIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE "
+        "INCLUDING COMPRESSION)",
+        table.name,
+        table.column == nullptr ? "" : psprintf("%s %s NOT NULL, ", table.column, table.type)));
+    run(psprintf("ALTER TABLE %s ALTER COLUMN digest TYPE idem.key_digest", table.name));
+    run(psprintf("ALTER TABLE %s ADD PRIMARY KEY (digest%s%s)", table.name,
+                 table.column == nullptr ? "" : ", ", table.column == nullptr ? "" : table.column));
+    run(
+        psprintf("CREATE INDEX ON %s (scope) WHERE state OPERATOR(pg_catalog.=) "
+                 "'p'::pg_catalog.\"char\"",
+                 table.name));
+    run(
+        psprintf("COMMENT ON TABLE %s IS 'Records of idem, as in idem.record. Written and read "
+                 "by idem''s functions only.'",
+                 table.name));
+    run(psprintf("ALTER TABLE %s OWNER TO %s", table.name, table.owner));
+}
+
+// Default privileges may have granted some.
+void revoke_all(Oid relation, const NewTable& table) {
+    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+    bool null;
+    const Datum value = SysCacheGetAttr(RELOID, tuple, Anum_pg_class_relacl, &null);
+    const Acl* acl = null ? nullptr : DatumGetAclPCopy(value);
+    const Oid owner = reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple))->relowner;
+    ReleaseSysCache(tuple);
+    for (int i = 0; acl != nullptr && i < ACL_NUM(acl); ++i) {
+        const Oid grantee = ACL_DAT(acl)[i].ai_grantee;
+        if (grantee == owner) continue;
+        const char* role =
+            OidIsValid(grantee) ? quote_identifier(GetUserNameFromId(grantee, false)) : "PUBLIC";
+        run(psprintf("REVOKE ALL ON TABLE %s FROM %s", table.name, role));
+    }
+}
+
+Oid create_record_table(const NewTable& table) {
+    if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
+    create(table);
+    const Oid relation = RangeVarGetRelid(table.range, NoLock, false);
+    revoke_all(relation, table);
+    SPI_finish();
+    return relation;
+}
+
+// ---- The list of record tables ------------------------------------------------------------------
+
+enum ListColumn { list_records, list_purge_block, list_fault, list_remedy, list_columns };
+
+bool is_used(Oid table) {
+    const auto fault = pg::fault_of_record_table(table);
+    return fault && fault->detail == nullptr;
+}
+
+// The table in which the next purge begins: that of the block or, if it is not used any more, the
+// next one that is.
+Oid purged_next(const List* tables, pg::RecordBlock block) {
+    for (int i = 0; i < list_length(tables); ++i) {
+        const Oid table = list_nth_oid(tables, i);
+        if (pg::record_block(table, MaxBlockNumber) >= block && is_used(table)) return table;
+    }
+    return linitial_oid(tables);
+}
+
+void list_record_tables(FunctionCallInfo fcinfo) {
+    const List* tables = pg::record_tables();
+    const pg::RecordBlock next = pg::next_block();
+    const Oid purged = purged_next(tables, next);
+    for (int i = 0; i < list_length(tables); ++i) {
+        const Oid table = list_nth_oid(tables, i);
+        const auto fault = pg::fault_of_record_table(table);
+        if (!fault) continue;
+        const bool within = pg::table_of(next) == pg::table_of(pg::record_block(table, 0));
+        pg::Row<list_columns> row;
+        row.set(list_records, ObjectIdGetDatum(table));
+        if (table == purged)
+            row.set(list_purge_block, Int64GetDatum(within ? pg::number_of(next) : 0));
+        if (fault->detail != nullptr) {
+            row.set_text(list_fault, fault->detail);
+            row.set_text(list_remedy, fault->remedy);
+        }
+        row.add_to_result_of(fcinfo);
+    }
+}
+
+}  // namespace
+
+Oid usable_records(Oid table) {
+    if (!OidIsValid(table)) report::no_record_table(table);
+    pg::Records::to_read(table).close();
+    return pg::as_given(table);
+}
+
+bool follow_records(std::int32_t scope, Oid& table) {
+    const auto named = pg::records_after_change(scope);
+    if (!named) return false;
+    const Oid now = OidIsValid(*named) ? *named : pg::chosen_records();
+    return std::exchange(table, now) != now;
+}
+
+// The records may be moved, and the scope altered, while the lock is waited for.
+void lock_records(std::int32_t scope, Oid& table) {
+    do {
+        pg::lock_to_write(table == pg::common_records ? pg::table_oid(pg::Table::record) : table);
+    } while (follow_records(scope, table));
+}
+
+}  // namespace idem::api
+
+IDEM_FUNCTION(idem_create_record_table) {
+    using namespace idem;
+    api::require_writable("idem.create_record_table()");
+    const auto name = pg::text_arg(fcinfo, api::arg_name);
+    if (!name) pg::report::missing_argument("name");
+    api::NewTable table = api::read_name(*name);
+    api::read_tenant_column(fcinfo, table);
+    table.owner = api::owner_of_records();
+    const Oid relation = api::create_record_table(table);
+    (void)api::usable_records(relation);
+    PG_RETURN_OID(relation);
+}
+
+// Also for lookups on a standby.
+IDEM_FUNCTION(idem_use_records) {
+    using namespace idem;
+    api::require_leader("idem.use_records()");
+    if (PG_ARGISNULL(0)) pg::report::missing_argument("records");
+    pg::choose_records(api::usable_records(PG_GETARG_OID(0)));
+    PG_RETURN_VOID();
+}
+
+// For the views, which must know all tables on a standby too.
+IDEM_FUNCTION(idem_record_tables) {
+    InitMaterializedSRF(fcinfo, 0);
+    idem::api::list_record_tables(fcinfo);
+    return Datum{0};
+}

@@ -1,0 +1,115 @@
+// Which table holds the record of a key.
+//
+// Records are in the table idem.record unless the key's scope names another table, or the
+// transaction has chosen one. So they can live, move and vanish with the data that they protect: in
+// a tenant's schema, a partition, or a shard that a tool moves between servers.
+//
+// Nothing lists these tables. Each has a column of the type idem.key_digest, so the catalog's
+// dependencies lead to all of them, even to those that a tool has made from the definition of such
+// a table. A table is used only if it is a record table: it has the columns of idem.record, is
+// owned by the same role, and may be changed by no other role. Otherwise a caller could let idem
+// read an answer that the caller has written. This is checked when the table is opened, and is
+// remembered in the backend until the relation cache reports a change.
+//
+// Before those of idem.record, a record table may have one more column: the tenant, in the type of
+// the column by which a tool distributes rows.
+//
+// The transaction's choice follows savepoints as SET LOCAL does. Everything here is backend-local.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace idem::pg {
+
+struct Scope;
+
+// Stands for idem.record wherever the OID of a record table is given.
+inline constexpr Oid common_records = InvalidOid;
+
+// The OID of a record table as it is given: common_records for that of idem.record.
+Oid as_given(Oid table);
+
+// Where the records of the scope's keys are, for this transaction.
+Oid records_of(const Scope& scope);
+
+// The table that this transaction has chosen for the keys whose scope names none.
+Oid chosen_records();
+
+// Chooses it. The caller has checked the table.
+void choose_records(Oid table);
+
+// For a table that the caller has opened. Raises 42809 if it is not a record table, and 42501 if a
+// role other than the owner of idem.record owns it or may change it. Whether its primary key is
+// usable is for KeyedTable::open_index() to say.
+void require_record_table(Relation relation);
+
+// The same without an error.
+bool is_record_table(Relation relation);
+
+// Opens the table; NULL if it is gone or not a record table. The OID may be any number.
+Relation try_open_records(Oid table, LOCKMODE mode);
+
+// The same without waiting for the lock.
+struct OpenAttempt {
+    Relation relation;  // NULL: it is gone, not a record table, or locked
+    bool locked;        // by another transaction, against this mode
+};
+OpenAttempt open_records_at_once(Oid table, LOCKMODE mode);
+
+// All record tables of this database, and tables that look like one: idem.record first, the others
+// by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
+List* record_tables();
+
+// Whether there is a table beside these, even one whose transaction has just committed and has yet
+// to announce it.
+bool has_new_record_table(const List* known);
+
+// Calls visit(relation) for each record table, opened with this lock, which is released.
+template <class Visit>
+void for_each_record_table(LOCKMODE mode, Visit visit) {
+    List* tables = record_tables();
+    for (int i = 0; i < list_length(tables); ++i) {
+        Relation relation = try_open_records(list_nth_oid(tables, i), mode);
+        if (relation == nullptr) continue;
+        visit(relation);
+        table_close(relation, mode);
+    }
+    list_free(tables);
+}
+
+// What keeps an ordinary table from being used as a record table although it has a column of the
+// type, and the SQL statement that cures it, both as sentences.
+struct RecordTableFault {
+    const char* detail;  // NULL: none
+    const char* remedy;
+};
+
+// Nothing if the table is gone, temporary, or not an ordinary table: a view or a partitioned table
+// may well have such a column.
+std::optional<RecordTableFault> fault_of_record_table(Oid table);
+
+// A block of any record table as one number. The numbers have the order of record_tables(), then
+// that of the blocks. Those of idem.record are its block numbers.
+using RecordBlock = std::uint64_t;
+RecordBlock record_block(Oid table, BlockNumber block);
+
+// common_records for idem.record.
+constexpr Oid table_of(RecordBlock block) {
+    return static_cast<Oid>(block >> 32);
+}
+
+constexpr BlockNumber number_of(RecordBlock block) {
+    return static_cast<BlockNumber>(block);
+}
+
+// Whether the table has the tenant in its first column, before those of idem.record.
+inline bool has_tenant_column(TupleDesc table) {
+    return memcmp(NameStr(TupleDescAttr(table, 0)->attname), "digest\0", 8) != 0;
+}
+
+// The tenant as a value of that column. Raises the error of the type's input function.
+Datum tenant_value(TupleDesc table, std::string_view tenant);
+
+void init_record_tables();
+
+}  // namespace idem::pg
