@@ -31,6 +31,8 @@ log_statement = none
 CONF
 	my $node = idem_node($name, bare => 1, conf => $settings, init => { allows_streaming => 'logical' });
 	ask($node, 'CREATE EXTENSION citus');
+	ask($node, 'ALTER SYSTEM SET output_plugin_libraries = pgoutput, test_decoding, citus')
+	  if ask($node, q{SELECT count(*) FROM pg_settings WHERE name = 'output_plugin_libraries'});
 	configure($node, 'citus.local_hostname', $node->host);
 	return $node;
 }
