@@ -91,9 +91,11 @@ sub kill_server
 	$seen{killed}++;
 	my ($group) = grep { $node[$_] == $node } 0 .. 3;
 	$seen{prepared} += ask($_, "SELECT count(*) FROM pg_prepared_xacts WHERE gid LIKE 'citus\\_$group\\_%'") for grep { $_ != $node } @node;
-	# A backend that began meanwhile holds the shared memory until it notices.
-	for (1 .. 100) { return if $node->start(fail_ok => 1); sleep 0.2; }
-	die $node->name . ' does not start';
+	# A backend that began meanwhile holds the shared memory until it notices. pg_ctl may take the file of
+	# the killed server for that of one that is ready.
+	for (1 .. 100) { last if $node->start(fail_ok => 1); sleep 0.2; }
+	$node->poll_query_until('postgres', 'SELECT true') or die $node->name . ' does not start';
+	return;
 }
 
 sub kill_server_in_a_change
