@@ -164,8 +164,8 @@ IDEM_FUNCTION(idem_reset_stream) {
     const pg::Scope& scope =
         pg::usable_scope(pg::text_arg(fcinfo, api::reset_scope), "reset_stream");
     const pg::KeyName name = api::source_name(scope, tenant, source);
-    const auto old = api::reset_stream(name, pg::bigint_arg(fcinfo, api::reset_seq),
-                                       pg::WaitBound(scope.wait));
+    const auto old =
+        api::reset_stream(name, pg::bigint_arg(fcinfo, api::reset_seq), pg::WaitBound(scope.wait));
     if (!old) api::require_tenant(scope, name.tenant);
     if (!old) PG_RETURN_NULL();
     PG_RETURN_INT64(*old);

@@ -46,8 +46,8 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
 // The argument "force" of the functions that throw something away.
 bool force_arg(FunctionCallInfo fcinfo, int n);
 
-// Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for a
-// key that has no record.
+// Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for
+// a key that has no record.
 void require_tenant(const pg::Scope& scope, std::string_view tenant);
 
 // For a checked key and tenant.
