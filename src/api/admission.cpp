@@ -8,7 +8,6 @@
 #include "pg/guc.hpp"
 #include "pg/ledger.hpp"
 #include "pg/limiter.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
 
@@ -44,7 +43,7 @@ void refuse_storage(const pg::Scope& scope, const Storage& storage) {
 }
 
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
-    if (!scope.claims_per_minute || pg::rehearsing) return 0;
+    if (!scope.claims_per_minute) return 0;
     if (!pg::limits_available()) {
         if (!std::exchange(warned_of_rate, true))
             report::warn_of_missing_limit(scope.name, "claims_per_minute");

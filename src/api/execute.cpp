@@ -10,7 +10,6 @@
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/faults.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::api {
@@ -149,9 +148,7 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
 Result execute(FunctionCallInfo fcinfo, const ClaimCall& call) {
     const ClaimResult claim = claim_key(call);
     if (claim.outcome != Outcome::claimed) return replay(call, claim);
-    const Result first = run(*claim.claim, checked_operation(fcinfo), call.request);
-    pg::maybe_crash();
-    return pg::is_duplicated() ? replay(call, claim_key(call)) : first;
+    return run(*claim.claim, checked_operation(fcinfo), call.request);
 }
 
 }  // namespace
