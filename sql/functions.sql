@@ -177,9 +177,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
-    'with its result. If the operation fails, rolls back its effect: an error that is listed in the '
-    'scope''s final_sqlstates is stored as the failure that every retry gets; any other is raised, '
-    'and the key stays free. '
+    'with its result. If the operation fails, rolls back its effect: an error that is listed in '
+    'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
+    'raised, and the key stays free. '
     'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
