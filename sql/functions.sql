@@ -56,9 +56,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 54000 beyond idem.max_answer_size; for a '
-    'leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+    'answer becomes visible to others when this transaction commits. headers is an object of names '
+    'with a string or an array of strings each, without control characters. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond idem.max_answer_size; '
+    'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -74,7 +75,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail IS
     'Stores a final failure; every retry raises it again until the record expires. error is an '
     'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
-    'required. A sqlstate that tells clients to retry is refused. '
+    'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost, ID009 limit_exceeded.';
 

@@ -9,8 +9,9 @@
 #include "api/arguments.hpp"
 #include "api/records.hpp"
 #include "api/scope.hpp"
-#include "core/key.hpp"
 #include "core/errors.hpp"
+#include "core/header.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
@@ -132,13 +133,11 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     return paths;
 }
 
-// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
-void check_headers(const char* name, ArrayType* headers) {
+void check_header_names(const char* name, ArrayType* headers) {
     if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
-        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
-            elements[i].find_first_of(" :") != std::string_view::npos)
+        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
                 name,
                 "Each element must be the name of a header, of 1 to 255 bytes, "
@@ -148,7 +147,7 @@ void check_headers(const char* name, ArrayType* headers) {
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
     if (!has_argument(fcinfo, n)) return nullptr;
     ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_headers(name_of(n), headers);
+    if (headers != nullptr) check_header_names(name_of(n), headers);
     return headers;
 }
 
