@@ -14,7 +14,7 @@ END $$;
 CREATE PROCEDURE fill(tenant text DEFAULT '') LANGUAGE plpgsql AS $$
 DECLARE t text;
 BEGIN
-    PERFORM idem.complete(token, '{"private": 1}', 201, '{"H": 1}', '\x00ff') FROM idem.claim('e', 'answered', tenant => fill.tenant);
+    PERFORM idem.complete(token, '{"private": 1}', 201, '{"H": "1"}', '\x00ff') FROM idem.claim('e', 'answered', tenant => fill.tenant);
     PERFORM idem.execute('e', 'executed', 'erasure.operate(jsonb)', '{"key": "executed"}', fill.tenant);
     PERFORM idem.execute('e', 'declined', 'erasure.operate(jsonb)', '{"key": "declined", "fails": "Ann"}', fill.tenant);
     PERFORM idem.fail(token, '{"message": "Ann"}', 402) FROM idem.claim('e', 'failed', tenant => fill.tenant);

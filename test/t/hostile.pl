@@ -158,7 +158,7 @@ SELECT token FROM idem.claim('shop', 'order-1', '{"amount": 1, "to": ["a", {"b":
 INSERT INTO public.effect DEFAULT VALUES;
 SELECT idem.current_key();
 SELECT idem.child_key(:'token', 'charge') \gset
-SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": 1}', '\x00');
+SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": "1"}', '\x00');
 COMMIT;
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
 SELECT outcome, differs FROM idem.try_claim('shop', 'order-1', '{"amount": 2}');
