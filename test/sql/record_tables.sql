@@ -238,7 +238,9 @@ SELECT idem.claim('plain', 'z');
 ROLLBACK;
 ALTER TABLE copy ADD PRIMARY KEY (digest);
 ALTER TABLE copy OWNER TO idem_test_owner;
+\set VERBOSITY terse
 SELECT idem.use_records('copy');
+\set VERBOSITY default
 DO $$ BEGIN EXECUTE format('ALTER TABLE copy OWNER TO %I', current_user); END $$;
 GRANT DELETE ON copy TO idem_test_owner;
 SELECT idem.use_records('copy');
@@ -284,7 +286,9 @@ GRANT TRUNCATE ON parted TO PUBLIC;
 SELECT idem.claim('plain', 'z');
 ROLLBACK;
 ALTER TABLE parted OWNER TO idem_test_owner;
+\set VERBOSITY terse
 SELECT idem.use_records('part');
+\set VERBOSITY default
 DROP TABLE parted;
 CREATE TABLE parent (LIKE elsewhere);
 SELECT idem.create_record_table('child');
