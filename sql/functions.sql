@@ -69,7 +69,7 @@ CREATE FUNCTION idem.fail(
     body bytea DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_fail_0_3'
+AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.fail IS
@@ -96,7 +96,7 @@ CREATE FUNCTION idem.release(
     error jsonb DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_release_0_3'
+AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.release IS
@@ -210,7 +210,7 @@ CREATE FUNCTION idem.lookup(
     wait interval DEFAULT NULL
 )
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_lookup_0_3'
+AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
@@ -485,7 +485,7 @@ CREATE FUNCTION idem.create_scope(
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_create_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_create_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
@@ -532,7 +532,7 @@ CREATE FUNCTION idem.alter_scope(
     records regclass DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_alter_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
@@ -563,7 +563,7 @@ COMMENT ON FUNCTION idem.scope_ddl IS
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2'
+AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
@@ -601,7 +601,7 @@ CREATE FUNCTION idem.forget(
     force boolean DEFAULT false
 )
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget_0_3'
+AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;

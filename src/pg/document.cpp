@@ -305,7 +305,7 @@ Jsonb* without(Jsonb* document, Filter filter) {
 
 }  // namespace
 
-void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
+void check_paths(const char* name, ArrayType* paths) {
     if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const TextElements elements = elements_of(paths);
     for (int i = 0; i < elements.count; ++i) {
@@ -314,13 +314,11 @@ void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
             report::invalid_argument(name,
                                      "Each path must have 1 to 255 bytes, such as "
                                      "\"meta.trace_id\".");
-        if (quotes == Quotes::enclose) check_notation(name, path, i + 1);
+        check_notation(name, path, i + 1);
     }
 }
 
-PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
-    if (quotes == Quotes::literal)
-        return read_texts(paths, context, [](std::string_view path) { return path; });
+PathList read_paths(ArrayType* paths, MemoryContext context) {
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
 
@@ -328,14 +326,11 @@ bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersio
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
     const Walkable from = walkable(request, exclude);
-    core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    const core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
     if (version == core::FingerprintVersion::member_codes) {
-        made.version = core::FingerprintVersion::leading_mac;
         Members members;
         if (read_members(from, current.fingerprint, made, members))
             return bytea_of(core::pack(made, members.codes));
-    } else {
-        made.version = version;
     }
     return bytea_of(core::pack(made));
 }
@@ -348,17 +343,6 @@ bytea* without_members(bytea* stored) {
         !core::unpack(bytes, rest))
         return stored;
     return bytea_of(core::pack(rest));
-}
-
-bytea* compact_fingerprint(bytea* whole) {
-    if (whole == nullptr) return nullptr;
-    const core::Bytes bytes = core::as_bytes(view_of(whole));
-    core::Fingerprint compact;
-    if (!core::has_version(bytes, core::FingerprintVersion::whole_mac) ||
-        !core::unpack(bytes, compact))
-        return whole;
-    compact.version = core::FingerprintVersion::leading_mac;
-    return bytea_of(core::pack(compact));
 }
 
 bytea* fingerprint_of_any() {

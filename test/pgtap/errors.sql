@@ -83,7 +83,7 @@ SELECT idem.fail((idem.claim('errors', key)).token, error)
   FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
                ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
        ) AS failure (key, error);
--- Failures that earlier releases accepted.
+-- Failures that no function of idem stores.
 SELECT idem.fail((idem.claim('errors', key)).token, '{"message": "to be replaced"}')
   FROM unnest('{bare,odd,"lower case",success,warning,ours,number}'::text[]) AS key;
 UPDATE idem.record AS r SET error = old.error
