@@ -56,9 +56,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 54000 beyond idem.max_answer_size; for a '
-    'leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+    'answer becomes visible to others when this transaction commits. headers is an object of names '
+    'with a string or an array of strings each, without control characters. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond idem.max_answer_size; '
+    'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -68,13 +69,13 @@ CREATE FUNCTION idem.fail(
     body bytea DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_fail_0_3'
+AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.fail IS
     'Stores a final failure; every retry raises it again until the record expires. error is an '
     'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
-    'required. A sqlstate that tells clients to retry is refused. '
+    'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost, ID009 limit_exceeded.';
 
@@ -95,7 +96,7 @@ CREATE FUNCTION idem.release(
     error jsonb DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_release_0_3'
+AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.release IS
@@ -208,7 +209,7 @@ CREATE FUNCTION idem.lookup(
     wait interval DEFAULT NULL
 )
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_lookup_0_3'
+AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
@@ -483,7 +484,7 @@ CREATE FUNCTION idem.create_scope(
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_create_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_create_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
@@ -530,7 +531,7 @@ CREATE FUNCTION idem.alter_scope(
     records regclass DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_alter_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
@@ -561,7 +562,7 @@ COMMENT ON FUNCTION idem.scope_ddl IS
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2'
+AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
@@ -599,7 +600,7 @@ CREATE FUNCTION idem.forget(
     force boolean DEFAULT false
 )
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget_0_3'
+AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;

@@ -224,7 +224,7 @@ CREATE FUNCTION idem.open_claims(
     OUT keys integer
 )
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_open_claims_0_3'
+AS 'MODULE_PATHNAME', 'idem_open_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.open_claims IS

@@ -29,8 +29,7 @@ enum Column {
     column_completed_at,
     columns
 };
-constexpr int columns_up_to_0_2 = column_redacted + 1;
-using Result = pg::Row<columns, columns_up_to_0_2>;
+using Result = pg::Row<columns>;
 
 // The operation's quoted name, by which it is called.
 const char* checked_operation(FunctionCallInfo fcinfo) {

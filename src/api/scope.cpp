@@ -9,8 +9,9 @@
 #include "api/arguments.hpp"
 #include "api/records.hpp"
 #include "api/scope.hpp"
-#include "core/key.hpp"
 #include "core/errors.hpp"
+#include "core/header.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
@@ -39,7 +40,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_final_sqlstates,  // this and the following since 0.3.0
+    arg_final_sqlstates,
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
@@ -82,16 +83,6 @@ const char* name_of(int argument) {
     return argument_names[static_cast<std::size_t>(argument)];
 }
 
-// The functions of earlier releases have fewer arguments, and keep the rules of those releases.
-bool has_argument(FunctionCallInfo fcinfo, int argument) {
-    return argument < PG_NARGS();
-}
-
-bool of_this_release(FunctionCallInfo fcinfo) {
-    Assert(PG_NARGS() >= arguments || PG_NARGS() == arg_final_sqlstates);
-    return has_argument(fcinfo, arg_final_sqlstates);
-}
-
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
@@ -100,8 +91,7 @@ constexpr bool may_be_null(int argument) {
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
-    for (int argument = 0; argument < create_arguments && has_argument(fcinfo, argument);
-         ++argument)
+    for (int argument = 0; argument < create_arguments; ++argument)
         if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
             if (argument == arg_name) report::missing_argument(name_of(argument));
             report::null_argument(name_of(argument));
@@ -127,18 +117,15 @@ const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
 
 ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* paths = pg::array_arg(fcinfo, n);
-    const auto quotes = of_this_release(fcinfo) ? pg::Quotes::enclose : pg::Quotes::literal;
-    if (paths != nullptr) pg::check_paths(name_of(n), paths, quotes);
+    if (paths != nullptr) pg::check_paths(name_of(n), paths);
     return paths;
 }
 
-// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
-void check_headers(const char* name, ArrayType* headers) {
+void check_header_names(const char* name, ArrayType* headers) {
     if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
-        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
-            elements[i].find_first_of(" :") != std::string_view::npos)
+        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
                 name,
                 "Each element must be the name of a header, of 1 to 255 bytes, "
@@ -146,9 +133,8 @@ void check_headers(const char* name, ArrayType* headers) {
 }
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_headers(name_of(n), headers);
+    if (headers != nullptr) check_header_names(name_of(n), headers);
     return headers;
 }
 
@@ -161,14 +147,9 @@ void check_sqlstates(const char* name, ArrayType* states) {
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     ArrayType* states = pg::array_arg(fcinfo, n);
     if (states != nullptr) check_sqlstates(name_of(n), states);
     return states;
-}
-
-std::optional<bool> bool_arg_since_0_3(FunctionCallInfo fcinfo, int n) {
-    return has_argument(fcinfo, n) ? pg::bool_arg(fcinfo, n) : std::nullopt;
 }
 
 // A new scope has no limit unless one is given, so only alter_scope() needs a value for "none".
@@ -176,7 +157,6 @@ enum class Purpose { create, alter };
 
 // Zero stands for no limit.
 const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
 }
 
@@ -201,14 +181,12 @@ std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
 }
 
 std::optional<std::int64_t> bytes_arg(FunctionCallInfo fcinfo, Purpose purpose) {
-    if (!has_argument(fcinfo, arg_max_bytes)) return std::nullopt;
     const auto bytes = checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
     if (bytes && *bytes != pg::no_limit) require_limits_available(name_of(arg_max_bytes));
     return bytes;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
-    if (!has_argument(fcinfo, arg_tenant_from)) return std::nullopt;
     const auto from = pg::text_arg(fcinfo, arg_tenant_from);
     if (from && !pg::tenant_from_of(*from))
         report::invalid_argument("tenant_from", "The value must be argument or role.");
@@ -224,7 +202,7 @@ std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
 
 // The table idem.record stands for "no other table".
 std::optional<Oid> records_arg(FunctionCallInfo fcinfo) {
-    if (!has_argument(fcinfo, arg_records) || PG_ARGISNULL(arg_records)) return std::nullopt;
+    if (PG_ARGISNULL(arg_records)) return std::nullopt;
     return usable_records(PG_GETARG_OID(arg_records));
 }
 
@@ -243,12 +221,12 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
         .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
-        .store_request = bool_arg_since_0_3(fcinfo, arg_store_request),
+        .store_request = pg::bool_arg(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
         .header_exclude = headers_arg(fcinfo, arg_header_exclude),
         .tenant_from = tenant_from_arg(fcinfo),
-        .explain_conflicts = bool_arg_since_0_3(fcinfo, arg_explain_conflicts),
+        .explain_conflicts = pg::bool_arg(fcinfo, arg_explain_conflicts),
         .max_bytes = bytes_arg(fcinfo, purpose),
         .records = records_arg(fcinfo),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
@@ -299,7 +277,7 @@ ImportedScope checked_scope(HeapTupleHeader row) {
 
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_create_scope_0_3) {
+IDEM_FUNCTION(idem_create_scope) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
     api::require_arguments(fcinfo);
@@ -308,14 +286,13 @@ IDEM_FUNCTION(idem_create_scope_0_3) {
     pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
     api::check_owner(*rules.owner);
-    const bool if_not_exists =
-        api::bool_arg_since_0_3(fcinfo, api::arg_if_not_exists).value_or(false);
+    const bool if_not_exists = *pg::bool_arg(fcinfo, api::arg_if_not_exists);
     const auto taken = if_not_exists ? pg::NameTaken::kept_if_equal : pg::NameTaken::refused;
     if (pg::insert_scope(name, rules, taken)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_alter_scope_0_3) {
+IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
@@ -335,7 +312,7 @@ IDEM_FUNCTION(idem_scope_ddl) {
 }
 
 // The scope's records expire at once, because no scope has their id any more.
-IDEM_FUNCTION(idem_drop_scope_0_2) {
+IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
     pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));

@@ -103,9 +103,8 @@ const char* kind_fault(Relation relation) {
 // the type that marks it, the table would be left out where all record tables are meant.
 const char* column_fault(TupleDesc table, TupleDesc common) {
     const int first = has_tenant_column(table) ? 1 : 0;
-    const int wanted_columns = std::min(record_columns, common->natts);
-    if (table->natts < first + wanted_columns) return "It has fewer columns than idem.record.";
-    for (int i = 0; i < wanted_columns; ++i) {
+    if (table->natts < first + record_columns) return "It has fewer columns than idem.record.";
+    for (int i = 0; i < record_columns; ++i) {
         const FormData_pg_attribute* wanted = TupleDescAttr(common, i);
         const FormData_pg_attribute* found = TupleDescAttr(table, first + i);
         if (found->attisdropped || strcmp(NameStr(found->attname), NameStr(wanted->attname)) != 0 ||

@@ -8,7 +8,7 @@
 
 namespace idem::pg::record_table {
 
-// The type that marks record tables; InvalidOid before the update to 0.3.0.
+// The type that marks record tables; InvalidOid if the extension is not installed.
 Oid digest_type();
 
 // Why a relation is not used as a record table.

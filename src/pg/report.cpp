@@ -115,14 +115,10 @@ bool has_member(Jsonb* error, const char* name) {
 
 }  // namespace
 
-void check_is_error_object(Jsonb* error) {
-    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
-}
-
 namespace {
 
 void check_members(Jsonb* error, void (*check)(std::string_view name, const JsonbValue& value)) {
-    check_is_error_object(error);
+    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
     JsonbIterator* iterator = JsonbIteratorInit(&error->root);
     JsonbValue key;
     JsonbValue value;
@@ -239,7 +235,7 @@ int errdiffers(const Differences* differences) {
         OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
 }
 
-// Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
+// A later release may take another SQLSTATE for transient, and a superuser may store any.
 bool names_a_failure(std::string_view state) {
     const core::FailureFault fault = core::failure_fault(state);
     return fault == core::FailureFault::none || fault == core::FailureFault::transient;
@@ -849,17 +845,6 @@ void imported_owner_missing(std::string_view role) {
              errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
                      "another owner with idem.alter_scope() in the other database, and "
                      "export the identity again.")));
-    pg_unreachable();
-}
-
-void may_not_administer_scopes(const char* function) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("permission denied to administer scopes"),
-         errdetail("idem.%s() needs the privilege CREATE on schema idem.", function),
-         errhint("Ask a superuser to run ALTER EXTENSION idem UPDATE, and GRANT EXECUTE ON "
-                 "FUNCTION idem.%s TO your role.",
-                 function)));
     pg_unreachable();
 }
 

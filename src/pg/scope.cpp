@@ -63,21 +63,16 @@ std::optional<std::int64_t> read_bigint(TupleTableSlot* slot, Column which) {
     return value ? std::optional(DatumGetInt64(*value)) : std::nullopt;
 }
 
-// False in a table that does not have the column yet.
 bool read_bool(TupleTableSlot* slot, Column which) {
-    return DatumGetBool(column(slot, which).value_or(BoolGetDatum(false)));
+    return DatumGetBool(*column(slot, which));
 }
 
 PathList read_path_list(TupleTableSlot* slot, Column which) {
-    const bool current = has_column(slot->tts_tupleDescriptor, column_final_sqlstates);
-    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context,
-                      current ? Quotes::enclose : Quotes::literal);
+    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context);
 }
 
 TextList read_text_list(TupleTableSlot* slot, Column which) {
-    const auto value = column(slot, which);
-    if (!value) return {};
-    return read_texts(DatumGetArrayTypeP(*value), cache_context,
+    return read_texts(DatumGetArrayTypeP(*column(slot, which)), cache_context,
                       [](std::string_view text) { return text; });
 }
 
@@ -88,9 +83,7 @@ WeakKeys read_weak_keys(TupleTableSlot* slot) {
 }
 
 TenantFrom read_tenant_from(TupleTableSlot* slot) {
-    const auto value = column(slot, column_tenant_from);
-    if (!value) return TenantFrom::argument;
-    const auto from = tenant_from_of(view_of(DatumGetTextPP(*value)));
+    const auto from = tenant_from_of(view_of(DatumGetTextPP(*column(slot, column_tenant_from))));
     if (!from) elog(ERROR, "unexpected tenant_from in table idem.scope");
     return *from;
 }
@@ -224,7 +217,7 @@ struct StoredScope {
 StoredScope read_row(TupleDesc table, TupleTableSlot* slot) {
     HeapTuple tuple = ExecCopySlotHeapTuple(slot);
     StoredScope stored{tuple->t_self, {}};
-    for (int i = 0; i < columns && has_column(table, i); ++i) {
+    for (int i = 0; i < columns; ++i) {
         bool null;
         const Datum value = heap_getattr(tuple, i + 1, table, &null);
         if (!null) stored.row.set(i, value);
@@ -387,7 +380,7 @@ bool same_setting(TupleDesc table, const ScopeRow& a, const ScopeRow& b, int whi
 const char* differences(TupleDesc table, const ScopeRow& stored, const ScopeRow& given) {
     StringInfoData text;
     initStringInfo(&text);
-    for (int i = column_owner; i < columns && has_column(table, i); ++i) {
+    for (int i = column_owner; i < columns; ++i) {
         if (same_setting(table, stored, given, i)) continue;
         const char* is = setting_text(table, stored, i);
         const char* would_be = setting_text(table, given, i);
@@ -441,7 +434,7 @@ CreateFunction read_create_function() {
 
 // The column that keeps the argument's value; -1 for none.
 int column_of_argument(TupleDesc table, const char* name) {
-    for (int i = column_owner; i < columns && has_column(table, i); ++i)
+    for (int i = column_owner; i < columns; ++i)
         if (strcmp(NameStr(TupleDescAttr(table, i)->attname), name) == 0) return i;
     return -1;
 }
@@ -500,9 +493,8 @@ void insert_checked(Relation relation, const ScopeRow& row,
     // The row goes past the table's NOT NULL constraints, so check them here.
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
-    Assert(!has_column(RelationGetDescr(relation), column_final_sqlstates) ||
-           (rules.final_sqlstates != nullptr && rules.store_request &&
-            rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts));
+    Assert(rules.final_sqlstates != nullptr && rules.store_request);
+    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);

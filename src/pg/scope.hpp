@@ -107,7 +107,7 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
-    column_final_sqlstates,  // this and the following since 0.3.0
+    column_final_sqlstates,
     column_store_request,
     column_answer_ttl,
     column_min_ttl,
@@ -119,14 +119,8 @@ enum Column {
     columns
 };
 
-// Until ALTER EXTENSION idem UPDATE is run, the table has the columns of an earlier release.
-inline bool has_column(TupleDesc table, int which) {
-    return which < table->natts;
-}
-
-// Nothing when the value is NULL or the table does not have the column yet.
+// Nothing when the value is NULL.
 inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
-    if (!has_column(slot->tts_tupleDescriptor, which)) return std::nullopt;
     bool null;
     const Datum value = slot_getattr(slot, which + 1, &null);
     return null ? std::nullopt : std::optional(value);

@@ -317,12 +317,6 @@ SELECT throws_ok($$UPDATE idem.record SET key = key_uuid::text WHERE key_uuid IS
     'a record has its key once');
 SELECT throws_ok($$UPDATE idem.record SET key_uuid = NULL WHERE key_uuid IS NOT NULL$$, '23514', NULL,
     'and never lacks it');
-SELECT lives_ok($$UPDATE idem.record SET key = key_uuid::text, key_uuid = NULL, attempt = coalesce(attempt, 1),
-                                         redacted = coalesce(redacted, false)
-                   WHERE key_uuid = 'f47ac10b-58cc-4372-a567-0e02b2c3d479'$$, 'a record of an earlier release');
-SELECT is(response, '{"payment": 12345678}', 'is answered')
-  FROM idem.try_claim('compact', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '{"amount": 10.50}');
-SELECT is(attempt, 1, 'and shown') FROM idem.records WHERE key = 'f47ac10b-58cc-4372-a567-0e02b2c3d479';
 SELECT idem.drop_scope('compact');
 SELECT idem.purge();
 

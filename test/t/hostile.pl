@@ -158,7 +158,7 @@ SELECT token FROM idem.claim('shop', 'order-1', '{"amount": 1, "to": ["a", {"b":
 INSERT INTO public.effect DEFAULT VALUES;
 SELECT idem.current_key();
 SELECT idem.child_key(:'token', 'charge') \gset
-SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": 1}', '\x00');
+SELECT idem.complete(:'token', '{"answer": 42, "secret": "x"}', 201, '{"a": "1"}', '\x00');
 COMMIT;
 SELECT response FROM idem.claim('shop', 'order-1', '{"amount": 1.0, "to": ["a", {"b": 100}]}');
 SELECT outcome, differs FROM idem.try_claim('shop', 'order-1', '{"amount": 2}');
@@ -463,7 +463,7 @@ is(run_sql("SELECT length(body) FROM idem.claim('plain', 'largest')", $db), $lim
 is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit + 1) ]}) FROM idem.claim('plain', 'too large')", $db),
 	'54000', 'an answer of 64 MB and one byte is refused');
 is( run_sql(<<"SQL", $db), '54000', 'the limit applies to the sum of the parts');
-SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => to_jsonb(repeat('x', 30000000)), body => @{[ $body->(30000000) ]})
+SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => jsonb_build_object('x', repeat('x', 30000000)), body => @{[ $body->(30000000) ]})
   FROM idem.claim('plain', 'too large')
 SQL
 is( run_sql(<<"SQL", $db), '54000', 'the refusal fails the transaction with its effect');

@@ -278,7 +278,7 @@ my $session = $node->background_psql('postgres', on_error_stop => 0);
 crash($node, 'backend', $session);
 is(stats('payments'), '', 'a killed backend loses the counters');
 
-# A damaged file is ignored, and so is one of the layout of 0.2.0 or with other buckets.
+# A damaged file is ignored, and so is one of another layout or with other buckets.
 for my $damage ([ 40, 'damaged file' ], [ 0, 'file of another release' ], [ 8, 'file with other histograms' ])
 {
 	my ($at, $what) = @$damage;
