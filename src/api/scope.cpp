@@ -9,8 +9,9 @@
 #include "api/arguments.hpp"
 #include "api/records.hpp"
 #include "api/scope.hpp"
-#include "core/key.hpp"
 #include "core/errors.hpp"
+#include "core/header.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
@@ -40,7 +41,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_transient_sqlstates,
+    arg_final_sqlstates,
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
@@ -69,7 +70,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "store_response",
                                                                       "response_exclude",
                                                                       "owner",
-                                                                      "transient_sqlstates",
+                                                                      "final_sqlstates",
                                                                       "store_request",
                                                                       "answer_ttl",
                                                                       "min_ttl",
@@ -122,13 +123,11 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     return paths;
 }
 
-// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
-void check_headers(const char* name, ArrayType* headers) {
+void check_header_names(const char* name, ArrayType* headers) {
     if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
-        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
-            elements[i].find_first_of(" :") != std::string_view::npos)
+        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
                 name,
                 "Each element must be the name of a header, of 1 to 255 bytes, "
@@ -137,7 +136,7 @@ void check_headers(const char* name, ArrayType* headers) {
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_headers(name_of(n), headers);
+    if (headers != nullptr) check_header_names(name_of(n), headers);
     return headers;
 }
 
@@ -145,10 +144,8 @@ void check_sqlstates(const char* name, ArrayType* states) {
     if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
-        if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
-            report::invalid_argument(name,
-                                     "Each element must be a SQLSTATE, such as \"P0001\", or the "
-                                     "two characters of a class, such as \"P0\".");
+        if (core::listing_fault(elements[i]) != core::FailureFault::none)
+            report::not_a_final_sqlstate(name, elements[i]);
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
@@ -225,7 +222,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
-        .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
+        .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
         .store_request = pg::bool_arg(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
