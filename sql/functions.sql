@@ -178,10 +178,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
-    'with its result. If the operation fails for good, rolls back its effect and stores the '
-    'failure. A retry gets the stored result or failure. Transient errors (temporary ones, those '
-    'of a deployment in progress, and the scope''s transient_sqlstates) are raised, and nothing '
-    'is stored. '
+    'with its result. If the operation fails, rolls back its effect: an error that is listed in '
+    'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
+    'raised, and the key stays free. '
     'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
@@ -472,7 +471,7 @@ CREATE FUNCTION idem.create_scope(
     store_response boolean DEFAULT true,
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT '{}',
+    final_sqlstates text[] DEFAULT '{}',
     store_request boolean DEFAULT false,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
@@ -493,8 +492,8 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
-    'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
-    'raises in addition to those that are always transient; store_request keeps the request of a '
+    'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
+    'idem.execute() stores as final failures; store_request keeps the request of a '
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
@@ -521,7 +520,7 @@ CREATE FUNCTION idem.alter_scope(
     store_response boolean DEFAULT NULL,
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT NULL,
+    final_sqlstates text[] DEFAULT NULL,
     store_request boolean DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,

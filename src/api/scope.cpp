@@ -40,7 +40,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_transient_sqlstates,
+    arg_final_sqlstates,
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
@@ -68,7 +68,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "store_response",
                                                                       "response_exclude",
                                                                       "owner",
-                                                                      "transient_sqlstates",
+                                                                      "final_sqlstates",
                                                                       "store_request",
                                                                       "answer_ttl",
                                                                       "min_ttl",
@@ -142,10 +142,8 @@ void check_sqlstates(const char* name, ArrayType* states) {
     if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
-        if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
-            report::invalid_argument(name,
-                                     "Each element must be a SQLSTATE, such as \"P0001\", or the "
-                                     "two characters of a class, such as \"P0\".");
+        if (core::listing_fault(elements[i]) != core::FailureFault::none)
+            report::not_a_final_sqlstate(name, elements[i]);
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
@@ -222,7 +220,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
-        .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
+        .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
         .store_request = pg::bool_arg(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),

@@ -1027,6 +1027,31 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
     pg_unreachable();
 }
 
+namespace {
+
+const char* why_not_final(std::string_view element) {
+    switch (core::listing_fault(element)) {
+        case core::FailureFault::no_failure:
+            return "it is not that of an error";
+        case core::FailureFault::ours:
+            return "it is of class ID, which only idem raises";
+        case core::FailureFault::transient:
+            return "it says that a retry may succeed";
+        default:
+            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
+    }
+}
+
+}  // namespace
+
+void not_a_final_sqlstate(const char* argument, std::string_view element) {
+    invalid_argument(argument,
+                     psprintf("\"%s\" cannot stand for a final failure: %s.", c_string(element),
+                              why_not_final(element)),
+                     "List SQLSTATEs that your operations raise as a final failure, such as "
+                     "\"P0001\", or classes of them, such as \"23\".");
+}
+
 void too_many_records() {
     ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
                     errmsg("number of records is out of range"),

@@ -185,6 +185,8 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail,
                                    const char* hint = nullptr);
+// An element of the list of final SQLSTATEs that none can be.
+[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 [[noreturn]] void too_many_records();
 
 // ---- Where a call is made -----------------------------------------------------------------------

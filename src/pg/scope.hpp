@@ -48,8 +48,8 @@ struct Scope {
     TenantFrom tenant_from;
     bool explain_conflicts;
     std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
-    TextList transient_sqlstates;  // codes and classes, beside those that are always transient
-    Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
+    TextList final_sqlstates;               // codes and classes that execute() stores as failures
+    Oid records;  // the table of its records; InvalidOid: see pg/record_tables
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
@@ -107,7 +107,7 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
-    column_transient_sqlstates,
+    column_final_sqlstates,
     column_store_request,
     column_answer_ttl,
     column_min_ttl,
@@ -180,7 +180,7 @@ struct ScopeRules {
     std::optional<std::string_view> weak_keys;
     std::optional<bool> store_response;
     ArrayType* response_exclude;
-    ArrayType* transient_sqlstates;
+    ArrayType* final_sqlstates;
     std::optional<bool> store_request;
     const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
     const Interval* min_ttl;     // likewise
