@@ -6,7 +6,7 @@ SET client_min_messages = warning;
 CREATE SCHEMA faults;
 SET search_path = faults;
 \set VERBOSITY terse
-SELECT idem.create_scope('shop', response_exclude => '{secret}');
+SELECT idem.create_scope('shop', response_exclude => '{secret}', final_sqlstates => '{P0042}');
 CREATE TABLE effect (key text);
 CREATE FUNCTION pay(key text, OUT response jsonb, OUT replayed boolean) LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result := idem.claim('shop', key);
@@ -31,6 +31,7 @@ SET idem_test.duplicate_rate = 1;
 SELECT * FROM pay('procedure');
 SELECT * FROM pay('procedure');
 SELECT outcome, replayed, response FROM idem.execute('shop', 'execute', 'op(jsonb)', '{"key": "execute"}');
+SELECT outcome, replayed, error->>'message' AS message FROM idem.execute('shop', 'fails', 'op(jsonb)', '{"key": "fails", "fails": true}');
 SELECT idem.once('shop', 'message'), idem.once('shop', 'message');
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT * FROM pay('serializable');
