@@ -8,6 +8,7 @@
 #include "pg/guc.hpp"
 #include "pg/ledger.hpp"
 #include "pg/limiter.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -21,6 +22,12 @@ constinit bool warned_of_rate = false;
 constinit bool warned_of_storage = false;
 
 }  // namespace
+
+void check_open_claims(std::int32_t scope_id) {
+    if (pg::claims_held() < pg::guc::max_open_claims) return;
+    pg::count(scope_id, pg::Counter::limited);
+    report::too_many_open_claims(pg::guc::max_open_claims);
+}
 
 void require_limits_available(const char* limit) {
     Assert(pg::limits_available() == pg::ledger_available());
