@@ -528,7 +528,8 @@ CREATE FUNCTION idem.alter_scope(
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
     max_bytes bigint DEFAULT NULL,
-    records regclass DEFAULT NULL
+    records regclass DEFAULT NULL,
+    force boolean DEFAULT false
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope'
@@ -541,12 +542,14 @@ COMMENT ON FUNCTION idem.alter_scope IS
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
     'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
     'table. Stored records do not change, and do not move: with records, the scope must have no '
-    'unexpired records in other tables. For superusers and roles that are granted EXECUTE; the '
+    'unexpired records in other tables; with tenant_from, it must have no unexpired records, and '
+    'no watermarks, unless force is true. For superusers and roles that are granted EXECUTE; the '
     'caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
     'owner. '
-    'Raises ID008 unknown_scope, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 '
-    '(a limit without preload, or records in other tables), 42809 (not a record table), 42P01 (no '
-    'such table), 22023.';
+    'Raises ID008 unknown_scope, 42501 (also of '
+    'idem.use_records()), 42704 (no such owner), 55000 (a limit without preload, live keys, or an '
+    'open claim of this transaction), 42809 (not a record table), 42P01 (no such table), 22023, '
+    '22004 (force).';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -571,7 +574,7 @@ COMMENT ON FUNCTION idem.drop_scope IS
     'Drops a scope. All its records count as expired when this transaction commits, and the purge '
     'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID008 unknown_scope, 42501.';
+    'Raises ID008 unknown_scope, 42501, 55000 (an open claim of this transaction).';
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance

@@ -15,6 +15,7 @@
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
@@ -50,6 +51,7 @@ enum Argument {
     arg_max_bytes,
     arg_records,
     arguments,
+    arg_force = arguments,          // of alter_scope() only
     arg_if_not_exists = arguments,  // of create_scope() only
     create_arguments
 };
@@ -241,12 +243,28 @@ void check_owner(Oid owner) {
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
-// or given to another owner.
+// or given to another owner. A claim that is open here was granted by the rules as they are.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    return pg::usable_scope(name, function).id;
+    const std::int32_t scope = pg::usable_scope(name, function).id;
+    const pg::Claim* claim = pg::newest_open_claim(scope);
+    if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
+    return scope;
+}
+
+// The tenant is a part of a key's digest. Counting waits for the transactions that have a claim,
+// and keeps others from claiming until this one ends; they then ask again where the tenant comes
+// from.
+void check_identity(std::int32_t id, const pg::ScopeRules& rules) {
+    const pg::Scope& scope = *pg::find_scope_by_id(id);
+    if (!rules.tenant_from || pg::tenant_from_of(*rules.tenant_from) == scope.tenant_from) return;
+    const char* name = pstrdup(scope.name);
+    const pg::Keys keys = pg::keys_of(id);
+    if (keys.any())
+        report::live_keys_lose_identity(name, name_of(arg_tenant_from), keys.records,
+                                        keys.watermarks, keys.until);
 }
 
 // The records that stay in another table would not be found any more, and their operations would be
@@ -296,8 +314,10 @@ IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
+    const bool force = api::force_arg(fcinfo, api::arg_force);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
+    if (!force) api::check_identity(scope, rules);
     if (rules.records) api::check_left_behind(scope, *rules.records);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();

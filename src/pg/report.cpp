@@ -1317,6 +1317,33 @@ void crypto_failure() {
     pg_unreachable();
 }
 
+void scope_has_open_claim(std::string_view scope, std::string_view key) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
+                    c_string(scope)),
+             errdetail("This transaction has claimed key \"%s\".", c_string(key)),
+             errhint("Complete or release the claim first, or change the scope in a transaction of "
+                     "its own.")));
+    pg_unreachable();
+}
+
+void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
+                             std::int64_t watermarks, TimestampTz until) {
+    const char* expiry =
+        records == 0 ? "" : psprintf(" The last record expires at %s.", timestamptz_to_str(until));
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys", setting,
+                    c_string(scope)),
+             errdetail("Retries would not find their records, and would run the operations again. "
+                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
+                       static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
+             errhint("Create another scope for new keys, or change this one when its records have "
+                     "expired. To give its keys up, pass \"force\" => true.")));
+    pg_unreachable();
+}
+
 void records_left_behind(std::int64_t records) {
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -286,7 +286,12 @@ std::optional<Oid> records_after_change(std::int32_t id) {
     if (valid) return std::nullopt;
     std::optional<Oid> records;
     trivial<std::optional<Oid>>();
-    scan_for(WithId{id}, [&](TupleTableSlot* slot) { records = read_records(slot); });
+    const ById* before = by_id.find(id);
+    scan_for(WithId{id}, [&](TupleTableSlot* slot) {
+        records = read_records(slot);
+        if (before != nullptr && before->scope->tenant_from != read_tenant_from(slot))
+            report::serialization_failure("The scope's \"tenant_from\" was changed meanwhile.");
+    });
     return records;
 }
 

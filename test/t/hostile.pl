@@ -346,8 +346,8 @@ my %operation = (
 	'fails with a megabyte' => [ 'failed', q{BEGIN RAISE '%', repeat('x', 1000000); END} ],
 	'fails with more than is allowed' => [ '54000', q{BEGIN RAISE '%', repeat('x', 65 * 1024 * 1024); END} ],
 	'says that it is in our class' => [ 'ID001', q{BEGIN RAISE EXCEPTION USING ERRCODE = 'ID001'; END} ],
-	'drops its scope' => [ 'completed', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
-	'changes its scope' => [ 'completed', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
+	'drops its scope' => [ '55000', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
+	'changes its scope' => [ '55000', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
 	'drops the extension' => [ '55000', q{BEGIN EXECUTE 'DROP EXTENSION idem CASCADE'; RETURN '1'; END} ],
 	'returns nothing' => [ 'completed', q{BEGIN RETURN NULL; END} ],);
 for my $what (sort keys %operation)
