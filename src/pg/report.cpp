@@ -503,10 +503,9 @@ void stored_failure(std::string_view key, Jsonb* error, std::optional<TimestampT
                      "gave it up may have done so."
                    : "To run the operation again, use a new key. idem.lookup() shows the "
                      "stored failure.";
-    ereport(ERROR,
-            (errcode(code), erridem("key_failed"), errsince(since), errmsg_internal("%s", message),
-             detail != nullptr ? errdetail_internal("%s", detail) : 0,
-             hint != nullptr ? errhint("%s", hint) : 0));
+    ereport(ERROR, (errcode(code), erridem("key_failed"), errmsg_internal("%s", message),
+                    detail != nullptr ? errdetail_internal("%s", detail) : 0,
+                    hint != nullptr ? errhint("%s", hint) : 0));
     pg_unreachable();
 }
 
