@@ -47,7 +47,7 @@ struct Scope {
     TextList header_exclude;
     TenantFrom tenant_from;
     bool explain_conflicts;
-    std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
+    std::int32_t max_answer_size;  // bytes that a record may hold
     TextList transient_sqlstates;  // codes and classes, beside those that are always transient
     Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
 };
@@ -114,7 +114,7 @@ enum Column {
     column_header_exclude,
     column_tenant_from,
     column_explain_conflicts,
-    column_max_bytes,
+    column_max_answer_size,
     column_records,
     columns
 };
@@ -187,7 +187,7 @@ struct ScopeRules {
     ArrayType* header_exclude;
     std::optional<std::string_view> tenant_from;
     std::optional<bool> explain_conflicts;
-    std::optional<std::int64_t> max_bytes;
+    std::optional<std::int32_t> max_answer_size;
     std::optional<Oid> records;  // InvalidOid: the scope names no table
     std::optional<Oid> owner;
 };
