@@ -56,9 +56,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 54000 beyond max_answer_size; for a '
-    'leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+    'answer becomes visible to others when this transaction commits. headers is an object of names '
+    'with a string or an array of strings each, without control characters. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond max_answer_size; '
+    'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -74,7 +75,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.fail IS
     'Stores a final failure; every retry raises it again until the record expires. error is an '
     'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
-    'required. A sqlstate that tells clients to retry is refused. '
+    'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost, ID009 limit_exceeded.';
 
@@ -177,10 +178,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
-    'with its result. If the operation fails for good, rolls back its effect and stores the '
-    'failure. A retry gets the stored result or failure. Transient errors (temporary ones, those '
-    'of a deployment in progress, and the scope''s transient_sqlstates) are raised, and nothing '
-    'is stored. '
+    'with its result. If the operation fails, rolls back its effect: an error that is listed in '
+    'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
+    'raised, and the key stays free. '
     'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
@@ -471,7 +471,7 @@ CREATE FUNCTION idem.create_scope(
     store_response boolean DEFAULT true,
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT '{}',
+    final_sqlstates text[] DEFAULT '{}',
     store_request boolean DEFAULT false,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
@@ -492,16 +492,17 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
-    'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
-    'raises in addition to those that are always transient; store_request keeps the request of a '
+    'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
+    'idem.execute() stores as final failures; store_request keeps the request of a '
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
     'many bytes of answer, error, request and recovery state a record may hold; records (NULL: the '
     'table that the transaction chooses with idem.use_records(), or else idem.record) is the table '
-    'of the scope''s records. With if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
-    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'of the scope''s records. With if_not_exists, a scope that has exactly these settings is left '
+    'as it is. For superusers and roles that are granted EXECUTE; the caller must be able to SET '
+    'ROLE to the owner. '
     'Raises 42710, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 (a limit '
     'without preload), 42809 (not a record table), 42P01 (no such table), 22023, 22004.';
 
@@ -520,7 +521,7 @@ CREATE FUNCTION idem.alter_scope(
     store_response boolean DEFAULT NULL,
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT NULL,
+    final_sqlstates text[] DEFAULT NULL,
     store_request boolean DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
@@ -528,7 +529,8 @@ CREATE FUNCTION idem.alter_scope(
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
     max_answer_size integer DEFAULT NULL,
-    records regclass DEFAULT NULL
+    records regclass DEFAULT NULL,
+    force boolean DEFAULT false
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope'
@@ -541,12 +543,14 @@ COMMENT ON FUNCTION idem.alter_scope IS
     'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
     'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
     'table. Stored records do not change, and do not move: with records, the scope must have no '
-    'unexpired records in other tables. For superusers and roles that are granted EXECUTE; the '
+    'unexpired records in other tables; with tenant_from, it must have no unexpired records, and '
+    'no watermarks, unless force is true. For superusers and roles that are granted EXECUTE; the '
     'caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
     'owner. '
-    'Raises ID008 unknown_scope, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 '
-    '(a limit without preload, or records in other tables), 42809 (not a record table), 42P01 (no '
-    'such table), 22023.';
+    'Raises ID008 unknown_scope, 42501 (also of '
+    'idem.use_records()), 42704 (no such owner), 55000 (a limit without preload, live keys, or an '
+    'open claim of this transaction), 42809 (not a record table), 42P01 (no such table), 22023, '
+    '22004 (force).';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -571,7 +575,7 @@ COMMENT ON FUNCTION idem.drop_scope IS
     'Drops a scope. All its records count as expired when this transaction commits, and the purge '
     'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID008 unknown_scope, 42501.';
+    'Raises ID008 unknown_scope, 42501, 55000 (an open claim of this transaction).';
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance

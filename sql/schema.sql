@@ -39,7 +39,7 @@ CREATE TABLE idem.scope (
     weak_keys           text        NOT NULL,
     store_response      boolean     NOT NULL,
     response_exclude    text[]      NOT NULL,
-    transient_sqlstates text[]      NOT NULL DEFAULT '{}',
+    final_sqlstates text[]      NOT NULL DEFAULT '{}',
     store_request       boolean     NOT NULL DEFAULT false,
     answer_ttl          interval,
     min_ttl             interval,

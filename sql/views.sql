@@ -22,7 +22,7 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         weak_keys,
         store_response,
         response_exclude,
-        transient_sqlstates,
+        final_sqlstates,
         store_request,
         answer_ttl,
         min_ttl,

@@ -103,8 +103,8 @@ sub listed { my ($cell) = @_; return $cell =~ /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g
 
 # A code that its class includes is not listed again.
 sub is_curable { my ($code) = @_; return $error{$code} && $error{$code}{transient}; }
-my @curable = grep { is_curable($_) && !(length == 5 && is_curable(substr $_, 0, 2)) } keys %error;
-my ($curable) = slurp('docs/guide.md') =~ /^### Failures that a retry may cure\n(.*?)^\*\*/ms;
+my @curable = grep { is_curable($_) && !(length == 5 && is_curable(substr $_, 0, 2)) } keys %server;
+my ($curable) = slurp('docs/guide.md') =~ /^These errors are transient\. (.*?)^Errors of class ID/ms;
 is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @curable ],
 	'the guide lists the transient SQLSTATEs of the code');
 

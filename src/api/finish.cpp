@@ -220,9 +220,11 @@ namespace {
 enum Argument { arg_token, arg_response_or_error, arg_status, arg_headers, arg_body };
 
 Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
+    Jsonb* headers = pg::jsonb_arg(fcinfo, arg_headers);
+    if (headers != nullptr) pg::check_headers("headers", headers);
     return {.state = state,
             .status = pg::int_arg(fcinfo, arg_status),
-            .headers = pg::jsonb_arg(fcinfo, arg_headers),
+            .headers = headers,
             .body = pg::bytea_arg(fcinfo, arg_body)};
 }
 

@@ -9,11 +9,13 @@
 #include "api/arguments.hpp"
 #include "api/records.hpp"
 #include "api/scope.hpp"
-#include "core/key.hpp"
 #include "core/errors.hpp"
+#include "core/header.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
@@ -39,7 +41,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_transient_sqlstates,
+    arg_final_sqlstates,
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
@@ -49,6 +51,7 @@ enum Argument {
     arg_max_answer_size,
     arg_records,
     arguments,
+    arg_force = arguments,          // of alter_scope() only
     arg_if_not_exists = arguments,  // of create_scope() only
     create_arguments
 };
@@ -67,7 +70,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "store_response",
                                                                       "response_exclude",
                                                                       "owner",
-                                                                      "transient_sqlstates",
+                                                                      "final_sqlstates",
                                                                       "store_request",
                                                                       "answer_ttl",
                                                                       "min_ttl",
@@ -120,13 +123,11 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     return paths;
 }
 
-// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
-void check_headers(const char* name, ArrayType* headers) {
+void check_header_names(const char* name, ArrayType* headers) {
     if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
-        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
-            elements[i].find_first_of(" :") != std::string_view::npos)
+        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
                 name,
                 "Each element must be the name of a header, of 1 to 255 bytes, "
@@ -135,7 +136,7 @@ void check_headers(const char* name, ArrayType* headers) {
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_headers(name_of(n), headers);
+    if (headers != nullptr) check_header_names(name_of(n), headers);
     return headers;
 }
 
@@ -143,10 +144,8 @@ void check_sqlstates(const char* name, ArrayType* states) {
     if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
-        if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
-            report::invalid_argument(name,
-                                     "Each element must be a SQLSTATE, such as \"P0001\", or the "
-                                     "two characters of a class, such as \"P0\".");
+        if (core::listing_fault(elements[i]) != core::FailureFault::none)
+            report::not_a_final_sqlstate(name, elements[i]);
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
@@ -225,7 +224,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
-        .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
+        .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
         .store_request = pg::bool_arg(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
@@ -246,12 +245,28 @@ void check_owner(Oid owner) {
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
-// or given to another owner.
+// or given to another owner. A claim that is open here was granted by the rules as they are.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    return pg::usable_scope(name, function).id;
+    const std::int32_t scope = pg::usable_scope(name, function).id;
+    const pg::Claim* claim = pg::newest_open_claim(scope);
+    if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
+    return scope;
+}
+
+// The tenant is a part of a key's digest. Counting waits for the transactions that have a claim,
+// and keeps others from claiming until this one ends; they then ask again where the tenant comes
+// from.
+void check_identity(std::int32_t id, const pg::ScopeRules& rules) {
+    const pg::Scope& scope = *pg::find_scope_by_id(id);
+    if (!rules.tenant_from || pg::tenant_from_of(*rules.tenant_from) == scope.tenant_from) return;
+    const char* name = pstrdup(scope.name);
+    const pg::Keys keys = pg::keys_of(id);
+    if (keys.any())
+        report::live_keys_lose_identity(name, name_of(arg_tenant_from), keys.records,
+                                        keys.watermarks, keys.until);
 }
 
 // The records that stay in another table would not be found any more, and their operations would be
@@ -301,8 +316,10 @@ IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
+    const bool force = api::force_arg(fcinfo, api::arg_force);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
+    if (!force) api::check_identity(scope, rules);
     if (rules.records) api::check_left_behind(scope, *rules.records);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();

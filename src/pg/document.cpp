@@ -1,5 +1,6 @@
 #include "pg/document.hpp"
 
+#include "core/header.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
@@ -250,8 +251,7 @@ bytea* bytea_of(const core::StoredFingerprint& stored) {
                                     static_cast<int>(stored.size));
 }
 
-// Names of headers are the same in upper and lower case, wherever a member has them: some drivers
-// pass an object, others an array of objects.
+// Names of headers are the same in upper and lower case.
 struct HeaderFilter {
     TextList names;
 
@@ -264,6 +264,31 @@ struct HeaderFilter {
         });
     }
 };
+
+[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
+    report::invalid_argument(
+        argument, detail,
+        "Write headers as an object of names with a string or an array of strings each, such as "
+        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
+}
+
+std::string_view text_of_string(const JsonbValue& value) {
+    Assert(value.type == jbvString);
+    return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
+}
+
+[[noreturn]] void refuse_value(const char* argument, const char* name) {
+    refuse_headers(argument, psprintf("The value of the header \"%s\" is neither a string nor an "
+                                      "array of strings.",
+                                      name));
+}
+
+void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
+    if (value.type != jbvString) refuse_value(argument, name);
+    if (!core::is_header_value(text_of_string(value)))
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" has a control character.", name));
+}
 
 // The same pointer if the filter excludes nothing of it.
 template <class Filter>
@@ -377,6 +402,42 @@ const report::Differences* find_differences(Jsonb* request, const bytea* stored,
 Jsonb* redact(Jsonb* response, PathList paths) {
     if (paths.empty()) return response;
     return without(response, core::PathFilter(paths));
+}
+
+void check_headers(const char* argument, Jsonb* headers) {
+    if (!JB_ROOT_IS_OBJECT(headers)) refuse_headers(argument, "The headers are not an object.");
+    JsonbIterator* iterator = JsonbIteratorInit(&headers->root);
+    JsonbValue value;
+    const char* name = nullptr;
+    bool in_list = false;
+    for (;;) {
+        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, false);
+        CHECK_FOR_INTERRUPTS();
+        switch (token) {
+            case WJB_DONE:
+                return;
+            case WJB_KEY:
+                name = pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
+                if (!core::is_header_name(text_of_string(value)))
+                    refuse_headers(argument, psprintf("The name \"%s\" is not a token as in RFC "
+                                                      "9110.",
+                                                      name));
+                break;
+            case WJB_VALUE:
+            case WJB_ELEM:
+                check_header_value(argument, name, value);
+                break;
+            case WJB_BEGIN_ARRAY:
+            case WJB_BEGIN_OBJECT:
+                if (name != nullptr && (in_list || token == WJB_BEGIN_OBJECT))
+                    refuse_value(argument, name);
+                in_list = token == WJB_BEGIN_ARRAY;
+                break;
+            case WJB_END_ARRAY:
+            case WJB_END_OBJECT:
+                in_list = false;
+        }
+    }
 }
 
 Jsonb* redact_headers(Jsonb* headers, TextList names) {

@@ -118,7 +118,11 @@ const report::Differences* find_differences(Jsonb* request, const bytea* stored,
 // The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);
 
-// The headers without the members of these names, whatever their case; likewise.
+// Raises 22023 unless the headers are an object whose members are strings or arrays of strings,
+// with names and values as in core/header.hpp. argument is the name of the argument that has them.
+void check_headers(const char* argument, Jsonb* headers);
+
+// Such headers without those of these names, whatever their case; likewise.
 Jsonb* redact_headers(Jsonb* headers, TextList names);
 
 }  // namespace idem::pg

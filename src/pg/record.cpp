@@ -136,9 +136,7 @@ KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
     return {DatumGetInt32(column(slot, column_scope, null)),
             view_of(varlena_column<text>(slot, column_tenant)),
-            view_of(text_of(RowKey(slot).view())),
-            digest,
-            as_given(slot->tts_tableOid)};
+            view_of(text_of(RowKey(slot).view())), digest, as_given(slot->tts_tableOid)};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {

@@ -241,7 +241,6 @@ List* record_tables() {
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
 }
 
-
 Datum tenant_value(TupleDesc table, std::string_view tenant) {
     Assert(has_tenant_column(table));
     const FormData_pg_attribute* column = TupleDescAttr(table, 0);

@@ -1005,6 +1005,31 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
     pg_unreachable();
 }
 
+namespace {
+
+const char* why_not_final(std::string_view element) {
+    switch (core::listing_fault(element)) {
+        case core::FailureFault::no_failure:
+            return "it is not that of an error";
+        case core::FailureFault::ours:
+            return "it is of class ID, which only idem raises";
+        case core::FailureFault::transient:
+            return "it says that a retry may succeed";
+        default:
+            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
+    }
+}
+
+}  // namespace
+
+void not_a_final_sqlstate(const char* argument, std::string_view element) {
+    invalid_argument(argument,
+                     psprintf("\"%s\" cannot stand for a final failure: %s.", c_string(element),
+                              why_not_final(element)),
+                     "List SQLSTATEs that your operations raise as a final failure, such as "
+                     "\"P0001\", or classes of them, such as \"23\".");
+}
+
 void too_many_records() {
     ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
                     errmsg("number of records is out of range"),
@@ -1206,6 +1231,33 @@ void crypto_failure() {
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
              errdetail("OpenSSL did not provide SHA-256, HMAC, AES-128 or random bytes."),
              errhint("Check the server's OpenSSL configuration.")));
+    pg_unreachable();
+}
+
+void scope_has_open_claim(std::string_view scope, std::string_view key) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
+                    c_string(scope)),
+             errdetail("This transaction has claimed key \"%s\".", c_string(key)),
+             errhint("Complete or release the claim first, or change the scope in a transaction of "
+                     "its own.")));
+    pg_unreachable();
+}
+
+void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
+                             std::int64_t watermarks, TimestampTz until) {
+    const char* expiry =
+        records == 0 ? "" : psprintf(" The last record expires at %s.", timestamptz_to_str(until));
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys", setting,
+                    c_string(scope)),
+             errdetail("Retries would not find their records, and would run the operations again. "
+                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
+                       static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
+             errhint("Create another scope for new keys, or change this one when its records have "
+                     "expired. To give its keys up, pass \"force\" => true.")));
     pg_unreachable();
 }
 

@@ -183,6 +183,8 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail,
                                    const char* hint = nullptr);
+// An element of the list of final SQLSTATEs that none can be.
+[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 [[noreturn]] void too_many_records();
 
 // ---- Where a call is made -----------------------------------------------------------------------
@@ -218,6 +220,10 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void not_a_record_table(const char* table, const char* detail);
 [[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
 [[noreturn]] void watermarks_stay();
+[[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
+[[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
+                                          std::int64_t records, std::int64_t watermarks,
+                                          TimestampTz until);
 [[noreturn]] void records_left_behind(std::int64_t records);
 [[noreturn]] void record_table_of_writers(const char* table, const char* detail);
 

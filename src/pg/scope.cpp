@@ -112,7 +112,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_from = read_tenant_from(slot);
     scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
     scope.max_answer_size = DatumGetInt32(*column(slot, column_max_answer_size));
-    scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
+    scope.final_sqlstates = read_text_list(slot, column_final_sqlstates);
     scope.records = read_records(slot);
 }
 
@@ -160,7 +160,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.weak_keys) row.set_text(column_weak_keys, *rules.weak_keys);
     row.set_bool(column_store_response, rules.store_response);
     row.set_pointer(column_response_exclude, rules.response_exclude);
-    row.set_pointer(column_transient_sqlstates, rules.transient_sqlstates);
+    row.set_pointer(column_final_sqlstates, rules.final_sqlstates);
     row.set_bool(column_store_request, rules.store_request);
     set_limit(row, column_answer_ttl, rules.answer_ttl);
     set_limit(row, column_min_ttl, rules.min_ttl);
@@ -276,7 +276,12 @@ std::optional<Oid> records_after_change(std::int32_t id) {
     if (valid) return std::nullopt;
     std::optional<Oid> records;
     trivial<std::optional<Oid>>();
-    scan_for(WithId{id}, [&](TupleTableSlot* slot) { records = read_records(slot); });
+    const ById* before = by_id.find(id);
+    scan_for(WithId{id}, [&](TupleTableSlot* slot) {
+        records = read_records(slot);
+        if (before != nullptr && before->scope->tenant_from != read_tenant_from(slot))
+            report::serialization_failure("The scope's \"tenant_from\" was changed meanwhile.");
+    });
     return records;
 }
 
@@ -483,7 +488,7 @@ void insert_checked(Relation relation, const ScopeRow& row,
     // The row goes past the table's NOT NULL constraints, so check them here.
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
-    Assert(rules.transient_sqlstates != nullptr && rules.store_request);
+    Assert(rules.final_sqlstates != nullptr && rules.store_request);
     Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);

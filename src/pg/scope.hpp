@@ -48,7 +48,7 @@ struct Scope {
     TenantFrom tenant_from;
     bool explain_conflicts;
     std::int32_t max_answer_size;  // bytes that a record may hold
-    TextList transient_sqlstates;  // codes and classes, beside those that are always transient
+    TextList final_sqlstates;      // codes and classes that execute() stores as failures
     Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
@@ -67,7 +67,8 @@ const Scope* find_scope_by_id(std::int32_t id);
 
 // The record table that the scope names now (InvalidOid: none), if a scope has changed since the
 // last call of the functions above. Nothing if none has, or if the scope was dropped. What those
-// functions have returned stays valid.
+// functions have returned stays valid. Raises 40001 if the tenant of a call comes from elsewhere
+// now: the caller has locked the table of a key that its retries would not find.
 std::optional<Oid> records_after_change(std::int32_t id);
 
 // The most similar name of a scope that the current user may use; NULL if none is similar.
@@ -107,7 +108,7 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
-    column_transient_sqlstates,
+    column_final_sqlstates,
     column_store_request,
     column_answer_ttl,
     column_min_ttl,
@@ -180,7 +181,7 @@ struct ScopeRules {
     std::optional<std::string_view> weak_keys;
     std::optional<bool> store_response;
     ArrayType* response_exclude;
-    ArrayType* transient_sqlstates;
+    ArrayType* final_sqlstates;
     std::optional<bool> store_request;
     const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
     const Interval* min_ttl;     // likewise

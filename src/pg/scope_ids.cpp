@@ -129,8 +129,11 @@ void give_scope_ids(std::int32_t last) {
 
 Keys keys_of(std::optional<std::int32_t> scope) {
     Keys keys;
-    keys.records = count_live_records(
-        [&](TupleTableSlot* slot) { return !scope || record_scope(slot) == *scope; });
+    keys.records = count_live_records([&](TupleTableSlot* slot) {
+        const bool counts = !scope || record_scope(slot) == *scope;
+        if (counts) keys.until = std::max(keys.until, record_expires(slot));
+        return counts;
+    });
     keep_from_writing(Table::watermark);
     scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
         if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;

@@ -37,6 +37,7 @@ void give_scope_ids(std::int32_t last);
 struct Keys {
     std::int64_t records = 0;
     std::int64_t watermarks = 0;
+    TimestampTz until = 0;  // when the last of the records expires
     bool any() const { return records > 0 || watermarks > 0; }
 };
 Keys keys_of(std::optional<std::int32_t> scope);

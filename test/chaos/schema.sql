@@ -2,8 +2,8 @@
 -- of it in a word. No table has a unique constraint: only idem keeps an effect from happening twice.
 CREATE SCHEMA chaos;
 
-SELECT idem.create_scope('lasting', ttl => '30 days', wait => '100 ms', lease => '2 s');
-SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease => '2 s');
+SELECT idem.create_scope('lasting', ttl => '30 days', wait => '100 ms', lease => '2 s', final_sqlstates => '{CH}');
+SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease => '2 s', final_sqlstates => '{CH}');
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 

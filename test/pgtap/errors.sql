@@ -69,7 +69,7 @@ CREATE ROLE test_nobody;
 CREATE ROLE test_administrator;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.export_identity, idem.import_identity, idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
-SELECT idem.create_scope('tenants', tenant_required => true);
+SELECT idem.create_scope('tenants', tenant_required => true), idem.create_scope('idle');
 SELECT idem.create_scope('requests', request_required => true);
 CREATE SCHEMA test_elsewhere;
 SELECT idem.create_record_table('test_elsewhere.record'), idem.create_record_table('test_elsewhere.number', 'tenant_id', 'bigint'),
@@ -235,18 +235,18 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'fail with a sqlstate of no error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "02000"}')$$),
     ('22023', 'fail with a sqlstate of idem', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "ID001"}')$$),
     ('22023', 'fail with a transient sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "40001"}')$$),
-    ('54000', 'a response that is too large', $$SELECT idem.alter_scope('errors', max_answer_size => 1024); SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
-    ('54000', 'headers and body that are too large together', $$SELECT idem.alter_scope('errors', max_answer_size => 1024);
-                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => to_jsonb(repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
-    ('54000', 'an error that is too large', $$SELECT idem.alter_scope('errors', max_answer_size => 1024); SELECT idem.fail((idem.claim('errors', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
-    ('54000', 'a response of a leased claim that is too large', $$SELECT idem.alter_scope('errors', max_answer_size => 1024);
-                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a recovery state that is too large', $$SELECT idem.alter_scope('errors', max_answer_size => 1024);
-                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a last error that is too large', $$SELECT idem.alter_scope('errors', max_answer_size => 1024);
-                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'a response that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
+    ('54000', 'headers and body that are too large together', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete((idem.claim('idle', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
+    ('54000', 'an error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.fail((idem.claim('idle', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
+    ('54000', 'a response of a leased claim that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a recovery state that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a last error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
     ('54000', 'an answer of execute that is too large', $$CREATE FUNCTION pg_temp.much(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(repeat($x$x$x$, 1025))';
-                  SELECT idem.alter_scope('errors', max_answer_size => 1024); SELECT idem.execute('errors', 'new', 'pg_temp.much(jsonb)')$$),
+                  SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.execute('idle', 'new', 'pg_temp.much(jsonb)')$$),
     ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),
     ('54000', 'lookup of such a digest', $$SELECT idem.lookup('errors', 'collided')$$),
     ('42710', 'a scope twice', $$SELECT idem.create_scope('errors')$$),
@@ -263,16 +263,16 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with explain_conflicts NULL', $$SELECT idem.create_scope('new', explain_conflicts => NULL)$$),
     ('22004', 'a scope with max_answer_size NULL', $$SELECT idem.create_scope('new', max_answer_size => NULL)$$),
     ('22023', 'a scope with max_answer_size 1023', $$SELECT idem.create_scope('new', max_answer_size => 1023)$$),
-    ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('errors', max_answer_size => 536870913)$$),
-    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('errors', store_request => true, max_answer_size => 1024);
-                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('errors', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
-    ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('errors', max_answer_size => 1024);
+    ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('idle', max_answer_size => 536870913)$$),
+    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('idle', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
+    ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
                   SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 600)))
-                    FROM idem.claim('errors', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
-    ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('errors', answer_ttl => '25 h')$$),
-    ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('errors', min_ttl => '1 h'); SELECT idem.claim('errors', 'new', ttl => '1 s')$$),
-    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('errors', store_request => true, max_answer_size => 1024);
-                  SELECT idem.claim('errors', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
+                    FROM idem.claim('idle', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
+    ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
+    ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
+    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+                  SELECT idem.claim('idle', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
     ('ID008', 'the statement of an unknown scope', $$SELECT idem.scope_ddl('unknown')$$),
     ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
     ('22023', 'a scope with an empty name', $$SELECT idem.create_scope('')$$),
@@ -289,10 +289,12 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
     ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
     ('22023', 'a scope with a path of another notation', $$SELECT idem.create_scope('new', response_exclude => '{$.card.number}')$$),
-    ('22004', 'a scope with transient_sqlstates NULL', $$SELECT idem.create_scope('new', transient_sqlstates => NULL)$$),
-    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{502}')$$),
-    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{NULL}')$$),
-    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', transient_sqlstates => '{{P0},{P1}}')$$),
+    ('22004', 'a scope with final_sqlstates NULL', $$SELECT idem.create_scope('new', final_sqlstates => NULL)$$),
+    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', final_sqlstates => '{502}')$$),
+    ('22023', 'a scope with a final SQLSTATE of class ID', $$SELECT idem.create_scope('new', final_sqlstates => '{ID003}')$$),
+    ('22023', 'a scope with a final class that is transient', $$SELECT idem.create_scope('new', final_sqlstates => '{40}')$$),
+    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', final_sqlstates => '{NULL}')$$),
+    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', final_sqlstates => '{{P0},{P1}}')$$),
     ('ID008', 'redacted for an unknown scope', $$SELECT idem.redacted('unknown', '1')$$),
     ('ID008', 'redacted for no scope', $$SELECT idem.redacted(NULL, '1')$$),
     ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
@@ -324,6 +326,9 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'the problem of no claim', $$SELECT idem.problem(NULL::idem.claim_result)$$),
     ('22023', 'the headers of what no claim returns',
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "done"}') r$$),
+    ('22023', 'an answer with headers that are no object', $$SELECT idem.complete(token, headers => '[]') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'an answer with a header of two lines', $$SELECT idem.complete(token, headers => '{"a": "b\r\nc: d"}') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'a failure with a header without a name', $$SELECT idem.fail(token, '{"message": "m"}', headers => '{"": "a"}') FROM idem.claim('errors', 'new')$$),
     ('22023', 'headers that are no object',
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "completed", "headers": 1}') r$$),
     ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
@@ -340,6 +345,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('42501', 'the choice of a table that others may change', $$SELECT idem.use_records('test_elsewhere.open')$$),
     ('55000', 'a claim in a table without a primary key', $$SELECT idem.use_records('test_elsewhere.keyless'), idem.claim('errors', 'new')$$),
     ('0A000', 'a stream in a chosen table', $$SELECT idem.use_records('test_elsewhere.record'), idem.advance('errors', 'new', 1)$$),
+    ('55000', 'another tenant_from for a scope with live keys', $$SELECT idem.once('idle', 'live'); SELECT idem.alter_scope('idle', tenant_from => 'role')$$),
+    ('55000', 'a scope altered under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.alter_scope('errors', ttl => '2 days')$$),
+    ('55000', 'a scope dropped under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.drop_scope('errors')$$),
+    ('22004', 'an altered scope with force NULL', $$SELECT idem.alter_scope('errors', force => NULL)$$),
     ('55000', 'another table for a scope with records', $$SELECT idem.alter_scope('elsewhere', records => 'idem.record')$$),
     ('42809', 'a scope with a table that is none for records', $$SELECT idem.create_scope('new', records => 'idem.scope')$$),
     ('42P01', 'a claim whose table was dropped', $$DROP TABLE test_elsewhere.record; SELECT idem.claim('elsewhere', 'new')$$),
@@ -377,12 +386,12 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'forbidding no key', $$SELECT idem.forbid('errors', NULL)$$),
     ('22023', 'forbidding with an error that is none', $$SELECT idem.forbid('errors', 'new', error => '5')$$),
     ('ID001', 'forbidding a key of this transaction', $$SELECT idem.forbid('errors', 'held')$$),
-    ('ID010', 'a stale key', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
-                               SELECT idem.claim('errors', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
-    ('ID010', 'a key from the future', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
-                                         SELECT idem.claim('errors', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
-    ('ID007', 'a weak key', $$SELECT idem.alter_scope('errors', weak_keys => 'reject');
-                              SELECT idem.claim('errors', '4711')$$),
+    ('ID010', 'a stale key', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
+                               SELECT idem.claim('idle', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
+    ('ID010', 'a key from the future', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
+                                         SELECT idem.claim('idle', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
+    ('ID007', 'a weak key', $$SELECT idem.alter_scope('idle', weak_keys => 'reject');
+                              SELECT idem.claim('idle', '4711')$$),
     ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
     ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
@@ -524,7 +533,7 @@ INSERT INTO advice (call, says, never) VALUES
     ($$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{done}')$$, 'read-write.*idem\.lookup\(\)', NULL),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 's', 1)$$, 'read-write.*idem\.streams', 'lookup'),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, 'read-write', 'lookup'),
-    ($$SELECT idem.alter_scope('errors', max_answer_size => 1024); SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
+    ($$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
      'bytes.*allows 1024 bytes', 'kB'),
     ($$SELECT idem.drop_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.alter_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
@@ -544,7 +553,7 @@ INSERT INTO advice (call, says, never) VALUES
        INSERT INTO guarded DEFAULT VALUES$$, 'Trigger "guard" .*Perhaps you meant the scope "test_payments"\.', 'A claim names'),
     ($$SELECT idem.create_scope('errors')$$, 'idem\.alter_scope\(\)', NULL),
     ($$SELECT idem.create_scope('errors', max_attempts => 7, if_not_exists => true)$$, '"max_attempts" is NULL, not 7\..*idem\.scope_ddl\(\)', '"ttl"'),
-    ($$SELECT idem.alter_scope('errors', min_ttl => '1 h'); SELECT idem.claim('errors', 'new', ttl => '1 s')$$, '01:00:00.*longer "ttl"', NULL),
+    ($$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$, '01:00:00.*longer "ttl"', NULL),
     ($$SELECT idem.claim('errors', 'held')$$, 'Complete', 'forget'),
     ($$SELECT idem.forget('errors', 'held')$$, '[Rr]elease.*idem\.forget\(\)', 'before claiming again|FROM'),
     ($$SELECT idem.revoke('errors', 'held')$$, '[Rr]elease.*idem\.revoke\(\)', 'before claiming again|FROM'),

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA erasure;
 SET search_path = erasure;
-SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => true);
+SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => true, final_sqlstates => '{P0042}');
 CREATE TABLE effect (key text);
 CREATE FUNCTION operate(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO effect VALUES (request->>'key');
@@ -14,7 +14,7 @@ END $$;
 CREATE PROCEDURE fill(tenant text DEFAULT '') LANGUAGE plpgsql AS $$
 DECLARE t text;
 BEGIN
-    PERFORM idem.complete(token, '{"private": 1}', 201, '{"H": 1}', '\x00ff') FROM idem.claim('e', 'answered', tenant => fill.tenant);
+    PERFORM idem.complete(token, '{"private": 1}', 201, '{"H": "1"}', '\x00ff') FROM idem.claim('e', 'answered', tenant => fill.tenant);
     PERFORM idem.execute('e', 'executed', 'erasure.operate(jsonb)', '{"key": "executed"}', fill.tenant);
     PERFORM idem.execute('e', 'declined', 'erasure.operate(jsonb)', '{"key": "declined", "fails": "Ann"}', fill.tenant);
     PERFORM idem.fail(token, '{"message": "Ann"}', 402) FROM idem.claim('e', 'failed', tenant => fill.tenant);

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('failures');
 CREATE FUNCTION fail(key text, error jsonb) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN PERFORM idem.fail((idem.claim('failures', key)).token, error, 402, '{"X": 1}', '\x01'); END $$;
+BEGIN PERFORM idem.fail((idem.claim('failures', key)).token, error, 402, '{"X": "1"}', '\x01'); END $$;
 CREATE FUNCTION raised(key text) RETURNS TABLE (state text, message text, detail text, hint text) LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.claim('failures', key);

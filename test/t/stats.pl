@@ -36,6 +36,7 @@ sub sql { return $node->safe_psql('postgres', shift); }
 
 # Every counter ------------------------------------------------------------------------------------
 
+sql(q{SELECT idem.alter_scope('payments', final_sqlstates => '{P0001}')});
 is(sql('SELECT string_agg(scope, \',\') FROM idem.stats'), 'payments', 'one row per scope, from its creation');
 is(stats('payments'), '', 'a new scope has counted nothing');
 

@@ -7,9 +7,9 @@ import random
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
-Headers = Mapping[str, str]
+Headers = Mapping[str, Union[str, Sequence[str]]]
 Key = Union[str, uuid.UUID]
 
 
@@ -20,7 +20,7 @@ def _one_line(statement: str) -> str:  # as the server's log should show it
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
 CLAIM = _one_line("""
     SELECT outcome, token, CAST(response AS text), status, CAST(headers AS text), body,
-           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8)
+           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8), differs
       FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
                           CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
                           wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
@@ -81,7 +81,10 @@ class InProgress(Refused):
 
 
 class Conflict(Refused):
-    """ID002: the key was used for a different request."""
+    """ID002: the key was used for a different request. `differs` names the members that differ,
+    if the scope explains its conflicts; else it is None."""
+
+    differs: Optional[Sequence[Optional[str]]] = None
 
 
 class LimitExceeded(Refused):
@@ -103,12 +106,13 @@ class Claim(NamedTuple):
     body: Optional[bytes]
     error: Optional[str]
     retry_after: Optional[float]
+    differs: Optional[Sequence[Optional[str]]]
 
     def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer]:
         """The stored answer; None if the caller now owns the operation. Raises the rest."""
         if self.outcome == "claimed":
             return None
-        headers = json.loads(self.headers) if self.headers else None
+        headers = stored_headers(self.headers)
         body = bytes(self.body) if self.body is not None else None
         if self.outcome == "completed":
             response = None if self.response is None else loads(self.response)
@@ -120,7 +124,32 @@ class Claim(NamedTuple):
                           hint=error.get("hint"), status=self.status, headers=headers, body=body,
                           replayed=True)
         refused, code, message = _REFUSALS[self.outcome]
-        raise refused(code, message.format(key=key), self.retry_after)
+        refusal = refused(code, message.format(key=key), self.retry_after)
+        if isinstance(refusal, Conflict):
+            refusal.differs = self.differs
+        raise refusal
+
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x1f\x7f]*")
+
+
+def stored_headers(text: Optional[str]) -> Optional[Headers]:
+    """The headers of a record. idem.complete() checks them, but a superuser or a publisher can
+    write a record without it, and a line break would make one header two."""
+    headers = json.loads(text) if text else None
+    pairs = header_list(headers) if isinstance(headers, dict) else [("", headers)]
+    for name, value in pairs if headers is not None else []:
+        if not (_HEADER_NAME.fullmatch(name) and isinstance(value, str)
+                and _HEADER_VALUE.fullmatch(value)):
+            raise ValueError("the record has headers that cannot be sent")
+    return headers
+
+
+def header_list(headers: Headers) -> list[tuple[str, str]]:
+    """A pair for each header to send; a list is a header that is sent several times."""
+    return [(name, value) for name, values in headers.items()
+            for value in (values if isinstance(values, (list, tuple)) else [values])]
 
 
 _REFUSALS: dict[str, tuple[type[Refused], str, str]] = {
@@ -215,6 +244,13 @@ class Retry:
 
 
 # Parameters of the statements ---------------------------------------------------------------
+
+
+def key_text(key: Key) -> str:
+    """The key, if it is one. A forgotten key must not make all calls one operation."""
+    if not isinstance(key, (str, uuid.UUID)):
+        raise TypeError(f"the key must be a str or a UUID, not {type(key).__name__}")
+    return str(key)
 
 
 def completion(token: Optional[str], answer: Answer, dumps: Callable[[Any], str]) -> dict[str, Any]:
