@@ -44,7 +44,6 @@ enum class Outcome {
     conflict,     // the key belongs to a different request
     stale_key,    // a new key that is older than what the scope can remember
     limited,      // the tenant has made too many new claims
-    storage,      // the tenant's records take too many bytes
 };
 
 struct ClaimResult {
@@ -56,7 +55,6 @@ struct ClaimResult {
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
     pg::report::Requests requests = pg::report::Requests::both;  // conflict
     const pg::report::Differences* differences = nullptr;        // conflict; NULL if not known
-    Storage used{};                                              // storage
 };
 
 // Claims the key. Raises 54000 if this transaction holds too many key locks, 40001 if the
