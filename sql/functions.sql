@@ -863,34 +863,41 @@ CREATE FUNCTION idem.retention_window(
     clock_skew interval
 )
 RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_retention_window'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN caller_deadline + retry_horizon + network_delay + clock_skew;
 
 COMMENT ON FUNCTION idem.retention_window IS
     'Returns how long keys must be remembered so that every retry finds its answer: the sum of '
     'the caller''s deadline for one try, the time for which it retries, the delay of the network '
     'and the difference between the clocks. '
-    'Raises 22004, 22023.';
+    'Raises 22008.';
 
+-- 100 * 1.1 is slightly more than 110 in binary. The cast to numeric rounds to 15 digits, so that
+-- this excess is not rounded up to another record.
 CREATE FUNCTION idem.records_needed(
     claims_per_second double precision,
     ttl interval,
     margin double precision DEFAULT 0.2
 )
 RETURNS bigint
-AS 'MODULE_PATHNAME', 'idem_records_needed'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ceil((claims_per_second * extract(epoch FROM ttl)::double precision * (1 + margin))::numeric
+           )::double precision::bigint;
 
 COMMENT ON FUNCTION idem.records_needed IS
     'Returns how many records exist at a time: rate times TTL times (1 + margin), rounded up. '
-    'Raises 22004, 22023, 22003.';
+    'Raises 22003.';
 
 CREATE FUNCTION idem.collision_probability(records bigint, entropy_bits integer)
 RETURNS double precision
-AS 'MODULE_PATHNAME', 'idem_collision_probability'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+           WHEN records IS NULL OR entropy_bits IS NULL THEN NULL
+           WHEN records < 2 OR entropy_bits > 1000 THEN 0  -- beyond, power() underflows
+           ELSE least(1, records::double precision * (records - 1)::double precision / 2
+                         * power(2::double precision, -greatest(entropy_bits, 0)))
+       END;
 
 COMMENT ON FUNCTION idem.collision_probability IS
     'Returns the probability that any two of that many random keys with that many bits of entropy '
-    'are equal: n(n-1)/(2*2^bits), at most 1. '
-    'Raises 22004, 22023.';
+    'are equal: n(n-1)/(2*2^bits), at most 1.';

@@ -1090,14 +1090,6 @@ void not_a_final_sqlstate(const char* argument, std::string_view element) {
                      "\"P0001\", or classes of them, such as \"23\".");
 }
 
-void too_many_records() {
-    ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-                    errmsg("number of records is out of range"),
-                    errdetail("The number does not fit into type bigint."),
-                    errhint("Check \"claims_per_second\", \"ttl\" and \"margin\".")));
-    pg_unreachable();
-}
-
 // ---- Where a call is made -----------------------------------------------------------------------
 
 void read_only(const char* call, const char* reading) {

@@ -195,7 +195,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
                                    const char* hint = nullptr);
 // An element of the list of final SQLSTATEs that none can be.
 [[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
-[[noreturn]] void too_many_records();
 
 // ---- Where a call is made -----------------------------------------------------------------------
 
