@@ -58,7 +58,7 @@ COMMENT ON FUNCTION idem.complete IS
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
     'answer becomes visible to others when this transaction commits. headers is an object of names '
     'with a string or an array of strings each, without control characters. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond idem.max_answer_size; '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond max_answer_size; '
     'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(
@@ -479,7 +479,7 @@ CREATE FUNCTION idem.create_scope(
         DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from text DEFAULT 'argument',
     explain_conflicts boolean DEFAULT false,
-    max_bytes bigint DEFAULT NULL,
+    max_answer_size integer DEFAULT 65536,
     records regclass DEFAULT NULL,
     if_not_exists boolean DEFAULT false
 )
@@ -497,11 +497,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
-    'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
-    'is how much a tenant may store; records (NULL: the table that the transaction chooses with '
-    'idem.use_records(), or else idem.record) is the table of the scope''s records. With '
-    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
-    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
+    'many bytes of answer, error, request and recovery state a record may hold; records (NULL: the '
+    'table that the transaction chooses with idem.use_records(), or else idem.record) is the table '
+    'of the scope''s records. With if_not_exists, a scope that has exactly these settings is left '
+    'as it is. For superusers and roles that are granted EXECUTE; the caller must be able to SET '
+    'ROLE to the owner. '
     'Raises 42710, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 (a limit '
     'without preload), 42809 (not a record table), 42P01 (no such table), 22023, 22004.';
 
@@ -527,7 +528,7 @@ CREATE FUNCTION idem.alter_scope(
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
-    max_bytes bigint DEFAULT NULL,
+    max_answer_size integer DEFAULT NULL,
     records regclass DEFAULT NULL,
     force boolean DEFAULT false
 )
@@ -539,7 +540,7 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
+    'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
     'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
     'table. Stored records do not change, and do not move: with records, the scope must have no '
     'unexpired records in other tables; with tenant_from, it must have no unexpired records, and '

@@ -50,7 +50,7 @@ CREATE TABLE idem.scope (
                                             'www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
-    max_bytes           bigint,
+    max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             regclass,
     request_lists       text[]      NOT NULL DEFAULT '{}',
     CONSTRAINT scope_request_exclude CHECK (

@@ -141,7 +141,7 @@ using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
                   DigestOf digest_of) {
     tenant = tenant_in(scope, tenant);
-    pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value(), table};
+    pg::KeyName name{scope.id, tenant, key, {}, table};
     if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
 }

@@ -227,10 +227,6 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
         return {.outcome = Outcome::stale_key};
     if (is_new) check_strength(*call.scope, call.name.key);
     if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
-    if (is_new && call.scope->max_bytes) {
-        const Storage used = storage_of(*call.scope, call.name.tenant);
-        if (used.used_up) return {.outcome = Outcome::storage, .used = used};
-    }
     const std::int64_t wait =
         is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
     if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
@@ -290,7 +286,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 // stored: later ones may differ in members that the scope excludes from the comparison.
 varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
     if (old.request != nullptr || !call.scope->store_request) return old.request;
-    check_stored_size("request", {call.request});
+    check_stored_size("request", *call.scope, {call.request});
     return reinterpret_cast<varlena*>(call.request);
 }
 
@@ -411,8 +407,6 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::limited:
             report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
                                                result.retry_after);
-        case Outcome::storage:
-            refuse_storage(*call.scope, result.used);
         case Outcome::claimed:
         case Outcome::completed:
             break;
@@ -461,7 +455,6 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
             return pg::count(call.scope->id, Counter::stale);
         case Outcome::too_many:
         case Outcome::limited:
-        case Outcome::storage:
             return pg::count(call.scope->id, Counter::limited);
     }
 }
@@ -585,7 +578,6 @@ Result row_of(const ClaimResult& result) {
         case Outcome::stale_key:
             return refusal_row("stale_key");
         case Outcome::too_many:
-        case Outcome::storage:
             return refusal_row("limited");
         case Outcome::limited:
             return retry_row("limited", result.retry_after);

@@ -45,7 +45,6 @@ enum class Outcome {
     stale_key,    // a new key that is older than what the scope can remember
     too_many,     // this transaction holds too many key locks
     limited,      // the tenant has made too many new claims
-    storage,      // the tenant's records take too many bytes
 };
 
 struct ClaimResult {
@@ -56,7 +55,6 @@ struct ClaimResult {
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
     const pg::report::Differences* differences = nullptr;  // conflict; NULL if not known
-    Storage used{};                                        // storage
 };
 
 // Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and for a new

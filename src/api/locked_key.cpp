@@ -176,7 +176,6 @@ NamedKey key_named_by(const core::Token& token) {
     auto name = find_name(token);
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
-    name->limited = scope->max_bytes.has_value();
     return {scope, *name};
 }
 

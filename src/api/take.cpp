@@ -52,7 +52,6 @@ Candidate look(const TakeCall& call, const pg::Due& due) {
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
     if (!key) return {{}, {}, now, false};
-    key->name.limited = call.scope->max_bytes.has_value();
     pg::Found seen = key->found;
     seen.in_snapshot = true;
     const bool wanted = key->name.scope_id == call.filter.scope_id &&

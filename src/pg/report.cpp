@@ -895,36 +895,14 @@ void warn_of_missing_limit(const char* scope, const char* limit) {
                       errhint("%s", preload_hint)));
 }
 
-void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit) {
-    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-                    errmsg("the tenant's records in scope \"%s\" take too much space", scope),
-                    errdetail("They take " INT64_FORMAT " bytes; \"max_bytes\" allows " INT64_FORMAT
-                              " bytes.",
-                              bytes, limit),
-                    errhint("Retry with the same key when records of the tenant have expired, or "
-                            "raise \"max_bytes\" with idem.alter_scope(). Retries of finished "
-                            "operations are still answered.")));
-    pg_unreachable();
-}
-
-void too_many_tenants(const char* scope, int limit) {
-    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-                    errmsg("too many tenants have records in scopes with \"max_bytes\""),
-                    errdetail("Scope \"%s\" limits the space of each tenant, and the server "
-                              "counts that of %d tenants, the most that \"idem.limited_tenants\" "
-                              "allows.",
-                              scope, limit),
-                    errhint("Ask an administrator to raise \"idem.limited_tenants\" and restart "
-                            "the server. Retries of finished operations are still answered.")));
-    pg_unreachable();
-}
-
-void too_large(const char* what, Size size) {
+void too_large(const char* what, Size size, const char* scope, std::int32_t limit) {
     ereport(ERROR,
             (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
-             errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %zu bytes.", size,
-                       Size{1024} * static_cast<Size>(guc::max_answer_size)),
-             errhint("Store large values in a table of your own, and pass a reference to them.")));
+             errdetail("The key's record would hold %zu bytes; \"max_answer_size\" of scope \"%s\" "
+                       "allows %d bytes.",
+                       size, scope, limit),
+             errhint("Store large values in a table of your own, and pass a reference to them; or "
+                     "raise the limit with idem.alter_scope().")));
     pg_unreachable();
 }
 

@@ -162,10 +162,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 // limit: the setting of the scope.
 [[noreturn]] void limit_unavailable(const char* limit);
 void warn_of_missing_limit(const char* scope, const char* limit);
-[[noreturn]] void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit);
-[[noreturn]] void too_many_tenants(const char* scope, int limit);
 // what: "answer", or what else was to be stored.
-[[noreturn]] void too_large(const char* what, Size size);
+[[noreturn]] void too_large(const char* what, Size size, const char* scope, std::int32_t limit);
 // A stream without gaps has one.
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 

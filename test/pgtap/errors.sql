@@ -235,18 +235,18 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'fail with a sqlstate of no error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "02000"}')$$),
     ('22023', 'fail with a sqlstate of idem', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "ID001"}')$$),
     ('22023', 'fail with a transient sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "40001"}')$$),
-    ('54000', 'a response that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
-    ('54000', 'headers and body that are too large together', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
-    ('54000', 'an error that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.fail((idem.claim('errors', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
-    ('54000', 'a response of a leased claim that is too large', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a recovery state that is too large', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a last error of more than idem.max_answer_size', $$SET LOCAL idem.max_answer_size = '1kB';
-                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'a response that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
+    ('54000', 'headers and body that are too large together', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete((idem.claim('idle', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
+    ('54000', 'an error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.fail((idem.claim('idle', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
+    ('54000', 'a response of a leased claim that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a recovery state that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a last error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
     ('54000', 'an answer of execute that is too large', $$CREATE FUNCTION pg_temp.much(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(repeat($x$x$x$, 1025))';
-                  SET LOCAL idem.max_answer_size = 1; SELECT idem.execute('errors', 'new', 'pg_temp.much(jsonb)')$$),
+                  SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.execute('idle', 'new', 'pg_temp.much(jsonb)')$$),
     ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),
     ('54000', 'lookup of such a digest', $$SELECT idem.lookup('errors', 'collided')$$),
     ('42710', 'a scope twice', $$SELECT idem.create_scope('errors')$$),
@@ -261,11 +261,17 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with tenant_from NULL', $$SELECT idem.create_scope('new', tenant_from => NULL)$$),
     ('22023', 'a scope with an unknown tenant_from', $$SELECT idem.create_scope('new', tenant_from => 'session')$$),
     ('22004', 'a scope with explain_conflicts NULL', $$SELECT idem.create_scope('new', explain_conflicts => NULL)$$),
-    ('22023', 'a scope with max_bytes 0', $$SELECT idem.create_scope('new', max_bytes => 0)$$),
-    ('22023', 'a scope altered to max_bytes -2', $$SELECT idem.alter_scope('errors', max_bytes => -2)$$),
+    ('22004', 'a scope with max_answer_size NULL', $$SELECT idem.create_scope('new', max_answer_size => NULL)$$),
+    ('22023', 'a scope with max_answer_size 1023', $$SELECT idem.create_scope('new', max_answer_size => 1023)$$),
+    ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('idle', max_answer_size => 536870913)$$),
+    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('idle', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
+    ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 600)))
+                    FROM idem.claim('idle', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
     ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
     ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
-    ('54000', 'a stored request that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.alter_scope('idle', store_request => true);
+    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
                   SELECT idem.claim('idle', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
     ('ID008', 'the statement of an unknown scope', $$SELECT idem.scope_ddl('unknown')$$),
     ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
@@ -527,7 +533,7 @@ INSERT INTO advice (call, says, never) VALUES
     ($$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{done}')$$, 'read-write.*idem\.lookup\(\)', NULL),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 's', 1)$$, 'read-write.*idem\.streams', 'lookup'),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, 'read-write', 'lookup'),
-    ($$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
+    ($$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
      'bytes.*allows 1024 bytes', 'kB'),
     ($$SELECT idem.drop_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.alter_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),

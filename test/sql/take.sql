@@ -218,9 +218,9 @@ SELECT idem.release(:'t', error => '{"message": ""}');
 SELECT idem.release(:'t', error => '{"message": "x", "code": 7}');
 SELECT idem.release(:'t', error => '{"sqlstate": "00000"}');
 SELECT idem.release(:'t', error => '{"sqlstate": "tooLong"}');
-SET idem.max_answer_size = '1kB';
+SELECT idem.alter_scope('jobs', max_answer_size => 1024);
 SELECT idem.release(:'t', error => jsonb_build_object('message', repeat('x', 2000)));
-RESET idem.max_answer_size;
+SELECT idem.alter_scope('jobs', max_answer_size => 65536);
 SELECT idem.release(:'t', error => '{"sqlstate": "ID001"}');
 SELECT idem.release(NULL);
 

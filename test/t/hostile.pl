@@ -330,8 +330,8 @@ install_payments($node, $db);
 $node->safe_psql($db, <<'SQL');
 CREATE EXTENSION amcheck;
 CREATE ROLE worker;
-SELECT idem.create_scope('work', owner => 'worker', wait => '0', final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
-SELECT idem.create_scope('plain', owner => 'worker', wait => '0');
+SELECT idem.create_scope('work', owner => 'worker', wait => '0', max_answer_size => 67108864, final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
+SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864);
 CREATE TABLE effect (key text);
 GRANT ALL ON effect TO PUBLIC;
 SQL
@@ -365,7 +365,7 @@ SELECT idem.forget('$scope', 'op') FROM idem.scopes WHERE name = '$scope';
 COMMIT;
 SQL
 	is(locks($node), 0, 'an operation that misbehaves leaves no lock');
-	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0') WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
+	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864) WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
 }
 
 # Requests and responses ---------------------------------------------------------------------------
@@ -491,7 +491,7 @@ SELECT string_agg(key, ',') FROM effect;
 SELECT response FROM idem.claim('plain', 'too large');
 SQL
 is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open and completes with a smaller answer');
-like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 67108864 bytes/, 'the error names the limit');
+like($stderr, qr/answer is too large\n.*DETAIL:  The key's record would hold 1000000\d\d bytes; "max_answer_size" of scope "plain" allows 67108864 bytes/, 'the error names the limit');
 is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the failure is stored, the effect is not');
 TRUNCATE effect;
 DO \$\$
@@ -508,21 +508,57 @@ SELECT count(*) + 64 FROM effect;
 SELECT response FROM idem.claim('plain', 'caught');
 SQL
 
-# Hundreds of megabytes, where a superuser allows them; and a gigabyte, which is always too much.
-$node->safe_psql('postgres', q{ALTER ROLE worker SET idem.max_answer_size = '512MB'; ALTER ROLE worker LOGIN});
+# Hundreds of megabytes, where the scope allows them; and a gigabyte, which is always too much.
+$node->safe_psql('postgres', q{ALTER ROLE worker LOGIN});
+$node->safe_psql($db, q{SELECT idem.alter_scope('plain', max_answer_size => 536870912)});
 sub run_as_worker
 {
 	my ($sql) = @_;
 	my (undef, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'worker' ]);
 	return $err =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $out;
 }
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if a superuser allows it');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if the scope allows it');
 is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'an answer of 300 MB is replayed');
 is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'an answer of more than 512 MB is refused');
 is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'a value of a gigabyte is refused');
-my $load = "SELECT idem.current_key() \\gset\n";
-is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'a role cannot raise the limit');
-is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'a superuser cannot raise the limit above 512 MB');
+is(run_as_worker("SELECT idem.alter_scope('plain', max_answer_size => 1024)"), '42501', 'a role that uses a scope cannot change its limit');
+
+# Headers ------------------------------------------------------------------------------------------
+
+# No form of headers gets past header_exclude, and none that could end a header and begin another is
+# stored. The same holds for a record that a superuser or a subscription has written.
+my %form = (
+	'a string' => '"Set-Cookie: sid=evil"', 'a number' => '1', 'null' => 'null', 'an array' => '[]', 'an array of names' => '["Set-Cookie"]',
+	'pairs' => '[["Set-Cookie", "sid=evil"], ["X-A", "1"]]', 'objects with name and value' => '[{"name": "Set-Cookie", "value": "sid=evil"}]',
+	'objects as PostgREST takes them' => '[{"Set-Cookie": "sid=evil"}]', 'an object in an object' => '{"X-A": {"Set-Cookie": "sid=evil"}}',
+	'pairs in an object' => '{"headers": [["Set-Cookie", "sid=evil"]]}', 'objects in an array' => '{"X-A": [{"Set-Cookie": "sid=evil"}]}', 'an array in an array' => '{"X-A": [["1"]]}',
+	'a value that is a number' => '{"X-A": 1}', 'a value that is null' => '{"X-A": null}', 'a value that is true' => '{"X-A": [true]}',
+	'no name' => '{"": "1"}', 'a blank after a name' => '{"Set-Cookie ": "sid=evil"}', 'a blank before a name' => '{" Set-Cookie": "sid=evil"}', 'a tab in a name' => '{"Set-Cookie\t": "sid=evil"}',
+	'a colon in a name' => '{"Set-Cookie:": "sid=evil"}', 'a pair in a name' => '{"X-A: 1\r\nSet-Cookie": "sid=evil"}', 'a line break in a name' => '{"X-A\nSet-Cookie": "1"}',
+	'a name with a comma' => '{"X-A,Set-Cookie": "1"}', 'a quoted name' => '{"\"X-A\"": "1"}', 'a name that is not ASCII' => '{"Sët-Cookie": "1"}', 'a name in full width' => '{"Ｓet-Cookie": "1"}',
+	'a name with a zero-width space' => '{"Set-Cookie\u200b": "1"}', 'a name with DEL' => '{"Set-Cookie\u007f": "1"}', 'a name with a soft hyphen' => '{"Set\u00adCookie": "1"}',
+	'CR and LF in a value' => '{"X-A": "1\r\nSet-Cookie: sid=evil"}', 'LF in a value' => '{"X-A": "1\nSet-Cookie: sid=evil"}', 'CR in a value' => '{"X-A": "1\rSet-Cookie: sid=evil"}',
+	'a folded value' => '{"X-A": "1\r\n 2"}', 'a value that is folded with a tab' => '{"X-A": "1\n\t2"}', 'CR at the end' => '{"X-A": "1\r"}', 'a line break in the second value' => '{"X-A": ["1", "2\r\nSet-Cookie: sid=evil"]}',
+	'a bell in a value' => '{"X-A": "\u0007"}', 'DEL in a value' => '{"X-A": "\u007f"}', 'a vertical tab in a value' => '{"X-A": "\u000b"}',);
+run_sql(q{SELECT idem.complete(token, '1', 200, '{"X-A": "1"}') FROM idem.claim('plain', 'written by others')}, $db);
+for my $what (sort keys %form)
+{
+	for my $call (q{complete(:'token', '1', 200, }, q{fail(:'token', '{"message": "no"}', 400, })
+	{
+		is(run_sql("BEGIN; SELECT token FROM idem.claim('plain', 'headers') \\gset\nSELECT idem.$call'$form{$what}')", $db), '22023', "headers with $what are refused: " . $call =~ s/\(.*//r);
+	}
+	is(run_sql(qq(UPDATE idem.record SET headers = '$form{$what}' WHERE key = 'written by others';\nSELECT idem.http_headers(c) FROM idem.claim('plain', 'written by others') c), $db), '22023',
+		"stored headers with $what are not sent");
+}
+is( run_sql(<<'SQL', $db), qq({"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}\nt\n{"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}), 'of the documented form, only those that the scope excludes are left out');
+BEGIN;
+SELECT token FROM idem.claim('plain', 'documented headers') \gset
+SELECT idem.complete(:'token', '1', 200, '{"X-A": "1", "SET-Cookie": "sid=evil", "set-cookie": ["a", "b"], "Vary": ["Accept", "Origin"], "Authorization": "x", "Empty": []}') \gset
+COMMIT;
+SELECT headers FROM idem.lookup('plain', 'documented headers');
+SELECT redacted FROM idem.lookup('plain', 'documented headers');
+SELECT headers FROM idem.claim('plain', 'documented headers');
+SQL
 
 # Many claims --------------------------------------------------------------------------------------
 
@@ -584,13 +620,11 @@ my $plain = idem_node('placeholder', conf => '');
 CREATE ROLE any_role;
 SET ROLE any_role;
 SET idem.max_open_claims = 1000000;
-SET idem.max_answer_size = '512MB';
 SELECT idem.new_key() \gset
 SHOW idem.max_open_claims;
-SHOW idem.max_answer_size;
 SQL
-is($stdout, "2000\n64MB", 'limits that were set before the library was loaded do not count');
-like($stderr, qr/permission denied to set parameter "idem.max_answer_size"/, 'a WARNING says that the placeholder does not count');
+is($stdout, '2000', 'a limit that was set before the library was loaded does not count');
+like($stderr, qr/permission denied to set parameter "idem.max_open_claims"/, 'a WARNING says that the placeholder does not count');
 log_is_clean($plain);
 $plain->stop;
 done_testing();
