@@ -5,7 +5,9 @@
 #include "core/key.hpp"
 #include "core/weakness.hpp"
 #include "pg/boundary.hpp"
+#include "pg/guc.hpp"
 #include "pg/limiter.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -18,6 +20,12 @@ namespace report = pg::report;
 constinit bool warned_of_rate = false;
 
 }  // namespace
+
+void check_open_claims(std::int32_t scope_id) {
+    if (pg::claims_held() < pg::guc::max_open_claims) return;
+    pg::count(scope_id, pg::Counter::limited);
+    report::too_many_open_claims(pg::guc::max_open_claims);
+}
 
 void require_limits_available(const char* limit) {
     if (!pg::limits_available()) report::limit_unavailable(limit);

@@ -20,6 +20,9 @@ bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now,
 // For a weak key: raises ID007, warns or does nothing, depending on the scope's weak_keys.
 void check_strength(const pg::Scope& scope, std::string_view key);
 
+// Raises 54000 if this transaction holds as many key locks as idem.max_open_claims allows.
+void check_open_claims(std::int32_t scope_id);
+
 // Charges a new claim to its tenant, for the scope's claims_per_minute. Returns 0 if the claim is
 // admitted, otherwise the microseconds to wait. A server without shared memory of idem's, such as
 // one that has restored a dump, admits the claim and warns once per session: refusing every claim

@@ -4,7 +4,6 @@
 #include "api/records.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
-#include "pg/guc.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -68,10 +67,10 @@ pg::Found find_unleased(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBoun
             return found;
         }
         lock.release();
-        const pg::Record& record = found.record;
-        pg::free_contents(record);
-        if (!bound.nap(pg::key_event(name.digest), *record.lease_end))
-            refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
+        const report::Holder holder = lease_of(found.record);
+        pg::free_contents(found.record);
+        if (!bound.nap(pg::key_event(name.digest), *holder.lease_end))
+            report::leased(name.key, holder, retry_after(holder));
     }
 }
 
@@ -216,8 +215,7 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
 pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Record& record) {
     pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) return *known;
-    if (pg::claims_held() >= pg::guc::max_open_claims)
-        report::too_many_open_claims(pg::guc::max_open_claims);
+    check_open_claims(key.name.scope_id);
     pg::Claim claim{};
     claim.token = token;
     claim.scope_id = key.name.scope_id;

@@ -110,10 +110,10 @@ SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'rehearse', 'report')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
-    'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
+    'every function is C, but for sizing, and for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
