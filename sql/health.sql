@@ -655,6 +655,16 @@ finding (check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT
+        'purge',
+        'warn',
+        NULL,
+        format('The purge does not reach everything in %s. %s', t.records, t.passed_over),
+        t.remedy
+    FROM record_table t
+    WHERE t.passed_over IS NOT NULL
+
+    UNION ALL
+    SELECT
         'schema',
         'warn',
         NULL,
