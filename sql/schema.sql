@@ -19,6 +19,8 @@ COMMENT ON SCHEMA idem IS
 -- Tables
 -- ---------------------------------------------------------------------------------------------
 
+-- A fingerprint has the number of the list request_exclude that it was made with: its position in
+-- request_lists, which keeps all of them. So retries are compared as before when the list changes.
 -- A scope's id is part of every key digest, so it is never reused. pg_dump includes the sequence.
 CREATE SEQUENCE idem.scope_id AS integer;
 
@@ -49,7 +51,11 @@ CREATE TABLE idem.scope (
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
-    records             regclass
+    records             regclass,
+    request_lists       text[]      NOT NULL DEFAULT '{}',
+    CONSTRAINT scope_request_exclude CHECK (
+        request_exclude OPERATOR(pg_catalog.=) '{}'
+        OR request_exclude::text OPERATOR(pg_catalog.=) ANY (request_lists))
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;

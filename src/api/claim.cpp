@@ -155,8 +155,8 @@ namespace {
 bool is_same_request(const ClaimCall& call, const pg::Found& found) {
     const bool comparable =
         found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
-    return comparable &&
-           pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
+    return comparable && pg::same_request(call.request, found.record.fingerprint,
+                                          pg::request_list(*call.scope, found.record.fingerprint));
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
@@ -346,8 +346,9 @@ ClaimResult conflict(const ClaimCall& call, const Look& seen) {
                       : call.request == nullptr ? report::Requests::first_only
                                                 : report::Requests::both;
     if (call.scope->explain_conflicts)
-        result.differences = pg::find_differences(call.request, seen.found.record.fingerprint,
-                                                  call.scope->request_exclude);
+        result.differences =
+            pg::find_differences(call.request, seen.found.record.fingerprint,
+                                 pg::request_list(*call.scope, seen.found.record.fingerprint));
     return result;
 }
 

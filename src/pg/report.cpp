@@ -1308,6 +1308,18 @@ void unknown_fingerprint_version() {
     pg_unreachable();
 }
 
+void unknown_request_list(std::string_view scope, std::uint32_t number) {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_DATA_CORRUPTED),
+         errmsg("scope \"%s\" has no list %u of excluded members", c_string(scope), number),
+         errdetail("The record was made with a list of \"request_exclude\" that is not among the "
+                   "\"request_lists\" of the scope's row in idem.scope."),
+         errhint("Restore or replicate idem.scope together with the records, or import the "
+                 "identity of the server that has made them.")));
+    pg_unreachable();
+}
+
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),

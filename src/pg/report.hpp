@@ -223,6 +223,7 @@ void no_records_of_tenant(std::string_view tenant);
 [[noreturn]] void no_secrets();
 [[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
+[[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
