@@ -1136,42 +1136,6 @@ void security_restricted(const char* call) {
     pg_unreachable();
 }
 
-// ---- Rehearsals and faults for tests ------------------------------------------------------------
-
-// The code is one that claims and completions do raise, and that never becomes a stored failure.
-void rehearsed_error(const char* call) {
-    ereport(ERROR,
-            (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg("rehearsed error in %s", call),
-             errdetail("idem.rehearse() raises it, to see what the operation makes of an error."),
-             errhint("Let the error pass, or raise it again when the handler has cleaned up.")));
-    pg_unreachable();
-}
-
-void nested_rehearsal() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("a rehearsal is already under way"),
-                    errdetail("The call under rehearsal calls idem.rehearse()."),
-                    errhint("Rehearse the operation itself.")));
-    pg_unreachable();
-}
-
-void changes_not_counted() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("idem.rehearse() needs the setting \"track_counts\""),
-                    errdetail("The server's counters tell which tables a call has written to."),
-                    errhint("As a superuser, run SET track_counts = on.")));
-    pg_unreachable();
-}
-
-// For the log; the client is cut off already.
-void test_crash() {
-    ereport(FATAL, (errcode(ERRCODE_ADMIN_SHUTDOWN),
-                    errmsg("terminating connection before its transaction commits"),
-                    errdetail("The setting \"idem.test_crash_rate\" asks for it."),
-                    errhint("In production, reset the setting.")));
-    pg_unreachable();
-}
-
 // ---- The installation ---------------------------------------------------------------------------
 
 void not_installed(const char* table) {

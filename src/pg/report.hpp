@@ -205,13 +205,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void called_by_planner(const char* call);
 [[noreturn]] void security_restricted(const char* call);
 
-// ---- Rehearsals and faults for tests ------------------------------------------------------------
-
-[[noreturn]] void rehearsed_error(const char* call);
-[[noreturn]] void nested_rehearsal();
-[[noreturn]] void changes_not_counted();
-[[noreturn]] void test_crash();  // ends the session
-
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
