@@ -209,8 +209,9 @@ std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
-        report::invalid_argument("weak_keys", "The value must be allow, warn or reject.",
-                                 "Pass 'warn' to be warned of weak keys, or 'reject' to refuse them.");
+        report::invalid_argument(
+            "weak_keys", "The value must be allow, warn or reject.",
+            "Pass 'warn' to be warned of weak keys, or 'reject' to refuse them.");
     return rule;
 }
 
