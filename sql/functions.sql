@@ -659,10 +659,12 @@ REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.erase_tenant IS
     'Erases all records of a tenant as idem.erase() does; all of them or, after an error, none. '
-    'Returns how many records had not expired. A claim in flight that has no record yet is not '
-    'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller '
-    'needs the privileges of the scope''s owner. Raises ID001 in_progress, ID008 unknown_scope, '
-    'ID013 invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021.';
+    'For superusers, the scope NULL means all scopes. Returns how many records had not expired. '
+    'Reads all record tables, and warns of those that it cannot use. A claim in flight that has no '
+    'record yet is not found; a notice says that there is no record at all. For superusers and '
+    'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID008 unknown_scope, ID013 invalid_tenant, 55000 for an unfinished '
+    'operation, 40001, 42501, 22004, 22021, 22023.';
 
 CREATE FUNCTION idem.reset_stream(
     scope text,

@@ -477,8 +477,10 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
 void log_purge(std::int64_t records) {
     if (guc::log_transitions == 0) return;
     ereport(guc::log_transitions,
-            (errmsg("purge worker has purged %lld records in database \"%s\"",
-                    static_cast<long long>(records), get_database_name(MyDatabaseId))));
+            (errmsg_plural("purge worker has purged %lld record in database \"%s\"",
+                           "purge worker has purged %lld records in database \"%s\"",
+                           static_cast<unsigned long>(records), static_cast<long long>(records),
+                           get_database_name(MyDatabaseId))));
 }
 
 // Whatever the code, the fields tell a replayed failure from an error that is raised now.
@@ -823,10 +825,9 @@ void scope_ids_used_up() {
     pg_unreachable();
 }
 
-void superuser_only(const char* function) {
+void superuser_only(const char* function, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                    errmsg("must be superuser to execute %s", function),
-                    errdetail("An identity contains the secrets of the database."),
+                    errmsg("must be superuser to execute %s", function), errdetail("%s", detail),
                     errhint("Ask a superuser to execute it.")));
     pg_unreachable();
 }
@@ -1057,11 +1058,9 @@ void missing_request(const char* scope) {
 }
 
 void invalid_argument(const char* name, const char* detail, const char* hint) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-         errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
-         hint != nullptr ? errhint("%s", hint) : errhint("Pass a valid value for \"%s\".", name)));
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                    errmsg("invalid value for argument \"%s\"", name),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
 
@@ -1165,6 +1164,37 @@ void no_digest_index(const char* table, const char* columns) {
                     errhint("As a superuser, drop the table's primary key, if it has one, and run "
                             "ALTER TABLE %s ADD PRIMARY KEY (%s).",
                             table, columns)));
+    pg_unreachable();
+}
+
+void table_not_reached(const char* table, const char* detail, const char* remedy) {
+    ereport(WARNING,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the records in table %s were not reached", table), errdetail("%s", detail),
+             errhint("Correct this and call the function again. %s", remedy)));
+}
+
+void no_records_of_tenant(std::string_view tenant) {
+    const auto size = static_cast<int>(tenant.size());
+    if (tenant.empty())
+        ereport(NOTICE, (errmsg("there are no records without a tenant")));
+    else
+        ereport(NOTICE,
+                (errmsg("tenant \"%.*s\" has no records", size, tenant.data()),
+                 errdetail("Tenants are compared exactly, as the calls passed them."),
+                 errhint("To find keys that were claimed without the tenant, look for them in "
+                         "columns that are filled by idem.current_key(), and pass each key to "
+                         "idem.erase() or idem.forget().")));
+}
+
+void foreign_code(const char* table, const char* caller) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the rows of table %s are not rewritten", table),
+             errdetail("%s calls a function that is not built in, and the owner of the table is a "
+                       "superuser: the function would have the rights of a superuser.",
+                       caller),
+             errhint("Drop the index, or take the table out of the partitioned table.")));
     pg_unreachable();
 }
 
@@ -1320,6 +1350,29 @@ void nothing_purged_on_subscriber() {
     ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
                      errdetail("The publisher purges the records, and its deletes are replicated."),
                      errhint("If this server has become the primary, drop the subscription.")));
+}
+
+namespace {
+
+// What the error says may be of a tenant, so only the log has it.
+void passed_over(const char* what, const ErrorData* error) {
+    ereport(WARNING,
+            (errcode(error->sqlerrcode), errmsg("the purge has passed over %s", what),
+             errdetail("An error with the SQLSTATE %s was raised.",
+                       unpack_sql_state(error->sqlerrcode)),
+             errdetail_log("An error with the SQLSTATE %s was raised: %s.",
+                           unpack_sql_state(error->sqlerrcode), error->message),
+             errhint("Correct what the error names. The next purge reads these rows again.")));
+}
+
+}  // namespace
+
+void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error) {
+    passed_over(psprintf("rows of table %s, from block %u on", table, block), error);
+}
+
+void table_passed_over(Oid table, const ErrorData* error) {
+    passed_over(psprintf("the table with the OID %u", table), error);
 }
 
 void file_failure(const char* attempt, const char* path) {

@@ -82,7 +82,7 @@ SELECT set_eq(
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('purge_block', '', 'bigint'),
     ('free_bytes', '', 'bigint'),
-    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text', 'SETOF record'),
+    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
