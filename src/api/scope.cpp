@@ -102,7 +102,8 @@ void require_arguments(FunctionCallInfo fcinfo) {
 
 void check_name(std::string_view name) {
     if (name.empty() || name.size() > core::max_scope_bytes)
-        report::invalid_argument("name", "The name must have 1 to 63 bytes.");
+        report::invalid_argument("name", "The name must have 1 to 63 bytes.",
+                                 "Pass the name of a family of operations, such as 'payments'.");
 }
 
 const Interval* positive_arg(FunctionCallInfo fcinfo, int n) {
@@ -124,14 +125,15 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 void check_header_names(const char* name, ArrayType* headers) {
-    if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    if (ARR_NDIM(headers) > 1)
+        report::invalid_argument(name, "The array must have one dimension.",
+                                 "Write the names as '{set-cookie,cookie}'.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
         if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
-                name,
-                "Each element must be the name of a header, of 1 to 255 bytes, "
-                "such as \"set-cookie\".");
+                name, "Each element must be the name of a header, of 1 to 255 bytes.",
+                "Write the names as '{set-cookie,cookie}'.");
 }
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
@@ -141,7 +143,9 @@ ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 void check_sqlstates(const char* name, ArrayType* states) {
-    if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    if (ARR_NDIM(states) > 1)
+        report::invalid_argument(name, "The array must have one dimension.",
+                                 "Write the list as '{P0001,23}'.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
         if (core::listing_fault(elements[i]) != core::FailureFault::none)
@@ -166,9 +170,11 @@ std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose pu
     const auto limit = pg::int_arg(fcinfo, n);
     if (!limit || *limit >= 1) return limit;
     if (purpose == Purpose::create)
-        report::invalid_argument(name_of(n), "The limit must be at least 1.");
+        report::invalid_argument(name_of(n), "The limit must be at least 1.",
+                                 "Pass a limit, or leave the argument out for none.");
     if (limit != pg::no_limit)
-        report::invalid_argument(name_of(n), "The limit must be at least 1, or -1 for no limit.");
+        report::invalid_argument(name_of(n), "The limit must be at least 1.",
+                                 "Pass a limit, or -1 for none.");
     return limit;
 }
 
@@ -185,22 +191,27 @@ constexpr std::int32_t max_answer_size = 512 * 1024 * 1024;
 std::optional<std::int32_t> size_arg(FunctionCallInfo fcinfo) {
     const auto size = pg::int_arg(fcinfo, arg_max_answer_size);
     if (size && (*size < min_answer_size || *size > max_answer_size))
-        report::invalid_argument("max_answer_size",
-                                 "The size must be between 1024 and 536870912 bytes.");
+        report::invalid_argument(
+            "max_answer_size", "The size must be between 1024 and 536870912 bytes.",
+            "Pass a number of bytes, such as 65536. Store larger values in a table of your own.");
     return size;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
     const auto from = pg::text_arg(fcinfo, arg_tenant_from);
     if (from && !pg::tenant_from_of(*from))
-        report::invalid_argument("tenant_from", "The value must be argument or role.");
+        report::invalid_argument("tenant_from", "The value must be argument or role.",
+                                 "Pass 'argument' if callers pass their tenant, or 'role' if it is "
+                                 "the role that calls.");
     return from;
 }
 
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
-        report::invalid_argument("weak_keys", "The value must be allow, warn or reject.");
+        report::invalid_argument(
+            "weak_keys", "The value must be allow, warn or reject.",
+            "Pass 'warn' to be warned of weak keys, or 'reject' to refuse them.");
     return rule;
 }
 
