@@ -64,9 +64,9 @@ sub check
 	is($ask->($scopes), $rules, "$kind: the scopes' rules are there");
 	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '3|3', "$kind: the secrets are there, once");
 	my $left = $kind =~ /while purging/ ? 0 : 1;
-	is($ask->(q{SELECT count(*) FROM idem.record}), 6 + $left, "$kind: so are the records");
+	is($ask->(q{SELECT count(*) FROM idem.record}), 7 + $left, "$kind: so are the records");
 	is($ask->(q{SELECT idem.purge()}), $left, "$kind: the purger deletes that of a dropped scope, and no other");
-	is($ask->(q{SELECT count(*) FROM idem.record}), '6', "$kind: it has deleted one");
+	is($ask->(q{SELECT count(*) FROM idem.record}), '7', "$kind: it has deleted one");
 	is($ask->(q{SELECT key, request, attempt, recovery_point, recovery_state, last_error FROM idem.take('second')}),
 		'begun|{"amount": 7}|2|charged|{"charge": 7}|{"message": "later"}', "$kind: what was begun can be finished");
 	is($ask->("BEGIN; $child_key; ROLLBACK"), $child, "$kind: child keys are the same");
