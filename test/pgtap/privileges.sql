@@ -18,7 +18,7 @@ SELECT idem.complete(token, '{"answer": "swordfish"}')
   FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
 
 -- Runs a call as a role and undoes it: 'ok', or the SQLSTATE with what the error says. $1 in the
--- call is the token of an open claim.
+-- call is the token of an open claim of this transaction.
 CREATE FUNCTION pg_temp.attempt(as_role name, call text, OUT state text, OUT words text) LANGUAGE plpgsql AS $$
 DECLARE
     token text;
@@ -112,7 +112,8 @@ SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM
  ORDER BY role, name;
 
 SELECT idem.complete(token) FROM idem.claim('owned', '4711', tenant => 'hidden');
-SELECT token AS held FROM idem.claim('owned', 'held', tenant => 'hidden', lease => '1 hour') \gset
+CREATE TEMP TABLE held AS
+SELECT token FROM idem.claim('owned', 'held', tenant => 'hidden', lease => '1 hour');
 SELECT idem.advance('owned', 'stream', 1, tenant => 'hidden');
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.%s WHERE scope = ''owned'' AND tenant = ''hidden'') = %s; END'$$,
                                         view, CASE WHEN of_owned = 'ok' THEN rows ELSE 0 END))).state,
@@ -223,8 +224,9 @@ SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
 
 -- Administering scopes takes the owner's privileges and EXECUTE ----------------------------------
 
-SELECT idem.release(:'held');  -- a scope in which this transaction holds a claim is not altered
 CREATE ROLE test_other_creator;
+-- A transaction with an open claim in a scope may not change the scope.
+SELECT idem.release(token) FROM held;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_other_creator;
 CREATE TEMP TABLE admin_call (call text);
