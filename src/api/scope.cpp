@@ -257,15 +257,18 @@ void check_owner(Oid owner) {
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
-// or given to another owner. A claim that is open here was granted by the rules as they are.
+// or given to another owner.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    const std::int32_t scope = pg::usable_scope(name, function).id;
+    return pg::usable_scope(name, function).id;
+}
+
+// A claim that is open in this transaction was granted by the rules as they are.
+void refuse_open_claim(std::int32_t scope) {
     const pg::Claim* claim = pg::newest_open_claim(scope);
     if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
-    return scope;
 }
 
 // The tenant is a part of a key's digest. Counting waits for the transactions that have a claim,
@@ -332,6 +335,7 @@ IDEM_FUNCTION(idem_alter_scope) {
     const bool force = api::force_arg(fcinfo, api::arg_force);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
+    api::refuse_open_claim(scope);
     if (!force) api::check_identity(scope, rules);
     if (rules.records) api::check_left_behind(scope, *rules.records);
     pg::update_scope(scope, rules);
@@ -350,7 +354,9 @@ IDEM_FUNCTION(idem_scope_ddl) {
 IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
-    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
+    const std::int32_t scope = api::locked_scope(fcinfo, "drop_scope");
+    api::refuse_open_claim(scope);
+    pg::delete_scope(scope);
     PG_RETURN_VOID();
 }
 
