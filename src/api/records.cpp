@@ -41,10 +41,12 @@ NewTable read_name(std::string_view name) {
 
 void check_tenant_type(Oid type) {
     if (!get_typisdefined(type))
-        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type));
+        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type),
+                                 "Pass the name of a type, such as 'bigint'.");
     if (get_typtype(type) == TYPTYPE_PSEUDO)
-        report::invalid_argument("tenant_type", psprintf("%s is a pseudo-type; no column has it.",
-                                                         format_type_be(type)));
+        report::invalid_argument(
+            "tenant_type", psprintf("%s is a pseudo-type; no column has it.", format_type_be(type)),
+            "Pass the type of your tenants' column, such as 'bigint'.");
 }
 
 // Both arguments about the tenant, or none.
@@ -57,7 +59,8 @@ void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
                                  "idem.record alone.");
     if (PG_ARGISNULL(arg_tenant_column)) return;
     if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
-        report::invalid_argument("tenant_column", "The name is empty.");
+        report::invalid_argument("tenant_column", "The name is empty.",
+                                 "Pass the name of the column, such as 'tenant_id'.");
     check_tenant_type(PG_GETARG_OID(arg_tenant_type));
     table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
     table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
