@@ -49,7 +49,7 @@ CREATE TABLE idem.scope (
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_bytes           bigint,
-    records             regclass
+    records             boolean     NOT NULL DEFAULT false
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;

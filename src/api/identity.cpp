@@ -248,7 +248,8 @@ Identity read_identity(Jsonb* identity) {
 // Its record would get the digest and the fingerprint of the identity before.
 void refuse_open_claim() {
     const pg::Claim* claim = pg::newest_open_claim();
-    if (claim != nullptr) report::identity_changes_open_claim(claim->scope_name, claim->key);
+    if (claim != nullptr)
+        report::claim_is_open("idem.import_identity()", claim->scope_name, claim->key);
 }
 
 void refuse_orphans(std::optional<std::int32_t> scope, const char* what) {

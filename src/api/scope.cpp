@@ -7,11 +7,11 @@
 // database creates the secrets.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
-#include "api/records.hpp"
 #include "api/scope.hpp"
 #include "core/key.hpp"
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
 #include "pg/report.hpp"
@@ -96,7 +96,7 @@ bool of_this_release(FunctionCallInfo fcinfo) {
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
            argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl ||
-           argument == arg_max_bytes || argument == arg_records;
+           argument == arg_max_bytes;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
@@ -224,12 +224,6 @@ std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     return rule;
 }
 
-// The table idem.record stands for "no other table".
-std::optional<Oid> records_arg(FunctionCallInfo fcinfo) {
-    if (!has_argument(fcinfo, arg_records) || PG_ARGISNULL(arg_records)) return std::nullopt;
-    return usable_records(PG_GETARG_OID(arg_records));
-}
-
 pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
     return {
         .ttl = positive_arg(fcinfo, arg_ttl),
@@ -252,7 +246,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .tenant_from = tenant_from_arg(fcinfo),
         .explain_conflicts = bool_arg_since_0_3(fcinfo, arg_explain_conflicts),
         .max_bytes = bytes_arg(fcinfo, purpose),
-        .records = records_arg(fcinfo),
+        .records = bool_arg_since_0_3(fcinfo, arg_records),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }
@@ -266,18 +260,21 @@ void check_owner(Oid owner) {
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
 // or given to another owner.
-std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
+const pg::Scope& locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    return pg::usable_scope(name, function).id;
+    return pg::usable_scope(name, function);
 }
 
-// The records that stay in another table would not be found any more, and their operations would be
-// executed twice.
-void check_left_behind(std::int32_t scope, Oid table) {
-    const std::int64_t left = pg::records_outside(scope, table);
-    if (left > 0) report::records_left_behind(left);
+// The records would not be found any more, and their operations would be executed twice. Waits for
+// open claims, whose records are to come.
+void check_left_behind(const pg::Scope& scope, bool elsewhere) {
+    if (scope.records == elsewhere) return;
+    if (const pg::Claim* claim = pg::newest_open_claim(); claim != nullptr)
+        report::claim_is_open("idem.alter_scope()", claim->scope_name, claim->key);
+    const std::int64_t left = pg::live_records_of(scope.id);
+    if (left > 0) report::records_left_behind(scope.name, left);
 }
 
 }  // namespace
@@ -321,10 +318,11 @@ IDEM_FUNCTION(idem_alter_scope_0_3) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
-    const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
+    const pg::Scope& scope = api::locked_scope(fcinfo, "alter_scope");
+    const std::int32_t id = scope.id;
     if (rules.owner) api::check_owner(*rules.owner);
     if (rules.records) api::check_left_behind(scope, *rules.records);
-    pg::update_scope(scope, rules);
+    pg::update_scope(id, rules);
     PG_RETURN_VOID();
 }
 
@@ -340,7 +338,7 @@ IDEM_FUNCTION(idem_scope_ddl) {
 IDEM_FUNCTION(idem_drop_scope_0_2) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
-    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
+    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope").id);
     PG_RETURN_VOID();
 }
 

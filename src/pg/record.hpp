@@ -39,7 +39,6 @@ struct KeyName {
     core::Digest digest;
     bool limited = false;        // the scope has max_bytes: what is written is noted in the ledger
     Oid table = common_records;  // where its record is (pg/record_tables)
-    bool follows = false;  // that is where the scope or the transaction says, even if it changes
 };
 
 struct Record {
@@ -102,8 +101,6 @@ class Records : public KeyedTable {
         return table == common_records ? KeyedTable::to_write(table_oid(Table::record))
                                        : open_elsewhere(table, KeyedTable::try_to_write);
     }
-    // Nothing unless it is a record table.
-    static std::optional<Records> try_to_read(Oid table);
 
     // In which version the table takes fingerprints.
     core::FingerprintVersion fingerprint_version() const;
@@ -127,7 +124,7 @@ bool has_record_layout();
 // The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
 // there is none: the update from an earlier release does not build it on a large table, and a
 // superuser may drop it. Only the cost of finding unfinished operations depends on it.
-Oid unfinished_index(const Records& records);
+Oid unfinished_index_of(Relation records);
 
 // --- Reading ------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ struct Scope {
     bool explain_conflicts;
     std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
     TextList transient_sqlstates;  // codes and classes, beside those that are always transient
-    Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
+    bool records;  // in the tables that transactions choose, and never in idem.record
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
@@ -65,10 +65,10 @@ const Scope* find_scope(std::string_view name);
 // The same for a caller that has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
-// The record table that the scope names now (InvalidOid: none), if a scope has changed since the
-// last call of the functions above. Nothing if none has, or if the scope was dropped. What those
-// functions have returned stays valid.
-std::optional<Oid> records_after_change(std::int32_t id);
+// Whether the scope's records are elsewhere now, if a scope has changed since the last call of the
+// functions above. Nothing if none has, or if the scope was dropped. What those functions have
+// returned stays valid.
+std::optional<bool> records_after_change(std::int32_t id);
 
 // The most similar name of a scope that the current user may use; NULL if none is similar.
 const char* nearest_scope(std::string_view name);
@@ -194,7 +194,7 @@ struct ScopeRules {
     std::optional<std::string_view> tenant_from;
     std::optional<bool> explain_conflicts;
     std::optional<std::int64_t> max_bytes;
-    std::optional<Oid> records;  // InvalidOid: the scope names no table
+    std::optional<bool> records;
     std::optional<Oid> owner;
 };
 

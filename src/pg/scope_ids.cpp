@@ -86,11 +86,10 @@ void keep_from_writing(Table table) {
 
 // The lock on each table is kept until the transaction ends.
 template <class Match>
-std::int64_t count_live_records(Match match, std::optional<Oid> except = std::nullopt) {
+std::int64_t count_live_records(Match match) {
     const TimestampTz now = GetCurrentTimestamp();
     std::int64_t count = 0;
     for_each_record_table(AccessShareLock, [&](Relation table) {
-        if (RelationGetRelid(table) == except) return;
         LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
         scan_committed_rows(table, [&](TupleTableSlot* slot) {
             if (match(slot) && record_expires(slot) > now) ++count;
@@ -99,12 +98,36 @@ std::int64_t count_live_records(Match match, std::optional<Oid> except = std::nu
     return count;
 }
 
-// In any state, as highest_id().
-std::int64_t highest_id_in_records() {
+// The column of a table that is marked as a record table; InvalidAttrNumber if it has none like it.
+AttrNumber column_of(Relation table, const char* name, Oid type) {
+    const Oid relation = RelationGetRelid(table);
+    const AttrNumber column = get_attnum(relation, name);
+    return column > 0 && get_atttype(relation, column) == type ? column : InvalidAttrNumber;
+}
+
+std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
+    bool null;
+    const Datum id = slot_getattr(slot, column, &null);
+    return null ? 0 : DatumGetInt32(id);
+}
+
+bool is_expired(TupleTableSlot* slot, AttrNumber expires, TimestampTz now) {
+    if (expires == InvalidAttrNumber) return false;
+    bool null;
+    const Datum time = slot_getattr(slot, expires, &null);
+    return !null && DatumGetTimestampTz(time) <= now;
+}
+
+// In any state, as highest_id(). A record table may have come from another database, with ids that
+// nothing else here tells; idem.record only where the sequence may be behind it.
+std::int64_t highest_id_in_records(bool common_too) {
     std::int64_t highest = 0;
-    for_each_record_table(AccessShareLock, [&](Relation table) {
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber column = column_of(table, "scope", INT4OID);
+        if (column == InvalidAttrNumber) return;
+        if (!common_too && as_given(RelationGetRelid(table)) == common_records) return;
         visit_rows(table, compat::begin_table_scan(table, SnapshotAny), [&](TupleTableSlot* slot) {
-            highest = std::max<std::int64_t>(highest, record_scope(slot));
+            highest = std::max<std::int64_t>(highest, id_in(slot, column));
         });
     });
     return highest;
@@ -148,9 +171,19 @@ Keys keys_of(std::optional<std::int32_t> scope) {
     return keys;
 }
 
-std::int64_t records_outside(std::int32_t scope, Oid table) {
-    return count_live_records([scope](TupleTableSlot* slot) { return record_scope(slot) == scope; },
-                              OidIsValid(table) ? table : table_oid(Table::record));
+std::int64_t live_records_of(std::int32_t scope) {
+    const TimestampTz now = GetCurrentTimestamp();
+    std::int64_t count = 0;
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber ids = column_of(table, "scope", INT4OID);
+        const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
+        if (ids == InvalidAttrNumber) return;
+        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
+        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+            if (id_in(slot, ids) == scope && !is_expired(slot, expires, now)) ++count;
+        });
+    });
+    return count;
 }
 
 std::int64_t records_under(std::int32_t secret) {
@@ -165,9 +198,9 @@ std::int32_t next_scope_id() {
     std::int64_t highest = highest_id(Table::scope, id_of_scope);
     if (noted) highest = std::max(highest, highest_id(Table::dropped_scope, id_of_dropped));
     const bool sequence_is_right = noted && sequence.called && sequence.last >= highest;
+    highest = std::max(highest, highest_id_in_records(!sequence_is_right));
     if (!sequence_is_right)
-        highest = std::max(
-            {highest, highest_id_in_records(), highest_id(Table::watermark, watermark_scope)});
+        highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
     const std::int64_t id = std::max(sequence.last, highest) + 1;
     if (id > PG_INT32_MAX) report::scope_ids_used_up();
     Assert(id > highest && id > sequence.last);

@@ -41,8 +41,9 @@ struct Keys {
 };
 Keys keys_of(std::optional<std::int32_t> scope);
 
-// The scope's records that have not expired and are not in this table; likewise.
-std::int64_t records_outside(std::int32_t scope, Oid table);
+// The scope's records that have not expired; likewise. Counts those in tables that are marked as
+// record tables but not used, too.
+std::int64_t live_records_of(std::int32_t scope);
 
 // The records that have not expired and have a fingerprint under this secret; likewise.
 std::int64_t records_under(std::int32_t secret);
