@@ -1,6 +1,7 @@
 // idem.key_weakness() shows what the scope setting weak_keys would find in a key.
 #include "api/admission.hpp"
 
+#include "api/arguments.hpp"
 #include "core/key.hpp"
 #include "core/weakness.hpp"
 #include "pg/boundary.hpp"
@@ -77,6 +78,7 @@ void check_strength(const pg::Scope& scope, std::string_view key) {
 
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                    TimestampTz now) {
+    require_tenant(scope, tenant);
     if (is_stale_key(scope, key, now, scope.ttl)) {
         pg::count(scope.id, pg::Counter::stale);
         refuse_stale_key(key);

@@ -93,6 +93,7 @@ void remember(const Call& call) {
 
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
     Assert(!from.seq || call.seq > *from.seq);
+    if (!from.seq) require_tenant(*call.scope, call.source.tenant);
     remember(call);
     put_watermark(call.source, from, call.seq, bound);
 }
@@ -162,9 +163,10 @@ IDEM_FUNCTION(idem_reset_stream) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::reset_tenant));
     const pg::Scope& scope =
         pg::usable_scope(pg::text_arg(fcinfo, api::reset_scope), "reset_stream");
+    const pg::KeyName name = api::source_name(scope, tenant, source);
     const auto old =
-        api::reset_stream(api::source_name(scope, tenant, source),
-                          pg::bigint_arg(fcinfo, api::reset_seq), pg::WaitBound(scope.wait));
+        api::reset_stream(name, pg::bigint_arg(fcinfo, api::reset_seq), pg::WaitBound(scope.wait));
+    if (!old) api::require_tenant(scope, name.tenant);
     if (!old) PG_RETURN_NULL();
     PG_RETURN_INT64(*old);
 }

@@ -141,16 +141,19 @@ using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
                   DigestOf digest_of) {
     tenant = tenant_in(scope, tenant);
-    if (scope.tenant_required && tenant.empty())
-        report::invalid_key("tenant is missing",
-                            psprintf("Scope \"%s\" requires a tenant.", scope.name),
-                            "Pass the argument \"tenant\", or set \"idem.tenant\".");
     pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value(), table};
     if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
 }
 
 }  // namespace
+
+void require_tenant(const pg::Scope& scope, std::string_view tenant) {
+    if (!scope.tenant_required || !tenant.empty()) return;
+    report::invalid_key("tenant is missing",
+                        psprintf("Scope \"%s\" requires a tenant.", scope.name),
+                        "Pass the argument \"tenant\", or set \"idem.tenant\".");
+}
 
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
     if (scope.tenant_from == pg::TenantFrom::argument) return tenant;

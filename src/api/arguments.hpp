@@ -46,7 +46,11 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
 // The argument "force" of the functions that throw something away.
 bool force_arg(FunctionCallInfo fcinfo, int n);
 
-// For a checked key and tenant. Raises ID007 if the scope requires a tenant and it is empty.
+// Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for
+// a key that has no record.
+void require_tenant(const pg::Scope& scope, std::string_view tenant);
+
+// For a checked key and tenant.
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
 pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source);
 

@@ -110,12 +110,8 @@ ClaimResult claim_key(const ClaimCall& call) {
 ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
                           Jsonb* request, std::optional<std::int64_t> ttl,
                           std::optional<std::int64_t> wait) {
-    const pg::KeyName name = key_name(scope, tenant, key);
-    if (scope.request_required && request == nullptr) report::missing_request(scope.name);
-    if (ttl && scope.min_ttl && *ttl < *scope.min_ttl)
-        report::ttl_too_short(scope.name, *scope.min_ttl);
     return {.scope = &scope,
-            .name = name,
+            .name = key_name(scope, tenant, key),
             .request = request,
             .ttl = ttl.value_or(scope.ttl),
             .wait = wait.value_or(scope.wait),
@@ -210,11 +206,21 @@ pg::Record leased_record(const ClaimCall& call, const pg::Claim& claim, const pg
 pg::WriteResult write_lease(const ClaimCall& call, const pg::Record& record, const Look& seen,
                             const pg::WaitBound& bound);
 
+// A scope may have got its rules after the key got its record, so they hold for new keys only.
+void check_new_claim(const ClaimCall& call) {
+    require_tenant(*call.scope, call.name.tenant);
+    if (call.scope->request_required && call.request == nullptr)
+        report::missing_request(call.scope->name);
+    if (call.ttl < call.scope->min_ttl.value_or(0))
+        report::ttl_too_short(call.scope->name, *call.scope->min_ttl);
+}
+
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
 // no record, so only the limit on the transaction's open claims applies to it.
 ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
     Assert(is_free(seen.verdict));
     const bool is_new = seen.verdict == Verdict::claim;
+    if (is_new) check_new_claim(call);
     if (is_new && is_stale_key(*call.scope, call.name.key, seen.now, call.ttl))
         return {.outcome = Outcome::stale_key};
     if (is_new) check_strength(*call.scope, call.name.key);
@@ -236,7 +242,8 @@ core::FingerprintVersion fingerprint_version(const ClaimCall& call, const Look& 
                                                     : seen.fingerprint_version;
 }
 
-// A takeover keeps the creation time and the fingerprint of the operation that it takes over.
+// A takeover keeps the creation time and the fingerprint of the operation that it takes over. No
+// rule for new keys refuses it, but it must not leave a record that lives for less than min_ttl.
 pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     const bool taken_over = seen.verdict == Verdict::take_over;
     const pg::Record& old = seen.found.record;
@@ -255,7 +262,7 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
                                    : pg::new_fingerprint(call.request, call.scope->request_exclude,
                                                          fingerprint_version(call, seen));
     claim.created = taken_over ? old.created : seen.now;
-    claim.ttl = call.ttl;
+    claim.ttl = std::max(call.ttl, call.scope->min_ttl.value_or(0));
     return claim;
 }
 

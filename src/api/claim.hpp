@@ -29,8 +29,7 @@ struct ClaimCall {
     pg::report::WaitSetBy wait_set_by = pg::report::WaitSetBy::argument;
 };
 
-// The call for an atomic claim of the key. Raises an error if the scope requires a tenant or a
-// request and none is given. ttl and wait default to the scope's.
+// The call for an atomic claim of the key. ttl and wait default to the scope's.
 ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
                           Jsonb* request, std::optional<std::int64_t> ttl,
                           std::optional<std::int64_t> wait);
@@ -60,8 +59,9 @@ struct ClaimResult {
     Storage used{};                                        // storage
 };
 
-// Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and ID007 for a
-// weak key that the scope rejects; everything else is an outcome.
+// Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and for a new
+// key the errors of the scope's rules: no tenant, no request, a ttl that is too short, a weak key.
+// Everything else is an outcome.
 ClaimResult claim_key(const ClaimCall& call);
 
 // Takes over the operation whose row was found, as claim_key() does, for a caller that holds the

@@ -68,8 +68,10 @@ IDEM_FUNCTION(idem_erase) {
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const bool force = api::force_arg(fcinfo, api::arg_force);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "erase");
-    PG_RETURN_BOOL(
-        api::erase(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
+    const pg::KeyName name = api::key_name(scope, tenant, key);
+    const bool erased = api::erase(scope, name, force, pg::WaitBound(scope.wait));
+    if (!erased) api::require_tenant(scope, name.tenant);
+    PG_RETURN_BOOL(erased);
 }
 
 IDEM_FUNCTION(idem_erase_tenant) {

@@ -65,8 +65,10 @@ IDEM_FUNCTION(idem_forget_0_3) {
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");
-    PG_RETURN_BOOL(
-        api::forget(scope, api::key_name(scope, tenant, key), force, pg::WaitBound(scope.wait)));
+    const pg::KeyName name = api::key_name(scope, tenant, key);
+    const bool forgotten = api::forget(scope, name, force, pg::WaitBound(scope.wait));
+    if (!forgotten) api::require_tenant(scope, name.tenant);
+    PG_RETURN_BOOL(forgotten);
 }
 
 IDEM_FUNCTION(idem_forget_tenant) {

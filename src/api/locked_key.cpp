@@ -32,6 +32,7 @@ pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wai
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_at_rest(found)) return found;
+        pg::free_contents(found.record);  // a call may look many times
         give_way(lock, name.key, found.writer, bound);
     }
 }
@@ -67,6 +68,7 @@ pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wa
         }
         lock.release();
         const pg::Record& record = found.record;
+        pg::free_contents(record);
         if (!bound.nap(pg::key_event(name.digest), *record.lease_end))
             refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
     }

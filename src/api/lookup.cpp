@@ -39,7 +39,8 @@ static_assert(columns == lookup_columns && lookup_columns_up_to_0_2 == column_co
 
 // ---- The rows -----------------------------------------------------------------------------------
 
-Result absent_row() {
+Result absent_row(const pg::Scope& scope, std::string_view tenant) {
+    require_tenant(scope, tenant);
     if (RecoveryInProgress()) report::key_unknown_on_standby();
     Result result;
     result.set_text(column_state, "absent");
@@ -160,11 +161,11 @@ Sight look(const pg::KeyName& name, const pg::Scope& scope) {
     return sight;
 }
 
-Result row_of(const Sight& sight, const pg::Scope& scope) {
+Result row_of(const Sight& sight, const pg::KeyName& name, const pg::Scope& scope) {
     const auto pid = sight.holder ? sight.holder->pid : std::nullopt;
     switch (sight.standing) {
         case Standing::absent:
-            return absent_row();
+            return absent_row(scope, name.tenant);
         case Standing::claimed:
             return held_row(sight.attempt, pid, sight.holder ? sight.holder->since : std::nullopt);
         case Standing::leased:
@@ -218,7 +219,8 @@ Sight look_until_ended(const pg::KeyName& name, const pg::Scope& scope, std::int
 }  // namespace
 
 LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait) {
-    return row_of(wait > 0 ? look_until_ended(name, scope, wait) : look(name, scope), scope);
+    const Sight sight = wait > 0 ? look_until_ended(name, scope, wait) : look(name, scope);
+    return row_of(sight, name, scope);
 }
 
 }  // namespace idem::api

@@ -127,10 +127,6 @@ Batch read_batch(FunctionCallInfo fcinfo) {
     batch.keys = checked_keys(pg::array_arg(fcinfo, each_keys));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, each_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, each_scope), "once_each");
-    if (scope.request_required)
-        report::invalid_argument("scope",
-                                 "The scope requires requests, and idem.once_each() takes none.",
-                                 "Call idem.once() with the key and the request of each message.");
     batch.scope = scope;
     batch.tenant = tenant_in(scope, tenant);
     batch.table = pg::records_of(scope);
@@ -159,6 +155,14 @@ void note_takeover(const pg::KeyName& name, const Batch& batch, const pg::Record
     pg::wake_at_commit(pg::key_event(name.digest));
 }
 
+void check_new_element(const Batch& batch, std::string_view key, TimestampTz now) {
+    if (batch.scope.request_required)
+        report::invalid_argument("scope",
+                                 "The scope requires requests, and idem.once_each() takes none.",
+                                 "Call idem.once() with the key and the request of each message.");
+    check_new_key(batch.scope, batch.tenant, key, now);
+}
+
 // Whether the key is new; if so, its record is written. Looks at the key until that is decided.
 bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
     bool admitted = false;
@@ -169,7 +173,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
         const Verdict verdict = judge(found, true, batch.scope, now);
         switch (verdict) {
             case Verdict::claim:
-                if (!admitted) check_new_key(batch.scope, batch.tenant, name.key, now);
+                if (!admitted) check_new_element(batch, name.key, now);
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:

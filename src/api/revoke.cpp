@@ -31,14 +31,19 @@ pg::Record revoked(const pg::Record& old, const pg::Scope& scope) {
 // False unless the operation is unfinished.
 bool revoke(pg::KeyName name, const pg::Scope& scope) {
     const pg::WaitBound bound(scope.wait);
-    return change_record(name, revoke_call, Lease::is_cut, bound, [&](const pg::Found& found) {
-        if (!is_live(found) || found.record.state != core::State::in_progress) return false;
+    bool live = false;
+    const auto change = [&](const pg::Found& found) {
+        live = is_live(found);
+        if (!live || found.record.state != core::State::in_progress) return false;
         replace_record(name, found, revoked(found.record, scope), bound);
         pg::wake_at_commit(pg::scope_event(name.scope_id));
         pg::report::log_transition(pg::report::Transition::revocation, scope.name, name.tenant,
                                    name.key, found.record.attempt);
         return true;
-    });
+    };
+    const bool changed = change_record(name, revoke_call, Lease::is_cut, bound, change);
+    if (!live) require_tenant(scope, name.tenant);
+    return changed;
 }
 
 }  // namespace

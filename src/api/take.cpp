@@ -98,7 +98,8 @@ std::optional<Taken> take_one(const TakeCall& call, const pg::Due& due, bool& un
 // ---- The operation that has been due longest ----------------------------------------------------
 
 // Goes through the list of an earlier call first, then through lists of its own until one holds all
-// that is left.
+// that is left. Runs in a memory context of its own, in which each operation that is not taken
+// leaves a copy of its record.
 std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
     bool unseen = false;
     bool searched = false;
@@ -107,6 +108,7 @@ std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
         while (const auto due = backlog.next()) {
             CHECK_FOR_INTERRUPTS();
             if (const auto taken = take_one(call, *due, unseen)) return taken;
+            MemoryContextReset(CurrentMemoryContext);
             last = due;
         }
         if (searched && !backlog.has_more()) break;
@@ -130,7 +132,7 @@ std::optional<Taken> take(const TakeCall& call) {
         report::too_many_open_claims(pg::guc::max_open_claims);
     const pg::WaitBound bound(call.wait);
     pg::Backlog backlog(call.filter);
-    MemoryContext memory =
+    const MemoryContext memory =
         AllocSetContextCreate(CurrentMemoryContext, "idem take", ALLOCSET_SMALL_SIZES);
     for (;;) {
         const MemoryContext before = MemoryContextSwitchTo(memory);

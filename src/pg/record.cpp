@@ -393,6 +393,14 @@ Jsonb* request_of(const Record& record) {
     return record.request == nullptr ? nullptr : DatumGetJsonbP(PointerGetDatum(record.request));
 }
 
+void free_contents(const Record& record) {
+    const std::array<const void*, 8> copies = {
+        record.fingerprint, record.recovery_point, record.recovery_state, record.headers,
+        record.response,    record.body,           record.error,          record.request};
+    for (const void* copy : copies)
+        if (copy != nullptr) pfree(const_cast<void*>(copy));
+}
+
 Record erased(const Record& record) {
     Record rest = record;
     rest.recovery_state = nullptr;

@@ -69,6 +69,9 @@ struct Record {
 // NULL when no request is stored. Call it while the key lock is held.
 Jsonb* request_of(const Record& record);
 
+// Frees the copies that the record points to, for a call that looks again.
+void free_contents(const Record& record);
+
 // What remains when the record is erased: the key, the fingerprint without the codes of members,
 // the outcome with its status, the sqlstate of a failure, and the name of a recovery point. A
 // finished record that loses something is redacted.

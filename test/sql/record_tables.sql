@@ -309,7 +309,9 @@ DROP TABLE copy;
 CREATE TABLE copy (LIKE elsewhere INCLUDING ALL);
 SELECT idem.use_records('copy');
 ALTER TABLE copy OWNER TO idem_test_owner;
+\set VERBOSITY terse
 SELECT idem.use_records('copy');
+\set VERBOSITY default
 DO $$ BEGIN EXECUTE format('ALTER TABLE copy OWNER TO %I', current_user); END $$;
 GRANT DELETE ON copy TO idem_test_owner;
 SELECT idem.use_records('copy');
@@ -410,7 +412,9 @@ GRANT TRUNCATE ON parted TO PUBLIC;
 SELECT idem.claim('chosen', 'z');
 ROLLBACK;
 ALTER TABLE parted OWNER TO idem_test_owner;
+\set VERBOSITY terse
 SELECT idem.use_records('part');
+\set VERBOSITY default
 DROP TABLE parted;
 -- Nor does a partition key run code of other roles.
 CREATE TABLE parted (LIKE elsewhere) PARTITION BY LIST (app.text_of(tenant));

@@ -79,11 +79,14 @@ SELECT idem.redacted('nosuch', '{}');
 SELECT idem.redacted(NULL, '{}');
 \echo :LAST_ERROR_SQLSTATE
 CREATE ROLE idem_regress_stranger;
+CREATE ROLE idem_regress_shop;
+SELECT idem.alter_scope('discreet', owner => 'idem_regress_shop');
 SET ROLE idem_regress_stranger;
 SELECT idem.redacted('discreet', '{}');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
-DROP ROLE idem_regress_stranger;
+DO $$ BEGIN PERFORM idem.alter_scope('discreet', owner => current_user::regrole); END $$;
+DROP ROLE idem_regress_stranger, idem_regress_shop;
 -- Names in double quotes are members, whatever they look like. A dot inside the quotes means the same
 -- as one between names.
 SELECT idem.create_scope('quoted', request_exclude => ARRAY['"/sent"'],

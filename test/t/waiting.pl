@@ -62,6 +62,45 @@ SQL
 	$_->quit for $waiter, $dropper, $holder;
 }
 
+# Each look at a key reads its whole record, here two megabytes. A call that looks many times keeps
+# no copy of what it has seen.
+SKIP:
+{
+	skip 'this system does not show how much memory a process takes', 5 unless -r '/proc/self/status';
+	my $size = 2 << 20;
+	$node->safe_psql('postgres', <<"SQL");
+SELECT idem.create_scope('large', wait => '1 hour');
+CREATE PROCEDURE fill(k text, free boolean) LANGUAGE plpgsql AS \$\$
+DECLARE t text := (idem.claim('large', k, lease => '1 hour')).token;
+BEGIN
+  PERFORM idem.checkpoint(t, 'here', jsonb_build_object('state', repeat('x', $size)));
+  IF free THEN PERFORM idem.release(t); END IF;
+END \$\$;
+CALL fill('leased', false);
+SQL
+	my $peak = sub { slurp_file("/proc/$_[0]/status") =~ /VmHWM:\s+(\d+) kB/ ? $1 * 1024 : die };
+	my $waits_lightly = sub {
+		my ($call, $setup, $after) = @_;
+		my $session = $node->background_psql('postgres', on_error_stop => 0);
+		my $pid = $session->query_safe('SELECT pg_backend_pid()');
+		$session->query_safe($setup) if $setup;
+		$node->safe_psql('postgres', $after) if $after;
+		my $before = $peak->($pid);
+		$session->query_until(qr/waiting/, "\\echo waiting\nSELECT FROM idem.$call;\n");
+		waits_for($node, $pid, 'Extension');
+		sleep 2;    # twenty looks
+		cmp_ok($peak->($pid) - $before, '<', 8 * $size, "a call that looks many times keeps no copies: $call");
+		$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid)");
+		eval { $session->quit };
+	};
+	$waits_lightly->($_) for q{forget('large', 'leased')}, q{erase('large', 'leased')},
+	  q{lookup('large', 'leased', wait => '1 hour')}, q{try_claim('large', 'leased', wait => '1 hour')};
+	# Other workers take what this session has seen as due.
+	$node->safe_psql('postgres', join ' ', map { "CALL fill('due $_', true);" } 1 .. 30);
+	$waits_lightly->(q{take('large', wait => '1 hour')}, q{SELECT FROM idem.take('large')},
+		"UPDATE idem.record SET lease_end = now() + interval '1 hour', nonce = 1 WHERE state = 'p'");
+}
+
 # A debugger stops the waiter at the instant when the lock is granted, until the time is up. The timeout
 # ends that wait, and is not an error of what comes next.
 my $gdb = grep({ -x "$_/gdb" } split(/:/, $ENV{PATH}));
