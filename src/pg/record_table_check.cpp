@@ -255,7 +255,7 @@ Fault columns_fault(Relation relation, Relation common) {
     return {
         Fault::shape, difference,
         psprintf("Create another table with idem.create_record_table() and move the rows "
-                 "there; or, if idem is not to use it: ALTER TABLE %s ALTER COLUMN %s TYPE uuid",
+                 "there; or, if idem is not to use it: ALTER TABLE %s ALTER COLUMN %s TYPE uuid.",
                  qualified_name(RelationGetRelid(relation)),
                  quote_identifier(marked == nullptr ? "digest" : marked))};
 }

@@ -1173,10 +1173,20 @@ void no_record_table(Oid table) {
     pg_unreachable();
 }
 
+namespace {
+
+// A remedy is a sentence or a statement.
+const char* hint_of(const char* remedy) {
+    const bool is_sentence = remedy[strlen(remedy) - 1] == '.';
+    return is_sentence ? remedy : psprintf("As a superuser, execute %s.", remedy);
+}
+
+}  // namespace
+
 void not_a_record_table(const char* table, const char* detail, const char* remedy) {
     ereport(ERROR,
             (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a record table", table),
-             errdetail("%s", detail), errhint("%s", remedy)));
+             errdetail("%s", detail), errhint("%s", hint_of(remedy))));
     pg_unreachable();
 }
 
@@ -1202,7 +1212,7 @@ void record_table_of_another_role(const char* table, const char* detail) {
 void record_table_of_writers(const char* table, const char* detail, const char* remedy) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("roles other than its owner may change record table \"%s\"", table),
-                    errdetail("%s", detail), errhint("%s", remedy)));
+                    errdetail("%s", detail), errhint("%s", hint_of(remedy))));
     pg_unreachable();
 }
 

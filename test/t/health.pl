@@ -480,7 +480,7 @@ for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ 
 }
 sql('CREATE TABLE copied AS SELECT digest FROM eu.records');
 like(health('record tables', column => 'detail'), qr/^public\.copied has .* fewer columns/, 'record tables: a copy of a part');
-my ($unmark) = hint('record tables') =~ /: (ALTER TABLE .*)$/;
+my ($unmark) = hint('record tables') =~ /: (ALTER TABLE .*)\.$/;
 sql($unmark);
 is(health('record tables'), 'ok', 'record tables: cured');
 sql('CREATE VIEW seen AS SELECT * FROM eu.records; CREATE TABLE months (LIKE eu.records) PARTITION BY LIST (region)');
