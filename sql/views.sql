@@ -189,8 +189,8 @@ AS 'MODULE_PATHNAME', 'idem_prepared_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.prepared_claims IS
-    'Returns the keys that prepared transactions have written, in the scopes that the current role '
-    'may use. The view idem.in_flight shows these rows. Reads all records.';
+    'Returns the keys that prepared transactions have written to idem.record, in the scopes that the '
+    'current role may use. The view idem.in_flight shows these rows. Reads all records.';
 
 -- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
 -- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds

@@ -235,7 +235,7 @@ is(store('crowd', 't1', 1), 'claimed', 'TRUNCATE gives all bytes back');
 
 # A tenant has one account for all record tables. Each round goes over all of them.
 sql("SELECT idem.create_record_table('first_records'), idem.create_record_table('second_records', 'tenant_id', 'text')");
-sql("SELECT idem.create_scope('spread', max_bytes => 1000000000)");
+sql("SELECT idem.create_scope('spread', max_bytes => 1000000000, records => true), idem.create_scope('here', max_bytes => 1000000000)");
 sub sizes
 {
 	return sql(join ' UNION ALL ', map { <<"SQL" } 'idem.record', 'first_records', 'second_records');
