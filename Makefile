@@ -63,11 +63,7 @@ EXTENSION = idem
 EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp src/worker/*.cpp)))
-# This release, and the update to it from the release before.
-DATA_built = idem--$(EXTVERSION).sql \
-	$(patsubst sql/update-%.sql,idem--%--$(EXTVERSION).sql,$(wildcard sql/update-*.sql))
-# The scripts of earlier releases, and the updates from each to the next.
-DATA = $(sort $(wildcard sql/idem--*.sql))
+DATA_built = idem--$(EXTVERSION).sql
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
@@ -103,18 +99,8 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 override with_llvm = no
 include $(PGXS)
 
-OBJECTS = sql/functions.sql sql/views.sql sql/health.sql
-
-idem--$(EXTVERSION).sql: sql/schema.sql $(OBJECTS) idem.control
+idem--$(EXTVERSION).sql: sql/schema.sql sql/functions.sql sql/views.sql sql/health.sql idem.control
 	cat $(filter %.sql,$^) > $@
-
-# The line @OBJECTS@ of an update stands for all that is replaced: see sql/update-*.sql.
-idem--%--$(EXTVERSION).sql: sql/update-%.sql sql/schema.sql $(OBJECTS) idem.control
-	{ sed '/^@OBJECTS@$$/,$$d' $<; \
-	  sed -E -e 's/^CREATE (FUNCTION|VIEW) /CREATE OR REPLACE \1 /' \
-	         -e '/^(GRANT|REVOKE) /d' $(OBJECTS); \
-	  sed '1,/^@OBJECTS@$$/d' $<; \
-	  awk '/^COMMENT ON /,/;$$/' sql/schema.sql; } > $@
 
 -include $(OBJS:.o=.d)
 

@@ -56,9 +56,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 54000 beyond idem.max_answer_size; for a '
-    'leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+    'answer becomes visible to others when this transaction commits. headers is an object of names '
+    'with a string or an array of strings each, without control characters. '
+    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond idem.max_answer_size; '
+    'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -68,13 +69,13 @@ CREATE FUNCTION idem.fail(
     body bytea DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_fail_0_3'
+AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.fail IS
     'Stores a final failure; every retry raises it again until the record expires. error is an '
     'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
-    'required. A sqlstate that tells clients to retry is refused. '
+    'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost, ID009 limit_exceeded.';
 
@@ -95,7 +96,7 @@ CREATE FUNCTION idem.release(
     error jsonb DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_release_0_3'
+AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.release IS
@@ -177,10 +178,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
-    'with its result. If the operation fails for good, rolls back its effect and stores the '
-    'failure. A retry gets the stored result or failure. Transient errors (temporary ones, those '
-    'of a deployment in progress, and the scope''s transient_sqlstates) are raised, and nothing '
-    'is stored. '
+    'with its result. If the operation fails, rolls back its effect: an error that is listed in '
+    'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
+    'raised, and the key stays free. '
     'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
@@ -209,7 +209,7 @@ CREATE FUNCTION idem.lookup(
     wait interval DEFAULT NULL
 )
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_lookup_0_3'
+AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
@@ -472,7 +472,7 @@ CREATE FUNCTION idem.create_scope(
     store_response boolean DEFAULT true,
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT '{}',
+    final_sqlstates text[] DEFAULT '{}',
     store_request boolean DEFAULT false,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
@@ -485,7 +485,7 @@ CREATE FUNCTION idem.create_scope(
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_create_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_create_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
@@ -493,8 +493,8 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
-    'current user if NULL; transient_sqlstates lists SQLSTATEs and classes that idem.execute() '
-    'raises in addition to those that are always transient; store_request keeps the request of a '
+    'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
+    'idem.execute() stores as final failures; store_request keeps the request of a '
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
@@ -520,7 +520,7 @@ CREATE FUNCTION idem.alter_scope(
     store_response boolean DEFAULT NULL,
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
-    transient_sqlstates text[] DEFAULT NULL,
+    final_sqlstates text[] DEFAULT NULL,
     store_request boolean DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
@@ -531,7 +531,7 @@ CREATE FUNCTION idem.alter_scope(
     records boolean DEFAULT NULL
 )
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_alter_scope_0_3'
+AS 'MODULE_PATHNAME', 'idem_alter_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
@@ -560,7 +560,7 @@ COMMENT ON FUNCTION idem.scope_ddl IS
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_drop_scope_0_2'
+AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
@@ -598,7 +598,7 @@ CREATE FUNCTION idem.forget(
     force boolean DEFAULT false
 )
 RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_forget_0_3'
+AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;

@@ -39,7 +39,7 @@ CREATE TABLE idem.scope (
     weak_keys           text        NOT NULL,
     store_response      boolean     NOT NULL,
     response_exclude    text[]      NOT NULL,
-    transient_sqlstates text[]      NOT NULL DEFAULT '{}',
+    final_sqlstates text[]      NOT NULL DEFAULT '{}',
     store_request       boolean     NOT NULL DEFAULT false,
     answer_ttl          interval,
     min_ttl             interval,
@@ -84,8 +84,6 @@ COMMENT ON DOMAIN idem.key_digest IS
 --
 -- key_uuid stands in place of key if the key is a UUID in canonical form, because its 16 bytes give
 -- the text back exactly. attempt is NULL for the first attempt, redacted is NULL if it is false.
--- Rows of releases before 0.3.0 have the text, the number and the value. The views show all rows in
--- one form.
 --
 -- lease_end and error mean one thing while the operation is unfinished (state p), and another when
 -- it is finished: the end of the lease and the last error, or when it finished and the failure. A
@@ -113,18 +111,15 @@ CREATE TABLE idem.record (
     error               jsonb,
     key_uuid            uuid,
     request             jsonb,
-    extra_attempts      integer
+    extra_attempts      integer,
+    -- For rows that arrive by COPY, by a subscription or by a superuser's statement; idem's
+    -- functions write rows without the executor.
+    CONSTRAINT record_key CHECK ((key IS NULL) <> (key_uuid IS NULL))
 );
 
 -- The unfinished operations of a scope. Atomic claims write finished rows, which need no entry;
 -- renewals and recovery points change neither column, so that these updates stay heap-only.
 CREATE INDEX record_unfinished ON idem.record (scope) WHERE state = 'p';
-
--- For rows that arrive by COPY, by a subscription or by a superuser's statement; idem's functions
--- write rows without the executor. NOT VALID, because the update from 0.2.0 must not read the whole
--- table while claims wait for its lock.
-ALTER TABLE idem.record
-    ADD CONSTRAINT record_key CHECK ((key IS NULL) <> (key_uuid IS NULL)) NOT VALID;
 
 COMMENT ON TABLE idem.record IS
     'The records of keys. Written when a claim finishes or a leased claim begins, read through '

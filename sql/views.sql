@@ -22,7 +22,7 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         weak_keys,
         store_response,
         response_exclude,
-        transient_sqlstates,
+        final_sqlstates,
         store_request,
         answer_ttl,
         min_ttl,
@@ -167,7 +167,7 @@ CREATE FUNCTION idem.open_claims(
     OUT keys integer
 )
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_open_claims_0_3'
+AS 'MODULE_PATHNAME', 'idem_open_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.open_claims IS

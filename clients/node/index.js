@@ -150,13 +150,15 @@ async function operate(client, token, work) {
     answer = await work(client) ?? {};
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
-    const { code, message, detail, hint, status, headers, body } = failure;
+    const { code, message, detail, hint, status, body } = failure;
+    const headers = storable(failure.headers);
     const error = { sqlstate: code === 'ID003' ? undefined : code, message, detail, hint };
     await client.query('ROLLBACK TO SAVEPOINT idem');
     await client.query(FAIL, [token, json(error), status, json(headers), body]);
     return failure;
   }
-  const { response, status, headers, body } = answer;
+  const { response, status, body } = answer;
+  const headers = storable(answer.headers);
   const { rows: [completed] } =
     await client.query(COMPLETE, [token, json(response), status, json(headers), body]);
   // As a retry will get it: JSON has no Date, for example.
@@ -164,6 +166,7 @@ async function operate(client, token, work) {
 }
 
 function stored({ outcome, response, status, headers, body, error, retryAfter }, key) {
+  checkHeaders(headers);
   const rest = {
     status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined,
   };
@@ -173,6 +176,25 @@ function stored({ outcome, response, status, headers, body, error, retryAfter },
     return new Failure(message, { ...error, ...rest, replayed: true });
   }
   throw new Refused(...REFUSALS[outcome](key), retryAfter);
+}
+
+// idem.complete() checks headers, but a superuser or a publisher can write a record without it, and a
+// line break would make one header two.
+function checkHeaders(headers) {
+  const isText = (value) => typeof value === 'string' && /^[^\x00-\x1f\x7f]*$/.test(value);
+  const fits = ([name, value]) => /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(name)
+    && (Array.isArray(value) ? value.every(isText) : isText(value));
+  const isList = headers !== null && (typeof headers !== 'object' || Array.isArray(headers));
+  if (isList || !Object.entries(headers ?? {}).every(fits)) {
+    throw new Error('the record has headers that cannot be sent');
+  }
+}
+
+// Headers as idem stores them: a string, or an array of strings.
+function storable(headers) {
+  const text = (value) => (Array.isArray(value) ? value.map(String) : value?.toString());
+  return headers && Object.fromEntries(
+    Object.entries(headers).map(([name, value]) => [name, text(value)]));
 }
 
 const json = (value) => (value === undefined || value === null ? null : JSON.stringify(value));

@@ -1,8 +1,3 @@
--- The package has the scripts of earlier releases and the updates from them.
-CREATE EXTENSION idem VERSION '0.1.0';
-ALTER EXTENSION idem UPDATE;
-DROP EXTENSION idem;
-
 CREATE EXTENSION idem;
 SELECT count(*) FROM idem.create_scope('payments') \gset
 CREATE TABLE effect (happened int);

@@ -27,13 +27,11 @@ namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 
-// One look at the key: what the probe found, what the core decided about it, and when; and how the
-// table takes the fingerprint of a new claim.
+// One look at the key: what the probe found, what the core decided about it, and when.
 struct Look {
     Verdict verdict;
     pg::Found found;
     TimestampTz now;
-    core::FingerprintVersion fingerprint_version = core::FingerprintVersion::leading_mac;
 };
 
 // What a look leads to.
@@ -161,10 +159,9 @@ Look look(const ClaimCall& call, bool locked) {
     if (locked) pg::check_place(call.name.scope_id, call.name.table);
     records.check_tenant(call.name.tenant);
     const pg::Found found = pg::probe(records, call.name);
-    const core::FingerprintVersion version = records.fingerprint_version();
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
-    return {judge(found, is_same_request(call, found), *call.scope, now), found, now, version};
+    return {judge(found, is_same_request(call, found), *call.scope, now), found, now};
 }
 
 // As look(), but frees what the previous repeated look has read: a claim may look many times.
@@ -235,13 +232,6 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
     return make_claim(call, seen, bound);
 }
 
-// A table of an earlier release takes neither compact fingerprints nor such with codes of members.
-core::FingerprintVersion fingerprint_version(const ClaimCall& call, const Look& seen) {
-    const bool compact = seen.fingerprint_version != core::FingerprintVersion::whole_mac;
-    return compact && call.scope->explain_conflicts ? core::FingerprintVersion::member_codes
-                                                    : seen.fingerprint_version;
-}
-
 // A takeover keeps the creation time and the fingerprint of the operation that it takes over. No
 // rule for new keys refuses it, but it must not leave a record that lives for less than min_ttl.
 pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
@@ -258,9 +248,11 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
-    claim.fingerprint = taken_over ? old.fingerprint
-                                   : pg::new_fingerprint(call.request, call.scope->request_exclude,
-                                                         fingerprint_version(call, seen));
+    const auto version = call.scope->explain_conflicts ? core::FingerprintVersion::member_codes
+                                                       : core::FingerprintVersion::leading_mac;
+    claim.fingerprint =
+        taken_over ? old.fingerprint
+                   : pg::new_fingerprint(call.request, call.scope->request_exclude, version);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = std::max(call.ttl, call.scope->min_ttl.value_or(0));
     return claim;
@@ -492,8 +484,7 @@ enum Column {
     column_completed_at,
     columns
 };
-constexpr int columns_up_to_0_2 = column_redacted + 1;
-using Result = pg::Row<columns, columns_up_to_0_2>;
+using Result = pg::Row<columns>;
 
 // An outcome that is neither claimed nor completed: claim() raises it, try_claim() returns it.
 enum class Refusals { raised, returned };

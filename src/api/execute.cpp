@@ -1,9 +1,9 @@
 // idem.execute(): claims a key, runs an operation, and stores its result or failure, in one call.
 //
-// The operation runs in a subtransaction, with the caller's privileges. A final failure rolls back
-// the operation's effect, and the stored failure commits with the surrounding transaction. A
-// transient error is raised again: nothing is stored, so that a retry runs the operation. The locks
-// are those of claim() and complete().
+// The operation runs in a subtransaction, with the caller's privileges. An error that the scope
+// calls final rolls back the operation's effect, and the stored failure commits with the
+// surrounding transaction. Any other error is raised again: nothing is stored, so that a retry runs
+// the operation. The locks are those of claim() and complete().
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
@@ -29,8 +29,7 @@ enum Column {
     column_completed_at,
     columns
 };
-constexpr int columns_up_to_0_2 = column_redacted + 1;
-using Result = pg::Row<columns, columns_up_to_0_2>;
+using Result = pg::Row<columns>;
 
 // The operation's quoted name, by which it is called.
 const char* checked_operation(FunctionCallInfo fcinfo) {
@@ -101,11 +100,10 @@ Result result_row(core::State state, bool replayed, Jsonb* response, Jsonb* erro
     return result;
 }
 
-// By idem's own list and the scope's current list. A dropped scope adds nothing.
-bool is_transient(std::string_view sqlstate, std::int32_t scope_id) {
-    if (core::is_transient(sqlstate)) return true;
+// By the scope's list at this moment. A dropped scope calls nothing final.
+bool is_final(std::string_view sqlstate, std::int32_t scope_id) {
     const pg::Scope* scope = pg::find_scope_by_id(scope_id);
-    return scope != nullptr && core::lists(scope->transient_sqlstates, sqlstate);
+    return scope != nullptr && core::is_final(scope->final_sqlstates, sqlstate);
 }
 
 // Runs the operation of a key that this call has claimed, and stores its result or failure.
@@ -124,7 +122,7 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
             finish_atomic(claim, {.state = core::State::completed, .response = work.response});
         return result_row(core::State::completed, false, work.response, nullptr, completed_at);
     }
-    if (is_transient(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
+    if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
     Jsonb* stored = pg::error_object(*error);
     Assert(pg::error_member(stored, "sqlstate") != nullptr);
     const TimestampTz completed_at =
@@ -146,13 +144,20 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
     }
 }
 
-// The operation is checked again: it may have been dropped during the wait for the key.
-Result execute(FunctionCallInfo fcinfo, const ClaimCall& call) {
+Result replay(FunctionCallInfo fcinfo) {
+    const ClaimCall call = read_call(fcinfo);
+    return replay(call, claim_key(call));
+}
+
+// The operation is checked again: it may have been dropped during the wait for the key. The scope
+// of the call is not used after the operation, which may have changed scopes.
+Result execute(FunctionCallInfo fcinfo) {
+    const ClaimCall call = read_call(fcinfo);
     const ClaimResult claim = claim_key(call);
     if (claim.outcome != Outcome::claimed) return replay(call, claim);
     const Result first = run(*claim.claim, checked_operation(fcinfo), call.request);
     pg::maybe_crash();
-    return pg::is_duplicated() ? replay(call, claim_key(call)) : first;
+    return pg::is_duplicated() ? replay(fcinfo) : first;
 }
 
 }  // namespace
@@ -162,7 +167,6 @@ IDEM_FUNCTION(idem_execute) {
     using namespace idem;
     api::require_writable("idem.execute()", api::read_by_lookup);
     (void)api::checked_operation(fcinfo);
-    const api::ClaimCall call = api::read_call(fcinfo);
-    api::Result row = api::execute(fcinfo, call);
+    api::Result row = api::execute(fcinfo);
     return row.as_result_of(fcinfo);
 }

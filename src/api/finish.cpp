@@ -217,21 +217,15 @@ namespace {
 enum Argument { arg_token, arg_response_or_error, arg_status, arg_headers, arg_body };
 
 Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
+    Jsonb* headers = pg::jsonb_arg(fcinfo, arg_headers);
+    if (headers != nullptr) pg::check_headers("headers", headers);
     return {.state = state,
             .status = pg::int_arg(fcinfo, arg_status),
-            .headers = pg::jsonb_arg(fcinfo, arg_headers),
+            .headers = headers,
             .body = pg::bytea_arg(fcinfo, arg_body)};
 }
 
 }  // namespace
-
-void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error)) {
-    Answer answer = read_answer(fcinfo, core::State::failed);
-    answer.error = pg::jsonb_arg(fcinfo, arg_response_or_error);
-    if (answer.error == nullptr) pg::report::missing_argument("error");
-    check(answer.error);
-    finish(pg::text_arg(fcinfo, arg_token), answer);
-}
 
 }  // namespace idem::api
 
@@ -245,14 +239,18 @@ IDEM_FUNCTION(idem_complete) {
     PG_RETURN_JSONB_P(answer.response);
 }
 
-IDEM_FUNCTION(idem_fail_0_3) {
+IDEM_FUNCTION(idem_fail) {
     using namespace idem;
     api::require_writable("idem.fail()", api::read_by_lookup);
-    api::fail(fcinfo, pg::check_error_object);
+    api::Answer answer = api::read_answer(fcinfo, core::State::failed);
+    answer.error = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
+    if (answer.error == nullptr) pg::report::missing_argument("error");
+    pg::check_error_object(answer.error);
+    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_release_0_3) {
+IDEM_FUNCTION(idem_release) {
     using namespace idem;
     api::require_writable("idem.release()", api::read_by_lookup);
     const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),

@@ -38,9 +38,6 @@ void release(std::optional<std::string_view> token, const Release& how);
 // replays tell it.
 TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer);
 
-// The SQL function fail(). check holds the rules of one release for the error.
-void fail(FunctionCallInfo fcinfo, void (*check)(Jsonb* error));
-
 // The part of a response that the scope's rules allow to be stored. NULL if the scope stores no
 // responses or has been dropped (scope is NULL).
 Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);

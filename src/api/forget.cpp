@@ -57,11 +57,10 @@ constexpr std::int32_t default_max_records = 10'000;
 }  // namespace
 }  // namespace idem::api
 
-// Up to 0.2.0 the function had no force and forgot every operation.
-IDEM_FUNCTION(idem_forget_0_3) {
+IDEM_FUNCTION(idem_forget) {
     using namespace idem;
     api::require_writable(api::forget_call);
-    const bool force = PG_NARGS() <= api::arg_force || api::force_arg(fcinfo, api::arg_force);
+    const bool force = api::force_arg(fcinfo, api::arg_force);
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forget");

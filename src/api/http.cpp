@@ -8,6 +8,7 @@
 #include "core/key_header.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
+#include "pg/document.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -204,32 +205,18 @@ class HeaderList {
     pg::compat::JsonbBuilder builder_;
 };
 
-[[noreturn]] void refuse_headers() {
-    report::invalid_argument(
-        "result", "The headers are not an object of strings, numbers and arrays of these.",
-        "Store headers as an object, such as '{\"Location\": \"/payments/1\"}'.");
-}
-
-JsonbValue header_value(const JsonbValue& stored) {
-    if (stored.type == jbvString) return stored;
-    if (stored.type != jbvNumeric) refuse_headers();
-    const Datum number = NumericGetDatum(stored.val.numeric);
-    return HeaderList::string(DatumGetCString(DirectFunctionCall1(numeric_out, number)));
-}
-
 void add_each(HeaderList& list, const JsonbValue& name, const JsonbValue& values) {
-    if (!JsonContainerIsArray(values.val.binary.data)) refuse_headers();
     JsonbIterator* iterator = JsonbIteratorInit(values.val.binary.data);
     JsonbValue value;
     for (;;) {
         const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, true);
         if (token == WJB_DONE) return;
-        if (token == WJB_ELEM) list.add(name, header_value(value));
+        if (token == WJB_ELEM) list.add(name, value);
     }
 }
 
 void add_stored(HeaderList& list, Jsonb* headers) {
-    if (!JB_ROOT_IS_OBJECT(headers)) refuse_headers();
+    pg::check_headers("result", headers);  // others may have stored them
     JsonbIterator* iterator = JsonbIteratorInit(&headers->root);
     JsonbValue name;
     JsonbValue value;
@@ -241,7 +228,7 @@ void add_stored(HeaderList& list, Jsonb* headers) {
         if (value.type == jbvBinary)
             add_each(list, name, value);
         else
-            list.add(name, header_value(value));
+            list.add(name, value);
     }
 }
 

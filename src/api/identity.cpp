@@ -64,7 +64,7 @@ void append_hex(StringInfo json, const core::Secret& secret) {
 }
 
 void append_dropped(StringInfo json) {
-    List* ids = pg::dropped_scopes().value_or(NIL);
+    List* ids = pg::dropped_scopes();
     list_sort(ids, list_int_cmp);
     for (int i = 0; i < list_length(ids); ++i)
         appendStringInfo(json, "%s%d", i == 0 ? "" : ",", list_nth_int(ids, i));

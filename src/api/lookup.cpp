@@ -35,7 +35,7 @@ enum Column {
     columns
 };
 using Result = LookupRow;
-static_assert(columns == lookup_columns && lookup_columns_up_to_0_2 == column_completed_at);
+static_assert(columns == lookup_columns);
 
 // ---- The rows -----------------------------------------------------------------------------------
 
@@ -225,15 +225,12 @@ LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t 
 
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_lookup_0_3) {
+IDEM_FUNCTION(idem_lookup) {
     using namespace idem;
     api::require_leader("idem.lookup()");
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
-    // Up to 0.2.0, there is no such argument.
-    const auto wait = PG_NARGS() > api::arg_wait
-                          ? pg::nonnegative_duration_arg(fcinfo, api::arg_wait, "wait")
-                          : std::nullopt;
+    const auto wait = pg::nonnegative_duration_arg(fcinfo, api::arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");
     const pg::KeyName name = api::key_name(scope, tenant, key);
     api::LookupRow row = api::look_up(name, scope, wait.value_or(0));

@@ -9,8 +9,7 @@ namespace idem::api {
 
 // The columns of the type idem.record_info.
 inline constexpr int lookup_columns = 14;
-inline constexpr int lookup_columns_up_to_0_2 = 13;
-using LookupRow = pg::Row<lookup_columns, lookup_columns_up_to_0_2>;
+using LookupRow = pg::Row<lookup_columns>;
 
 // Waits for the operation's end for that many microseconds at most.
 LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait);

@@ -37,12 +37,10 @@ std::string_view name_of(TupleTableSlot* slot) {
 
 // ---- Counters -----------------------------------------------------------------------------------
 
-// The scope's name, the counters of 0.2.0 in their order, since when they count, and the other
-// counters.
+// The scope's name, the counters up to the advances, since when they count, and the other counters.
 constexpr int stats_columns = 2 + static_cast<int>(pg::counter_count);
 constexpr int stats_since = 1 + static_cast<int>(Counter::advances);
-constexpr int stats_columns_up_to_0_2 = stats_since + 1;
-using StatsRow = pg::Row<stats_columns, stats_columns_up_to_0_2>;
+using StatsRow = pg::Row<stats_columns>;
 
 constexpr int stats_column(Counter which) {
     const int column = 1 + static_cast<int>(which);
@@ -208,7 +206,6 @@ enum HeldColumn {
     held_keys,
     held_columns
 };
-constexpr int held_columns_up_to_0_2 = held_pid + 1;
 constexpr int prepared_transaction = held_pid;  // of prepared_claims()
 constexpr int prepared_columns = prepared_transaction + 1;
 
@@ -228,31 +225,16 @@ void set_claim(pg::Row<Columns>& row, const pg::Scope& scope, std::string_view t
     row.set_time(held_since, since);
 }
 
-template <int Columns>
 void show_claim(FunctionCallInfo fcinfo, const pg::HeldClaim& claim, int pid) {
     const pg::Scope* scope = visible_scope(claim.scope_id);
     if (scope == nullptr) return;
     const bool open = claim.as == pg::HeldAs::open;
-    pg::Row<Columns> row;
+    pg::Row<held_columns> row;
     set_claim(row, *scope, claim.tenant(), claim.key(), claim.attempt, claim.since);
     row.set_int(held_pid, pid);
-    if constexpr (Columns == held_columns) {
-        row.set_text(held_state, open ? "open" : "uncommitted");
-        row.set_int(held_keys, claim.keys);
-    } else if (!open) {
-        return;
-    }
+    row.set_text(held_state, open ? "open" : "uncommitted");
+    row.set_int(held_keys, claim.keys);
     row.add_to_result_of(fcinfo);
-}
-
-template <int Columns>
-void show_claims(FunctionCallInfo fcinfo) {
-    InitMaterializedSRF(fcinfo, 0);
-    for (int backend = 0; backend < pg::backends_in_census(); ++backend) {
-        pg::HeldClaim claim;
-        const int pid = pg::read_held_claim(backend, claim);
-        if (pid != 0) show_claim<Columns>(fcinfo, claim, pid);
-    }
 }
 
 void show_prepared(const pg::PreparedClaim& claim, void* data) {
@@ -427,14 +409,14 @@ IDEM_FUNCTION(idem_announced_waits) {
     PG_RETURN_INT32(idem::pg::announced_waits());
 }
 
-IDEM_FUNCTION(idem_open_claims_0_3) {
-    idem::api::show_claims<idem::api::held_columns>(fcinfo);
-    return Datum{0};
-}
-
-// As declared by the scripts up to 0.2.0: without state and keys, and only open claims.
 IDEM_FUNCTION(idem_open_claims) {
-    idem::api::show_claims<idem::api::held_columns_up_to_0_2>(fcinfo);
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    for (int backend = 0; backend < pg::backends_in_census(); ++backend) {
+        pg::HeldClaim claim;
+        const int pid = pg::read_held_claim(backend, claim);
+        if (pid != 0) api::show_claim(fcinfo, claim, pid);
+    }
     return Datum{0};
 }
 

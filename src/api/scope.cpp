@@ -8,8 +8,9 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/scope.hpp"
-#include "core/key.hpp"
 #include "core/errors.hpp"
+#include "core/header.hpp"
+#include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/compat.hpp"
@@ -39,7 +40,7 @@ enum Argument {
     arg_store_response,
     arg_response_exclude,
     arg_owner,
-    arg_transient_sqlstates,  // this and the following since 0.3.0
+    arg_final_sqlstates,
     arg_store_request,
     arg_answer_ttl,
     arg_min_ttl,
@@ -67,7 +68,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "store_response",
                                                                       "response_exclude",
                                                                       "owner",
-                                                                      "transient_sqlstates",
+                                                                      "final_sqlstates",
                                                                       "store_request",
                                                                       "answer_ttl",
                                                                       "min_ttl",
@@ -82,16 +83,6 @@ const char* name_of(int argument) {
     return argument_names[static_cast<std::size_t>(argument)];
 }
 
-// The functions of earlier releases have fewer arguments, and keep the rules of those releases.
-bool has_argument(FunctionCallInfo fcinfo, int argument) {
-    return argument < PG_NARGS();
-}
-
-bool of_this_release(FunctionCallInfo fcinfo) {
-    Assert(PG_NARGS() >= arguments || PG_NARGS() == arg_transient_sqlstates);
-    return has_argument(fcinfo, arg_transient_sqlstates);
-}
-
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
@@ -100,8 +91,7 @@ constexpr bool may_be_null(int argument) {
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
-    for (int argument = 0; argument < create_arguments && has_argument(fcinfo, argument);
-         ++argument)
+    for (int argument = 0; argument < create_arguments; ++argument)
         if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
             if (argument == arg_name) report::missing_argument(name_of(argument));
             report::null_argument(name_of(argument));
@@ -127,18 +117,15 @@ const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
 
 ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
     ArrayType* paths = pg::array_arg(fcinfo, n);
-    const auto quotes = of_this_release(fcinfo) ? pg::Quotes::enclose : pg::Quotes::literal;
-    if (paths != nullptr) pg::check_paths(name_of(n), paths, quotes);
+    if (paths != nullptr) pg::check_paths(name_of(n), paths);
     return paths;
 }
 
-// RFC 9110 calls the name of a header a token: it has no blank, and no colon.
-void check_headers(const char* name, ArrayType* headers) {
+void check_header_names(const char* name, ArrayType* headers) {
     if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
-        if (elements[i].empty() || elements[i].size() > core::max_path_bytes ||
-            elements[i].find_first_of(" :") != std::string_view::npos)
+        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
                 name,
                 "Each element must be the name of a header, of 1 to 255 bytes, "
@@ -146,9 +133,8 @@ void check_headers(const char* name, ArrayType* headers) {
 }
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_headers(name_of(n), headers);
+    if (headers != nullptr) check_header_names(name_of(n), headers);
     return headers;
 }
 
@@ -156,21 +142,14 @@ void check_sqlstates(const char* name, ArrayType* states) {
     if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
-        if (!core::is_sqlstate(elements[i]) && !core::is_sqlstate_class(elements[i]))
-            report::invalid_argument(name,
-                                     "Each element must be a SQLSTATE, such as \"P0001\", or the "
-                                     "two characters of a class, such as \"P0\".");
+        if (core::listing_fault(elements[i]) != core::FailureFault::none)
+            report::not_a_final_sqlstate(name, elements[i]);
 }
 
 ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     ArrayType* states = pg::array_arg(fcinfo, n);
     if (states != nullptr) check_sqlstates(name_of(n), states);
     return states;
-}
-
-std::optional<bool> bool_arg_since_0_3(FunctionCallInfo fcinfo, int n) {
-    return has_argument(fcinfo, n) ? pg::bool_arg(fcinfo, n) : std::nullopt;
 }
 
 // A new scope has no limit unless one is given, so only alter_scope() needs a value for "none".
@@ -178,7 +157,6 @@ enum class Purpose { create, alter };
 
 // Zero stands for no limit.
 const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    if (!has_argument(fcinfo, n)) return nullptr;
     return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
 }
 
@@ -203,14 +181,12 @@ std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
 }
 
 std::optional<std::int64_t> bytes_arg(FunctionCallInfo fcinfo, Purpose purpose) {
-    if (!has_argument(fcinfo, arg_max_bytes)) return std::nullopt;
     const auto bytes = checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
     if (bytes && *bytes != pg::no_limit) require_limits_available(name_of(arg_max_bytes));
     return bytes;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
-    if (!has_argument(fcinfo, arg_tenant_from)) return std::nullopt;
     const auto from = pg::text_arg(fcinfo, arg_tenant_from);
     if (from && !pg::tenant_from_of(*from))
         report::invalid_argument("tenant_from", "The value must be argument or role.");
@@ -238,15 +214,15 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .weak_keys = weak_keys_arg(fcinfo),
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
-        .transient_sqlstates = sqlstates_arg(fcinfo, arg_transient_sqlstates),
-        .store_request = bool_arg_since_0_3(fcinfo, arg_store_request),
+        .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
+        .store_request = pg::bool_arg(fcinfo, arg_store_request),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
         .header_exclude = headers_arg(fcinfo, arg_header_exclude),
         .tenant_from = tenant_from_arg(fcinfo),
-        .explain_conflicts = bool_arg_since_0_3(fcinfo, arg_explain_conflicts),
+        .explain_conflicts = pg::bool_arg(fcinfo, arg_explain_conflicts),
         .max_bytes = bytes_arg(fcinfo, purpose),
-        .records = bool_arg_since_0_3(fcinfo, arg_records),
+        .records = pg::bool_arg(fcinfo, arg_records),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };
 }
@@ -298,7 +274,7 @@ ImportedScope checked_scope(HeapTupleHeader row) {
 
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_create_scope_0_3) {
+IDEM_FUNCTION(idem_create_scope) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
     api::require_arguments(fcinfo);
@@ -307,14 +283,13 @@ IDEM_FUNCTION(idem_create_scope_0_3) {
     pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
     api::check_owner(*rules.owner);
-    const bool if_not_exists =
-        api::bool_arg_since_0_3(fcinfo, api::arg_if_not_exists).value_or(false);
+    const bool if_not_exists = *pg::bool_arg(fcinfo, api::arg_if_not_exists);
     const auto taken = if_not_exists ? pg::NameTaken::kept_if_equal : pg::NameTaken::refused;
     if (pg::insert_scope(name, rules, taken)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
-IDEM_FUNCTION(idem_alter_scope_0_3) {
+IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
@@ -335,7 +310,7 @@ IDEM_FUNCTION(idem_scope_ddl) {
 }
 
 // The scope's records expire at once, because no scope has their id any more.
-IDEM_FUNCTION(idem_drop_scope_0_2) {
+IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
     pg::delete_scope(api::locked_scope(fcinfo, "drop_scope").id);

@@ -6,7 +6,7 @@ Datum idem_claim(PG_FUNCTION_ARGS);
 Datum idem_try_claim(PG_FUNCTION_ARGS);
 Datum idem_execute(PG_FUNCTION_ARGS);
 Datum idem_forbid(PG_FUNCTION_ARGS);
-Datum idem_lookup_0_3(PG_FUNCTION_ARGS);
+Datum idem_lookup(PG_FUNCTION_ARGS);
 Datum idem_once(PG_FUNCTION_ARGS);
 }
 
@@ -49,7 +49,7 @@ IDEM_FUNCTION(idem_forbid_uuid) {
 }
 
 IDEM_FUNCTION(idem_lookup_uuid) {
-    return with_text_key(fcinfo, idem_lookup_0_3);
+    return with_text_key(fcinfo, idem_lookup);
 }
 
 IDEM_FUNCTION(idem_once_uuid) {

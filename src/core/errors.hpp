@@ -6,9 +6,10 @@
 // failure may have (idem.fail), and what an HTTP client is told (idem.http_status, idem.problem).
 //
 // Retry::may_cure marks a transient error. It says something about the moment: the same request may
-// succeed later, without a change of the operation. Every other error is final: it is the
-// operation's verdict on its request, and every retry gets it. In doubt an error is transient. That
-// costs a retry, while a wrong verdict lasts as long as the record.
+// succeed later, without a change of the operation. No record ever has such an error as its final
+// failure. Any other may become one, if the caller (idem.fail) or the scope (final_sqlstates) says
+// so. In doubt an error is transient: that costs a retry, while a wrong verdict lasts as long as
+// the record.
 //
 // Pure functions; no allocation, nothing thrown.
 #pragma once
@@ -58,12 +59,11 @@ struct ServerError {
     Retry retry;
 };
 
-// What is not listed is 500 and final. That includes, among the errors that look transient: 42501,
-// which row security and operations raise as a verdict; 0A000, of which "cached plan must not
-// change result type" is one among hundreds; 42601, 42710, 42P06 and 42P07, which names out of a
-// request cause; 3D000, which no operation meets (a connection to a missing database is 08001);
-// 24000, 34000 and 42P18, which are mistakes of the operation; 54001, as a request that recurses
-// too deep does so again.
+// What is not listed is 500 and may be final. That includes, among the errors that look transient:
+// 42501, which row security and operations raise as a verdict; 0A000, of which "cached plan must
+// not change result type" is one among hundreds; 42601, 42710, 42P06 and 42P07, which names out of
+// a request cause; 3D000, which no operation meets (a connection to a missing database is 08001);
+// 24000, 34000 and 42P18, which are mistakes of the operation.
 inline constexpr std::array server_errors = std::to_array<ServerError>({
     {"00000", 200, Retry::futile},
     {"22", 400, Retry::futile},     // data, such as a malformed argument
@@ -80,6 +80,7 @@ inline constexpr std::array server_errors = std::to_array<ServerError>({
     // So may it here, but an operator should know.
     {"25", 500, Retry::may_cure},     // the state of the transaction: aborted, timed out
     {"XX", 500, Retry::may_cure},     // bugs and damage of the server
+    {"54001", 500, Retry::may_cure},  // the stack, of which a caller may have used up a part
     {"26000", 500, Retry::may_cure},  // a prepared statement that this session of a pool lacks
     {"HV00N", 500, Retry::may_cure},  // a foreign server that cannot be reached,
     {"HV001", 500, Retry::may_cure},  // or is out of memory
@@ -169,13 +170,25 @@ enum class FailureFault : std::uint8_t {
     transient,   // tells clients to retry
 };
 
-constexpr FailureFault failure_fault(std::string_view sqlstate) noexcept {
-    if (!is_sqlstate(sqlstate)) return FailureFault::malformed;
-    const std::string_view of_class = class_of(sqlstate);
+// The same for a class, of which only the codes without a fault of their own can be.
+constexpr FailureFault listing_fault(std::string_view code_or_class) noexcept {
+    if (!is_sqlstate(code_or_class) && !is_sqlstate_class(code_or_class))
+        return FailureFault::malformed;
+    const std::string_view of_class = class_of(code_or_class);
     if (of_class == "00" || of_class == "01" || of_class == "02" || of_class == "03")
         return FailureFault::no_failure;
-    if (is_ours(sqlstate)) return FailureFault::ours;
-    return is_transient(sqlstate) ? FailureFault::transient : FailureFault::none;
+    if (is_ours(code_or_class)) return FailureFault::ours;
+    return is_transient(code_or_class) ? FailureFault::transient : FailureFault::none;
+}
+
+constexpr FailureFault failure_fault(std::string_view sqlstate) noexcept {
+    return is_sqlstate(sqlstate) ? listing_fault(sqlstate) : FailureFault::malformed;
+}
+
+// Whether an error is a final failure by a list of codes and classes.
+constexpr bool is_final(std::span<const std::string_view> list,
+                        std::string_view sqlstate) noexcept {
+    return failure_fault(sqlstate) == FailureFault::none && lists(list, sqlstate);
 }
 
 static_assert(std::ranges::all_of(own_errors, [](const Error& error) {

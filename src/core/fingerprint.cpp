@@ -11,12 +11,7 @@ namespace {
 // Kept for good, because the secret seldom changes.
 constinit Hmac hmac;
 
-constexpr std::size_t mac_bytes(FingerprintVersion version) noexcept {
-    return version == FingerprintVersion::whole_mac ? Hash{}.size() : leading_mac_bytes;
-}
-
 constexpr std::size_t id_bytes(const Fingerprint& fingerprint) noexcept {
-    if (fingerprint.version == FingerprintVersion::whole_mac) return 4;
     return std::max<std::size_t>(
         1, (static_cast<std::size_t>(std::bit_width(fingerprint.secret_id)) + 7) / 8);
 }
@@ -29,7 +24,7 @@ void put(StoredFingerprint& out, Bytes bytes) noexcept {
 
 void put_id_and_mac(StoredFingerprint& out, const Fingerprint& fingerprint) noexcept {
     put(out, Bytes(big_endian<4>(fingerprint.secret_id)).last(id_bytes(fingerprint)));
-    put(out, Bytes(fingerprint.mac).first(mac_bytes(fingerprint.version)));
+    put(out, Bytes(fingerprint.mac).first(leading_mac_bytes));
 }
 
 // The codes of the members with their number in front; empty if the number is not that of codes
@@ -44,7 +39,7 @@ Bytes member_part(Bytes stored) noexcept {
 
 // What follows the version and the codes of members.
 bool unpack_id_and_mac(Bytes rest, Fingerprint& out) noexcept {
-    const std::size_t mac = mac_bytes(out.version);
+    constexpr std::size_t mac = leading_mac_bytes;
     if (rest.size() < 1 + mac || rest.size() > 4 + mac) return false;
     const std::size_t id = rest.size() - mac;
     out.secret_id = static_cast<std::uint32_t>(from_big_endian(rest.first(id)));
@@ -58,7 +53,7 @@ bool unpack_id_and_mac(Bytes rest, Fingerprint& out) noexcept {
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept {
     StoredFingerprint out;
     out.size = 0;
-    put(out, big_endian<1>(static_cast<std::uint8_t>(fingerprint.version)));
+    put(out, big_endian<1>(static_cast<std::uint8_t>(FingerprintVersion::leading_mac)));
     put_id_and_mac(out, fingerprint);
     return out;
 }
@@ -75,14 +70,11 @@ StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& member
 
 bool unpack(Bytes stored, Fingerprint& out) noexcept {
     if (stored.empty()) return false;
-    out.version = static_cast<FingerprintVersion>(stored[0]);
     std::size_t front = 1;
-    switch (out.version) {
-        case FingerprintVersion::whole_mac:
+    switch (static_cast<FingerprintVersion>(stored[0])) {
         case FingerprintVersion::leading_mac:
             break;
         case FingerprintVersion::member_codes:
-            out.version = FingerprintVersion::leading_mac;
             if (member_part(stored).empty()) return false;
             front += member_part(stored).size();
             break;
@@ -104,8 +96,7 @@ bool unpack_members(Bytes stored, MemberCodes& out) noexcept {
 }
 
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept {
-    const std::size_t size = std::min(mac_bytes(a.version), mac_bytes(b.version));
-    return CRYPTO_memcmp(a.mac.data(), b.mac.data(), size) == 0;
+    return CRYPTO_memcmp(a.mac.data(), b.mac.data(), leading_mac_bytes) == 0;
 }
 
 bool FingerprintSink::begin(const Secret& secret, std::uint32_t secret_id) noexcept {
@@ -130,7 +121,6 @@ void FingerprintSink::flush() noexcept {
 
 bool FingerprintSink::finish(Fingerprint& out) noexcept {
     flush();
-    out.version = FingerprintVersion::whole_mac;
     out.secret_id = secret_id_;
     return hmac.finish(out.mac);
 }

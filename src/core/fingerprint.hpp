@@ -78,14 +78,14 @@ class CanonicalWriter {
     Sink& sink_;
 };
 
-// How a fingerprint is stored: its version, the secret's id and the MAC. Each release reads the
-// versions of all earlier releases, because records outlive a release.
+// How a fingerprint is stored: its version, the secret's id in as few bytes as it needs, and the
+// leading bytes of the MAC. Each release reads the versions of all earlier releases, because
+// records outlive a release.
 enum class FingerprintVersion : std::uint8_t {
-    whole_mac = 1,    // the id in four bytes
-    leading_mac = 2,  // since 0.3.0; the id in as few bytes as it needs
-    // Since 0.3.0; as leading_mac, with the codes of the members between version and id: their
-    // number in one byte, then four bytes for each.
-    member_codes = 3,
+    leading_mac = 1,
+    // With the codes of the members between version and id: their number in one byte, then four
+    // bytes for each.
+    member_codes = 2,
 };
 
 // RFC 2104 allows a MAC to be truncated to half its length. A second request with the same 128 bits
@@ -93,9 +93,8 @@ enum class FingerprintVersion : std::uint8_t {
 inline constexpr std::size_t leading_mac_bytes = 16;
 
 struct Fingerprint {
-    FingerprintVersion version;  // leading_mac also for a fingerprint with codes of members
     std::uint32_t secret_id;
-    Hash mac;  // only its leading bytes, if the version has no more
+    Hash mac;  // only its leading bytes, if it was stored
 };
 
 // Stands for a fingerprint that every request has, and no request: one byte, a version of its own.
@@ -125,7 +124,6 @@ struct StoredFingerprint {
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
 };
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-// The fingerprint must not be whole_mac.
 StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& members) noexcept;
 constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
     return !stored.empty() && stored[0] == static_cast<std::byte>(version);
@@ -135,7 +133,7 @@ constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
 // False when there are none in it.
 [[nodiscard]] bool unpack_members(Bytes stored, MemberCodes& out) noexcept;
 
-// Compares what both have of the MAC, in constant time.
+// Compares the leading bytes of the MACs in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
 
 // The sink of a CanonicalWriter: computes a fingerprint. It buffers, so that a small request takes

@@ -92,13 +92,10 @@ inline Oid result_type(FunctionCallInfo fcinfo) {
     return OidIsValid(type) ? type : get_func_rettype(fcinfo->flinfo->fn_oid);
 }
 
-// A row under construction. Every column is NULL until it is set. Columns are numbered from 0. New
-// columns come last: the SQL objects of an earlier release get the first so many.
-template <int Columns, int EarlierColumns = Columns>
+// A row under construction. Every column is NULL until it is set. Columns are numbered from 0.
+template <int Columns>
 class Row {
   public:
-    static_assert(EarlierColumns <= Columns);
-
     Row() { nulls_.fill(true); }
 
     void set(int column, Datum value) {
@@ -136,7 +133,7 @@ class Row {
     Datum as_result_of(FunctionCallInfo fcinfo) {
         ExpandedRecordHeader* record =
             make_expanded_record_from_typeid(result_type(fcinfo), -1, CurrentMemoryContext);
-        check(expanded_record_get_tupdesc(record)->natts);
+        check_columns(expanded_record_get_tupdesc(record)->natts, Columns);
         expanded_record_set_fields(record, values_.data(), nulls_.data(), true);
         return EOHPGetRWDatum(&record->hdr);
     }
@@ -144,15 +141,11 @@ class Row {
     // Adds the row to the result of a function that returns a set, after InitMaterializedSRF().
     void add_to_result_of(FunctionCallInfo fcinfo) {
         auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
-        check(result->setDesc->natts);
+        check_columns(result->setDesc->natts, Columns);
         tuplestore_putvalues(result->setResult, result->setDesc, values_.data(), nulls_.data());
     }
 
   private:
-    static void check(int columns) {
-        if (columns != EarlierColumns) check_columns(columns, Columns);
-    }
-
     std::array<Datum, Columns> values_{};
     std::array<bool, Columns> nulls_{};
 };

@@ -198,10 +198,6 @@ inline bool has_on_schema(AclMode privilege, Oid schema, Oid role) {
 #endif
 }
 
-inline bool may_create_in(Oid schema, Oid role) {
-    return has_on_schema(ACL_CREATE, schema, role);
-}
-
 inline bool may_use(Oid schema, Oid role) {
     return has_on_schema(ACL_USAGE, schema, role);
 }

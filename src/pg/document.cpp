@@ -1,5 +1,6 @@
 #include "pg/document.hpp"
 
+#include "core/header.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
@@ -250,8 +251,7 @@ bytea* bytea_of(const core::StoredFingerprint& stored) {
                                     static_cast<int>(stored.size));
 }
 
-// Names of headers are the same in upper and lower case, wherever a member has them: some drivers
-// pass an object, others an array of objects.
+// Names of headers are the same in upper and lower case.
 struct HeaderFilter {
     TextList names;
 
@@ -264,6 +264,31 @@ struct HeaderFilter {
         });
     }
 };
+
+[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
+    report::invalid_argument(
+        argument, detail,
+        "Write headers as an object of names with a string or an array of strings each, such as "
+        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
+}
+
+std::string_view text_of_string(const JsonbValue& value) {
+    Assert(value.type == jbvString);
+    return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
+}
+
+[[noreturn]] void refuse_value(const char* argument, const char* name) {
+    refuse_headers(argument, psprintf("The value of the header \"%s\" is neither a string nor an "
+                                      "array of strings.",
+                                      name));
+}
+
+void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
+    if (value.type != jbvString) refuse_value(argument, name);
+    if (!core::is_header_value(text_of_string(value)))
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" has a control character.", name));
+}
 
 // The same pointer if the filter excludes nothing of it.
 template <class Filter>
@@ -280,7 +305,7 @@ Jsonb* without(Jsonb* document, Filter filter) {
 
 }  // namespace
 
-void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
+void check_paths(const char* name, ArrayType* paths) {
     if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "The array must have one dimension.");
     const TextElements elements = elements_of(paths);
     for (int i = 0; i < elements.count; ++i) {
@@ -289,13 +314,11 @@ void check_paths(const char* name, ArrayType* paths, Quotes quotes) {
             report::invalid_argument(name,
                                      "Each path must have 1 to 255 bytes, such as "
                                      "\"meta.trace_id\".");
-        if (quotes == Quotes::enclose) check_notation(name, path, i + 1);
+        check_notation(name, path, i + 1);
     }
 }
 
-PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes) {
-    if (quotes == Quotes::literal)
-        return read_texts(paths, context, [](std::string_view path) { return path; });
+PathList read_paths(ArrayType* paths, MemoryContext context) {
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
 
@@ -303,14 +326,11 @@ bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersio
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
     const Walkable from = walkable(request, exclude);
-    core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    const core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
     if (version == core::FingerprintVersion::member_codes) {
-        made.version = core::FingerprintVersion::leading_mac;
         Members members;
         if (read_members(from, current.fingerprint, made, members))
             return bytea_of(core::pack(made, members.codes));
-    } else {
-        made.version = version;
     }
     return bytea_of(core::pack(made));
 }
@@ -323,17 +343,6 @@ bytea* without_members(bytea* stored) {
         !core::unpack(bytes, rest))
         return stored;
     return bytea_of(core::pack(rest));
-}
-
-bytea* compact_fingerprint(bytea* whole) {
-    if (whole == nullptr) return nullptr;
-    const core::Bytes bytes = core::as_bytes(view_of(whole));
-    core::Fingerprint compact;
-    if (!core::has_version(bytes, core::FingerprintVersion::whole_mac) ||
-        !core::unpack(bytes, compact))
-        return whole;
-    compact.version = core::FingerprintVersion::leading_mac;
-    return bytea_of(core::pack(compact));
 }
 
 bytea* fingerprint_of_any() {
@@ -393,6 +402,42 @@ const report::Differences* find_differences(Jsonb* request, const bytea* stored,
 Jsonb* redact(Jsonb* response, PathList paths) {
     if (paths.empty()) return response;
     return without(response, core::PathFilter(paths));
+}
+
+void check_headers(const char* argument, Jsonb* headers) {
+    if (!JB_ROOT_IS_OBJECT(headers)) refuse_headers(argument, "The headers are not an object.");
+    JsonbIterator* iterator = JsonbIteratorInit(&headers->root);
+    JsonbValue value;
+    const char* name = nullptr;
+    bool in_list = false;
+    for (;;) {
+        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, false);
+        CHECK_FOR_INTERRUPTS();
+        switch (token) {
+            case WJB_DONE:
+                return;
+            case WJB_KEY:
+                name = pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
+                if (!core::is_header_name(text_of_string(value)))
+                    refuse_headers(argument, psprintf("The name \"%s\" is not a token as in RFC "
+                                                      "9110.",
+                                                      name));
+                break;
+            case WJB_VALUE:
+            case WJB_ELEM:
+                check_header_value(argument, name, value);
+                break;
+            case WJB_BEGIN_ARRAY:
+            case WJB_BEGIN_OBJECT:
+                if (name != nullptr && (in_list || token == WJB_BEGIN_OBJECT))
+                    refuse_value(argument, name);
+                in_list = token == WJB_BEGIN_ARRAY;
+                break;
+            case WJB_END_ARRAY:
+            case WJB_END_OBJECT:
+                in_list = false;
+        }
+    }
 }
 
 Jsonb* redact_headers(Jsonb* headers, TextList names) {

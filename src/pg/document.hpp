@@ -57,17 +57,12 @@ TextList read_texts(ArrayType* array, MemoryContext context, Make make) {
 
 using PathList = TextList;
 
-// Whether a double quote encloses a name. Scopes of releases before 0.3.0 know no quotes, and have
-// accepted paths of any notation.
-enum class Quotes { literal, enclose };
-
-// Raises 22023 unless the array has at most one dimension and each path has 1 to 255 bytes and,
-// where quotes enclose names, is written in idem's notation. name is the argument's name for the
-// message.
-void check_paths(const char* name, ArrayType* paths, Quotes quotes);
+// Raises 22023 unless the array has at most one dimension and each path has 1 to 255 bytes and is
+// written in idem's notation. name is the argument's name for the message.
+void check_paths(const char* name, ArrayType* paths);
 
 // A copy of the paths in the memory context, without the quotes.
-PathList read_paths(ArrayType* paths, MemoryContext context, Quotes quotes);
+PathList read_paths(ArrayType* paths, MemoryContext context);
 
 // Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
 // the filter excludes. Returns true when a member was left out.
@@ -106,10 +101,6 @@ bool walk_without(Jsonb* root, Filter filter, Visit visit) {
 // NULL for a NULL request, which binds nothing.
 bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version);
 
-// The fingerprint with as much of its MAC as a record keeps, palloc'd; the same pointer if it has
-// no more, if its version is unknown, or if it is NULL.
-bytea* compact_fingerprint(bytea* fingerprint);
-
 // The fingerprint without the codes of members, palloc'd; the same pointer if it has none.
 bytea* without_members(bytea* fingerprint);
 
@@ -127,7 +118,11 @@ const report::Differences* find_differences(Jsonb* request, const bytea* stored,
 // The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);
 
-// The headers without the members of these names, whatever their case; likewise.
+// Raises 22023 unless the headers are an object whose members are strings or arrays of strings,
+// with names and values as in core/header.hpp. argument is the name of the argument that has them.
+void check_headers(const char* argument, Jsonb* headers);
+
+// Such headers without those of these names, whatever their case; likewise.
 Jsonb* redact_headers(Jsonb* headers, TextList names);
 
 }  // namespace idem::pg

@@ -29,7 +29,7 @@ enum Column {
     column_response,
     column_body,
     column_error,
-    column_key_uuid,  // this and the following since 0.3.0
+    column_key_uuid,
     column_request,
     column_extra_attempts,
     columns
@@ -39,14 +39,6 @@ static_assert(columns == record_columns);
 // The number of the table's first column that is one of idem.record's, from 1.
 int first_column(TupleDesc table) {
     return has_tenant_column(table) ? 2 : 1;
-}
-
-// Whether the table has the columns of this release, which the compact form needs. Until ALTER
-// EXTENSION idem UPDATE is run, it has those of an earlier release.
-bool takes_compact_rows(TupleDesc table) {
-    const int before = first_column(table) - 1;
-    return before + column_extra_attempts < table->natts &&
-           namestrcmp(&TupleDescAttr(table, before + column_key_uuid)->attname, "key_uuid") == 0;
 }
 
 Datum column(TupleTableSlot* slot, Column which, bool& null) {
@@ -86,13 +78,8 @@ std::int32_t read_attempt(TupleTableSlot* slot) {
     return int_column(slot, column_attempt).value_or(core::first_attempt);
 }
 
-// Most rows have none. Only for others does it matter whether it is the column of this release.
 std::int32_t read_extra_attempts(TupleTableSlot* slot) {
-    const TupleDesc table = slot->tts_tupleDescriptor;
-    if (first_column(table) + column_extra_attempts > table->natts) return 0;
-    bool null;
-    const Datum value = column(slot, column_extra_attempts, null);
-    return null || !takes_compact_rows(table) ? 0 : DatumGetInt32(value);
+    return int_column(slot, column_extra_attempts).value_or(0);
 }
 
 // What decides about a claim, without the answer.
@@ -120,8 +107,7 @@ Record read_record(TupleTableSlot* slot) {
     record.response = varlena_column<Jsonb>(slot, column_response);
     record.body = varlena_column<bytea>(slot, column_body);
     record.error = varlena_column<Jsonb>(slot, column_error);
-    if (takes_compact_rows(slot->tts_tupleDescriptor))
-        record.request = stored_column(slot, column_request);
+    record.request = stored_column(slot, column_request);
     return record;
 }
 
@@ -170,29 +156,7 @@ Datum new_uuid(const core::Uuid& bytes) {
     return UUIDPGetDatum(uuid);
 }
 
-// What differs between the two forms. In the wide form, a finished record never has a lease_end, as
-// in earlier releases.
-void set_wide(Row<columns>& row, std::string_view key, const Record& record) {
-    if (record.state != core::State::in_progress) row.clear(column_lease_end);
-    row.set_text(column_key, key);
-    row.set_pointer(column_fingerprint, record.fingerprint);
-    row.set_int(column_attempt, record.attempt);
-    row.set_bool(column_redacted, record.redacted);
-}
-
-void set_compact(Row<columns>& row, std::string_view key, const Record& record) {
-    if (const auto uuid = core::canonical_uuid(key))
-        row.set(column_key_uuid, new_uuid(*uuid));
-    else
-        row.set_text(column_key, key);
-    row.set_pointer(column_fingerprint, compact_fingerprint(record.fingerprint));
-    if (record.attempt != core::first_attempt) row.set_int(column_attempt, record.attempt);
-    if (record.redacted) row.set_bool(column_redacted, true);
-    row.set_pointer(column_request, record.request);
-    if (record.extra_attempts != 0) row.set_int(column_extra_attempts, record.extra_attempts);
-}
-
-Row<columns> row_of(const KeyName& name, const Record& record, bool compact) {
+Row<columns> row_of(const KeyName& name, const Record& record) {
     Row<columns> row;
     row.set(column_digest, new_uuid(name.digest));
     row.set_time(column_created, record.created);
@@ -200,19 +164,24 @@ Row<columns> row_of(const KeyName& name, const Record& record, bool compact) {
     row.set_time(column_lease_end, record.lease_end);
     if (record.nonce) row.set(column_nonce, Int64GetDatum(*record.nonce));
     row.set_int(column_scope, name.scope_id);
+    if (record.attempt != core::first_attempt) row.set_int(column_attempt, record.attempt);
     row.set_int(column_status, record.status);
     row.set(column_state, CharGetDatum(static_cast<char>(record.state)));
+    if (record.redacted) row.set_bool(column_redacted, true);
     row.set_text(column_tenant, name.tenant);
+    if (const auto uuid = core::canonical_uuid(name.key))
+        row.set(column_key_uuid, new_uuid(*uuid));
+    else
+        row.set_text(column_key, name.key);
+    row.set_pointer(column_fingerprint, record.fingerprint);
     row.set_pointer(column_recovery_point, record.recovery_point);
     row.set_pointer(column_recovery_state, record.recovery_state);
     row.set_pointer(column_headers, record.headers);
     row.set_pointer(column_response, record.response);
     row.set_pointer(column_body, record.body);
     row.set_pointer(column_error, record.error);
-    if (compact)
-        set_compact(row, name.key, record);
-    else
-        set_wide(row, name.key, record);
+    row.set_pointer(column_request, record.request);
+    if (record.extra_attempts != 0) row.set_int(column_extra_attempts, record.extra_attempts);
     Assert(row.nulls()[column_key] != row.nulls()[column_key_uuid]);
     return row;
 }
@@ -258,14 +227,13 @@ void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns
 // Fills a slot of a record table. What it points to is palloc'd, or belongs to the record.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
-    // A lease has an end; what is finished has neither a recovery point nor a request. A finished
-    // record may be a copy of one that an earlier release has written, without a lease_end.
+    // A lease has an end; what is finished has neither a recovery point nor a request.
     [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
     Assert(record.lease_end || !in_progress);
     Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
     Assert(record.extra_attempts >= 0);
     const TupleDesc table = slot->tts_tupleDescriptor;
-    const Row<columns> row = row_of(name, record, takes_compact_rows(table));
+    const Row<columns> row = row_of(name, record);
     if (has_tenant_column(table))
         fill_row_after_tenant(slot, tenant_value(table, name.tenant), row);
     else
@@ -378,15 +346,8 @@ void Records::check_tenant(std::string_view tenant) const {
         (void)tenant_value(RelationGetDescr(table()), tenant);
 }
 
-core::FingerprintVersion Records::fingerprint_version() const {
-    return takes_compact_rows(RelationGetDescr(table())) ? core::FingerprintVersion::leading_mac
-                                                         : core::FingerprintVersion::whole_mac;
-}
-
 bool has_record_layout() {
-    const Oid table = table_oid(Table::record);
-    return get_attnum(table, "expires") == column_expires + 1 &&
-           get_attnum(table, "scope") == column_scope + 1;
+    return get_attnum(table_oid(Table::record), "extra_attempts") == column_extra_attempts + 1;
 }
 
 Jsonb* request_of(const Record& record) {
@@ -442,9 +403,7 @@ RowKey::RowKey(TupleTableSlot* slot) {
         text_ = view_of(DatumGetTextPP(key));
         return;
     }
-    const Datum uuid = takes_compact_rows(slot->tts_tupleDescriptor)
-                           ? column(slot, column_key_uuid, null)
-                           : Datum{0};
+    const Datum uuid = column(slot, column_key_uuid, null);
     if (null) elog(ERROR, "a row of table idem.record has no key");
     core::Uuid bytes;
     memcpy(bytes.data(), DatumGetUUIDP(uuid)->data, bytes.size());

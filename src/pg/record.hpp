@@ -13,10 +13,7 @@
 // the table to read.
 //
 // Rows are written in a compact form: a key that is a UUID takes 16 bytes, a fingerprint has half
-// of its MAC, and NULL stands for the first attempt and for an answer that is not redacted. Rows of
-// earlier releases stay in the wide form until they expire or are updated. Both are read. While the
-// table has the columns of an earlier release, rows are written in the wide form, so that the
-// library of that release can still be put back.
+// of its MAC, and NULL stands for the first attempt and for an answer that is not redacted.
 #pragma once
 
 #include "core/decision.hpp"
@@ -105,9 +102,6 @@ class Records : public KeyedTable {
                                        : open_elsewhere(table, KeyedTable::try_to_write);
     }
 
-    // In which version the table takes fingerprints.
-    core::FingerprintVersion fingerprint_version() const;
-
     // Raises the error of the type's input function if the table has a column for the tenant, and
     // the tenant is not a value of its type.
     void check_tenant(std::string_view tenant) const;
@@ -120,13 +114,13 @@ class Records : public KeyedTable {
 // The columns of idem.record that this library knows.
 inline constexpr int record_columns = 22;
 
-// Whether the table has the layout that this library expects. False until ALTER EXTENSION UPDATE is
-// run after an upgrade from a release with another layout.
+// Whether the table has all columns of this release. False while the database has the objects of a
+// release with fewer.
 bool has_record_layout();
 
 // The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
-// there is none: the update from an earlier release does not build it on a large table, and a
-// superuser may drop it. Only the cost of finding unfinished operations depends on it.
+// there is none, because a superuser has dropped it. Only the cost of finding unfinished operations
+// depends on it.
 Oid unfinished_index_of(Relation records);
 
 // --- Reading ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@
 
 namespace idem::pg::record_table {
 
-// The type that marks record tables; InvalidOid where the extension is not installed.
+// The type that marks record tables; InvalidOid if the extension is not installed.
 Oid digest_type();
 
 // Why a relation is not used as a record table, and what to do about it: a SQL statement, or a

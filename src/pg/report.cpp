@@ -115,14 +115,10 @@ bool has_member(Jsonb* error, const char* name) {
 
 }  // namespace
 
-void check_is_error_object(Jsonb* error) {
-    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
-}
-
 namespace {
 
 void check_members(Jsonb* error, void (*check)(std::string_view name, const JsonbValue& value)) {
-    check_is_error_object(error);
+    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
     JsonbIterator* iterator = JsonbIteratorInit(&error->root);
     JsonbValue key;
     JsonbValue value;
@@ -239,7 +235,7 @@ int errdiffers(const Differences* differences) {
         OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
 }
 
-// Failures stored by releases before 0.3.0 may have any sqlstate, transient ones included.
+// A later release may take another SQLSTATE for transient, and a superuser may store any.
 bool names_a_failure(std::string_view state) {
     const core::FailureFault fault = core::failure_fault(state);
     return fault == core::FailureFault::none || fault == core::FailureFault::transient;
@@ -852,17 +848,6 @@ void imported_owner_missing(std::string_view role) {
     pg_unreachable();
 }
 
-void may_not_administer_scopes(const char* function) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("permission denied to administer scopes"),
-         errdetail("idem.%s() needs the privilege CREATE on schema idem.", function),
-         errhint("Ask a superuser to run ALTER EXTENSION idem UPDATE, and GRANT EXECUTE ON "
-                 "FUNCTION idem.%s TO your role.",
-                 function)));
-    pg_unreachable();
-}
-
 // ---- Limits -------------------------------------------------------------------------------------
 
 void too_many_open_claims(int limit) {
@@ -1040,6 +1025,31 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
          errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
          hint != nullptr ? errhint("%s", hint) : errhint("Pass a valid value for \"%s\".", name)));
     pg_unreachable();
+}
+
+namespace {
+
+const char* why_not_final(std::string_view element) {
+    switch (core::listing_fault(element)) {
+        case core::FailureFault::no_failure:
+            return "it is not that of an error";
+        case core::FailureFault::ours:
+            return "it is of class ID, which only idem raises";
+        case core::FailureFault::transient:
+            return "it says that a retry may succeed";
+        default:
+            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
+    }
+}
+
+}  // namespace
+
+void not_a_final_sqlstate(const char* argument, std::string_view element) {
+    invalid_argument(argument,
+                     psprintf("\"%s\" cannot stand for a final failure: %s.", c_string(element),
+                              why_not_final(element)),
+                     "List SQLSTATEs that your operations raise as a final failure, such as "
+                     "\"P0001\", or classes of them, such as \"23\".");
 }
 
 void too_many_records() {

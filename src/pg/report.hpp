@@ -16,11 +16,8 @@ namespace idem::pg {
 // it tells what happened; one that a caller makes up must be fit to be raised again.
 Jsonb* error_object(const ErrorData& error);
 
-// All raise 22023 with what is expected. The first asks for an object only, as releases before
-// 0.3.0 did: other members may be lost when the failure is raised. The third is for the last error
-// of an operation that another attempt will continue: it is never raised, so it may have the
-// SQLSTATE of any error.
-void check_is_error_object(Jsonb* error);
+// Both raise 22023 with what is expected. The second is for the last error of an operation that
+// another attempt will continue: it is never raised, so it may have the SQLSTATE of any error.
 void check_error_object(Jsonb* error);
 void check_last_error(Jsonb* error);
 
@@ -156,8 +153,6 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
 [[noreturn]] void imported_scope_differs(std::string_view name, const char* differences);
 [[noreturn]] void imported_owner_missing(std::string_view role);
-// For the functions of 0.1.0.
-[[noreturn]] void may_not_administer_scopes(const char* function);
 
 // ---- Limits -------------------------------------------------------------------------------------
 
@@ -190,6 +185,8 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail,
                                    const char* hint = nullptr);
+// An element of the list of final SQLSTATEs that none can be.
+[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 [[noreturn]] void too_many_records();
 
 // ---- Where a call is made -----------------------------------------------------------------------

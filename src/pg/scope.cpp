@@ -63,21 +63,16 @@ std::optional<std::int64_t> read_bigint(TupleTableSlot* slot, Column which) {
     return value ? std::optional(DatumGetInt64(*value)) : std::nullopt;
 }
 
-// False in a table that does not have the column yet.
 bool read_bool(TupleTableSlot* slot, Column which) {
-    return DatumGetBool(column(slot, which).value_or(BoolGetDatum(false)));
+    return DatumGetBool(*column(slot, which));
 }
 
 PathList read_path_list(TupleTableSlot* slot, Column which) {
-    const bool current = has_column(slot->tts_tupleDescriptor, column_transient_sqlstates);
-    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context,
-                      current ? Quotes::enclose : Quotes::literal);
+    return read_paths(DatumGetArrayTypeP(*column(slot, which)), cache_context);
 }
 
 TextList read_text_list(TupleTableSlot* slot, Column which) {
-    const auto value = column(slot, which);
-    if (!value) return {};
-    return read_texts(DatumGetArrayTypeP(*value), cache_context,
+    return read_texts(DatumGetArrayTypeP(*column(slot, which)), cache_context,
                       [](std::string_view text) { return text; });
 }
 
@@ -88,9 +83,7 @@ WeakKeys read_weak_keys(TupleTableSlot* slot) {
 }
 
 TenantFrom read_tenant_from(TupleTableSlot* slot) {
-    const auto value = column(slot, column_tenant_from);
-    if (!value) return TenantFrom::argument;
-    const auto from = tenant_from_of(view_of(DatumGetTextPP(*value)));
+    const auto from = tenant_from_of(view_of(DatumGetTextPP(*column(slot, column_tenant_from))));
     if (!from) elog(ERROR, "unexpected tenant_from in table idem.scope");
     return *from;
 }
@@ -120,7 +113,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_from = read_tenant_from(slot);
     scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
     scope.max_bytes = read_bigint(slot, column_max_bytes);
-    scope.transient_sqlstates = read_text_list(slot, column_transient_sqlstates);
+    scope.final_sqlstates = read_text_list(slot, column_final_sqlstates);
     scope.records = read_bool(slot, column_records);
 }
 
@@ -173,7 +166,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.weak_keys) row.set_text(column_weak_keys, *rules.weak_keys);
     row.set_bool(column_store_response, rules.store_response);
     row.set_pointer(column_response_exclude, rules.response_exclude);
-    row.set_pointer(column_transient_sqlstates, rules.transient_sqlstates);
+    row.set_pointer(column_final_sqlstates, rules.final_sqlstates);
     row.set_bool(column_store_request, rules.store_request);
     set_limit(row, column_answer_ttl, rules.answer_ttl);
     set_limit(row, column_min_ttl, rules.min_ttl);
@@ -217,7 +210,7 @@ struct StoredScope {
 StoredScope read_row(TupleDesc table, TupleTableSlot* slot) {
     HeapTuple tuple = ExecCopySlotHeapTuple(slot);
     StoredScope stored{tuple->t_self, {}};
-    for (int i = 0; i < columns && has_column(table, i); ++i) {
+    for (int i = 0; i < columns; ++i) {
         bool null;
         const Datum value = heap_getattr(tuple, i + 1, table, &null);
         if (!null) stored.row.set(i, value);
@@ -379,7 +372,7 @@ bool same_setting(TupleDesc table, const ScopeRow& a, const ScopeRow& b, int whi
 const char* differences(TupleDesc table, const ScopeRow& stored, const ScopeRow& given) {
     StringInfoData text;
     initStringInfo(&text);
-    for (int i = column_owner; i < columns && has_column(table, i); ++i) {
+    for (int i = column_owner; i < columns; ++i) {
         if (same_setting(table, stored, given, i)) continue;
         const char* is = setting_text(table, stored, i);
         const char* would_be = setting_text(table, given, i);
@@ -433,7 +426,7 @@ CreateFunction read_create_function() {
 
 // The column that keeps the argument's value; -1 for none.
 int column_of_argument(TupleDesc table, const char* name) {
-    for (int i = column_owner; i < columns && has_column(table, i); ++i)
+    for (int i = column_owner; i < columns; ++i)
         if (strcmp(NameStr(TupleDescAttr(table, i)->attname), name) == 0) return i;
     return -1;
 }
@@ -492,10 +485,9 @@ void insert_checked(Relation relation, const ScopeRow& row,
     // The row goes past the table's NOT NULL constraints, so check them here.
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
-    Assert(!has_column(RelationGetDescr(relation), column_transient_sqlstates) ||
-           (rules.transient_sqlstates != nullptr && rules.store_request &&
-            rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts &&
-            rules.records));
+    Assert(rules.final_sqlstates != nullptr && rules.store_request);
+    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts &&
+           rules.records);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);

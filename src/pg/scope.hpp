@@ -48,7 +48,7 @@ struct Scope {
     TenantFrom tenant_from;
     bool explain_conflicts;
     std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
-    TextList transient_sqlstates;  // codes and classes, beside those that are always transient
+    TextList final_sqlstates;               // codes and classes that execute() stores as failures
     bool records;  // in the tables that transactions choose, and never in idem.record
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
@@ -107,7 +107,7 @@ enum Column {
     column_weak_keys,
     column_store_response,
     column_response_exclude,
-    column_transient_sqlstates,  // this and the following since 0.3.0
+    column_final_sqlstates,
     column_store_request,
     column_answer_ttl,
     column_min_ttl,
@@ -119,14 +119,8 @@ enum Column {
     columns
 };
 
-// Until ALTER EXTENSION idem UPDATE is run, the table has the columns of an earlier release.
-inline bool has_column(TupleDesc table, int which) {
-    return which < table->natts;
-}
-
-// Nothing when the value is NULL or the table does not have the column yet.
+// Nothing when the value is NULL.
 inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
-    if (!has_column(slot->tts_tupleDescriptor, which)) return std::nullopt;
     bool null;
     const Datum value = slot_getattr(slot, which + 1, &null);
     return null ? std::nullopt : std::optional(value);
@@ -186,7 +180,7 @@ struct ScopeRules {
     std::optional<std::string_view> weak_keys;
     std::optional<bool> store_response;
     ArrayType* response_exclude;
-    ArrayType* transient_sqlstates;
+    ArrayType* final_sqlstates;
     std::optional<bool> store_request;
     const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
     const Interval* min_ttl;     // likewise

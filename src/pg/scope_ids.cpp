@@ -11,14 +11,6 @@ namespace {
 
 enum DroppedColumn { column_id, column_dropped, dropped_columns };
 
-// A table of this name may exist without belonging to the extension: until 0.2.0, roles that
-// administered scopes could create tables in the schema.
-bool notes_dropped_scopes() {
-    const Oid table = find_table_oid(Table::dropped_scope);
-    return OidIsValid(table) &&
-           getExtensionOfObject(RelationRelationId, table) == get_extension_oid("idem", true);
-}
-
 std::int32_t id_of_dropped(TupleTableSlot* slot) {
     bool null;
     return DatumGetInt32(slot_getattr(slot, column_id + 1, &null));
@@ -37,9 +29,14 @@ std::int64_t highest_id(Table which, std::int32_t (*id_of)(TupleTableSlot*)) {
     return highest;
 }
 
+std::int64_t highest_known_id() {
+    return std::max(highest_id(Table::scope, id_of_scope),
+                    highest_id(Table::dropped_scope, id_of_dropped));
+}
+
 struct SequenceState {
     std::int64_t last;  // the highest id that the sequence has given, 0 before the first
-    bool called;        // it has given one since this database was created, restored or updated
+    bool called;        // it has given one since this database was created or restored
 };
 
 // The sequence is read as a table, because its SQL functions check the caller's privileges.
@@ -67,13 +64,6 @@ void set_last_id(std::int64_t id) {
                               Int64GetDatum(id));
     SetUserIdAndSecContext(user, context);
     table_close(sequence, AccessShareLock);
-}
-
-bool is_noted(std::int32_t id) {
-    bool noted = false;
-    scan_table(Table::dropped_scope, SnapshotSelf,
-               [&](TupleTableSlot* slot) { noted |= id_of_dropped(slot) == id; });
-    return noted;
 }
 
 void check_deleted(TM_Result result) {
@@ -136,7 +126,10 @@ std::int64_t highest_id_in_records(bool common_too) {
 }  // namespace
 
 bool is_dropped_scope(std::int32_t id) {
-    return notes_dropped_scopes() && is_noted(id);
+    bool noted = false;
+    scan_table(Table::dropped_scope, SnapshotSelf,
+               [&](TupleTableSlot* slot) { noted |= id_of_dropped(slot) == id; });
+    return noted;
 }
 
 void unnote_dropped_scope(std::int32_t id) {
@@ -150,10 +143,7 @@ void unnote_dropped_scope(std::int32_t id) {
 }
 
 std::int64_t last_scope_id() {
-    std::int64_t last = std::max(read_sequence().last, highest_id(Table::scope, id_of_scope));
-    if (notes_dropped_scopes())
-        last = std::max(last, highest_id(Table::dropped_scope, id_of_dropped));
-    return last;
+    return std::max(read_sequence().last, highest_known_id());
 }
 
 void give_scope_ids(std::int32_t last) {
@@ -194,10 +184,8 @@ std::int64_t records_under(std::int32_t secret) {
 
 std::int32_t next_scope_id() {
     const SequenceState sequence = read_sequence();
-    const bool noted = notes_dropped_scopes();
-    std::int64_t highest = highest_id(Table::scope, id_of_scope);
-    if (noted) highest = std::max(highest, highest_id(Table::dropped_scope, id_of_dropped));
-    const bool sequence_is_right = noted && sequence.called && sequence.last >= highest;
+    std::int64_t highest = highest_known_id();
+    const bool sequence_is_right = sequence.called && sequence.last >= highest;
     highest = std::max(highest, highest_id_in_records(!sequence_is_right));
     if (!sequence_is_right)
         highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
@@ -210,7 +198,7 @@ std::int32_t next_scope_id() {
 
 // The id may be noted already, if a superuser has restored a dropped scope.
 void note_dropped_scope(std::int32_t id) {
-    if (!notes_dropped_scopes() || is_noted(id)) return;
+    if (is_dropped_scope(id)) return;
     Relation relation = open_table(Table::dropped_scope, RowExclusiveLock);
     Row<dropped_columns> row;
     row.set_int(column_id, id);
@@ -221,22 +209,11 @@ void note_dropped_scope(std::int32_t id) {
     table_close(relation, NoLock);
 }
 
-std::optional<List*> dropped_scopes() {
-    if (!notes_dropped_scopes()) return std::nullopt;
+List* dropped_scopes() {
     List* ids = NIL;
     scan_table(Table::dropped_scope, SnapshotSelf,
                [&](TupleTableSlot* slot) { ids = lappend_int(ids, id_of_dropped(slot)); });
     return ids;
-}
-
-bool seems_dropped(std::int32_t id) {
-    if (id > read_sequence().last) return false;
-    bool any = false;
-    const auto match = [&](TupleTableSlot* slot) {
-        any = true;
-        return scope_row::WithId{id}(slot);
-    };
-    return !scope_row::scan_for(match, [](TupleTableSlot*) {}) && any;
 }
 
 }  // namespace idem::pg

@@ -13,7 +13,7 @@
 namespace idem::pg {
 
 // The id of a new scope. The caller has locked the scope table. The first call in a database that
-// was restored, replicated or updated reads all records; no claim waits for it.
+// was restored or replicated reads all records; no claim waits for it.
 std::int32_t next_scope_id();
 
 // Notes that the scope is dropped, as part of the caller's transaction and under the same lock.
@@ -48,12 +48,7 @@ std::int64_t live_records_of(std::int32_t scope);
 // The records that have not expired and have a fingerprint under this secret; likewise.
 std::int64_t records_under(std::int32_t secret);
 
-// The ids of the scopes that were noted, as a list of integers. Nothing when the extension's
-// objects are of a release before 0.3.0, which noted none.
-std::optional<List*> dropped_scopes();
-
-// A guess for databases where no dropped scopes are noted: the sequence has given the id, there are
-// scopes, and none of them has it. Where there is no scope at all, a dump may be being restored.
-bool seems_dropped(std::int32_t id);
+// The ids of the scopes that were noted, as a list of integers.
+List* dropped_scopes();
 
 }  // namespace idem::pg

@@ -16,17 +16,6 @@ namespace {
 // The number of blocks per scan: each scan fills its ring of buffers anew.
 constexpr BlockNumber stretch = 1024;
 
-// Whether an update of the table can be published or need not be: the question that
-// CheckCmdReplicaIdentity() answers with an error, for a table that can do without the update.
-bool may_publish_update(Relation relation) {
-    PublicationDesc published;
-    RelationBuildPublicationDesc(relation, &published);
-    if (!published.pubactions.pubupdate) return true;
-    return published.rf_valid_for_update && published.cols_valid_for_update &&
-           (relation->rd_rel->relreplident == REPLICA_IDENTITY_FULL ||
-            OidIsValid(RelationGetReplicaIndex(relation)));
-}
-
 bool is_in_subscription(Oid relation) {
     ScanKeyData key;
     ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ,
@@ -70,7 +59,6 @@ struct Sweep {
     MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
-    bool dropped_noted;                          // every dropped scope is known
     bool counts;                                 // for max_bytes, by the ledger
 
     bool is_full() const { return left == 0 || blocks == 0; }
@@ -99,11 +87,10 @@ void learn_scopes(Sweep& sweep) {
         scope->answer_ttl = scope_row::answer_ttl(slot);
         scope->limited = scope_row::column(slot, scope_row::column_max_bytes).has_value();
     });
-    const std::optional<List*> dropped = dropped_scopes();
-    sweep.dropped_noted = dropped.has_value();
-    for (int i = 0; i < list_length(dropped.value_or(NIL)); ++i) {
+    const List* dropped = dropped_scopes();
+    for (int i = 0; i < list_length(dropped); ++i) {
         bool known;
-        KnownScope* scope = scopes.enter(list_nth_int(*dropped, i), known);
+        KnownScope* scope = scopes.enter(list_nth_int(dropped, i), known);
         if (!known) *scope = {scope->id, true, std::nullopt, false};
     }
 }
@@ -112,7 +99,7 @@ const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
     KnownScope* scope = sweep.scopes.enter(id, known);
-    if (!known) *scope = {id, !sweep.dropped_noted && seems_dropped(id), std::nullopt, false};
+    if (!known) *scope = {id, false, std::nullopt, false};
     return *scope;
 }
 
@@ -317,13 +304,12 @@ void sweep_all(Sweep& sweep, const Parts& all) {
 // ---- The hand -----------------------------------------------------------------------------------
 
 // The row of the hand. Its table is unlogged: after a crash or the promotion of a standby there is
-// no row, and the sweep begins anew. Up to 0.2.0 the table was logged and had no key. The value is
-// a RecordBlock as a signed number.
+// no row, and the sweep begins anew. The value is a RecordBlock as a signed number.
 struct Hand {
     Relation table;
     RecordBlock block;
     ItemPointerData tid;
-    bool moves;  // false: another step moves it, or moving it would stop a subscription
+    bool moves;  // false: another step moves it
 };
 
 Hand read_hand(LOCKMODE mode) {
@@ -339,28 +325,12 @@ Hand read_hand(LOCKMODE mode) {
     return hand;
 }
 
-RecordBlock random_block(const Parts& all) {
-    auto left = static_cast<std::int64_t>(pg_prng_double(&pg_global_prng_state) *
-                                          static_cast<double>(blocks_before(all, every_block)));
-    for (int i = 0; i < all.size(); ++i) {
-        const Part& part = all.parts[i];
-        if (part.subscribed) continue;
-        if (left < part.blocks) return record_block(part.table, static_cast<BlockNumber>(left));
-        left -= part.blocks;
-    }
-    return 0;
-}
-
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
-// does not move the hand, so that no step waits and there is one row. A hand that can never be
-// moved is of no use: the step then begins at a random block, so that it reaches every part of
-// large tables sooner or later.
-Hand take_hand(const Parts& all) {
+// does not move the hand, so that no step waits and there is one row.
+Hand take_hand() {
     const bool first = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
     Hand hand = read_hand(AccessShareLock);
-    const bool movable = may_publish_update(hand.table);
-    hand.moves = first && movable;
-    if (!movable) hand.block = random_block(all);
+    hand.moves = first;
     return hand;
 }
 
@@ -398,7 +368,7 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     if (result.subscribed) return result;
     learn_scopes(sweep);
     sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
-    Hand hand = take_hand(all);
+    Hand hand = take_hand();
     sweep.hand = hand.block;
     sweep.counts = hand.moves && ledger_available();
     sweep_all(sweep, all);

@@ -14,9 +14,7 @@
 // of such a row, which counts like a deletion.
 //
 // Records of dropped scopes are purged too. A table notes which scopes were dropped; a scope whose
-// row has not arrived yet, from a dump or by replication, is not among them. In installations that
-// await ALTER EXTENSION UPDATE it is inferred instead, once per id in each sweep and after a row
-// with the id was read, so that a scope that was created since is not mistaken for a dropped one.
+// row has not arrived yet, from a dump or by replication, is not among them.
 //
 // A table whose records arrive by subscription is left out: the publisher purges, and its deletes
 // are replicated. The subscription may lag, and the update of a row that is missing here is lost,

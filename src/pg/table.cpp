@@ -444,10 +444,12 @@ void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<con
     Assert(values.size() == nulls.size());
     ExecClearTuple(slot);
     const auto columns = static_cast<std::size_t>(slot->tts_tupleDescriptor->natts);
-    const std::size_t given = std::min(columns, values.size());
+    if (columns < values.size())
+        elog(ERROR, "table \"%s\" has %zu columns instead of %zu", get_rel_name(slot->tts_tableOid),
+             columns, values.size());
     std::fill_n(slot->tts_isnull, columns, true);
-    std::copy_n(values.begin(), given, slot->tts_values);
-    std::copy_n(nulls.begin(), given, slot->tts_isnull);
+    std::copy(values.begin(), values.end(), slot->tts_values);
+    std::copy(nulls.begin(), nulls.end(), slot->tts_isnull);
     (void)ExecStoreVirtualTuple(slot);
 }
 

@@ -27,7 +27,7 @@ namespace idem::pg {
 
 using compat::IndexEntries;
 
-// scope_id is a sequence. dropped_scope exists since 0.3.0.
+// scope_id is a sequence.
 enum class Table { record, watermark, scope, dropped_scope, secret, sweep, scope_id };
 inline constexpr std::size_t table_count = 7;
 
@@ -93,8 +93,7 @@ void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit v
 bool written_here(TupleTableSlot* slot);
 
 // Puts the values into the slot, in place of what it holds. The table's columns beyond the values
-// are NULL; values beyond its columns are left out (a table may have fewer before ALTER EXTENSION
-// UPDATE).
+// are NULL: those that a later release has added.
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
 
 // Fills a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().

@@ -77,10 +77,7 @@ Installation lock_installation() {
     if (!OidIsValid(extension)) return Installation::absent;
     for (const auto& [table, mode] : needs) {
         const Oid oid = find_table_oid(table);
-        if (!belongs_to(extension, oid)) {
-            if (table == Table::dropped_scope) continue;  // before the update to 0.3.0
-            return Installation::absent;
-        }
+        if (!belongs_to(extension, oid)) return Installation::absent;
         if (!ConditionalLockRelationOid(oid, mode)) return Installation::busy;
         // The table may have gone before we had the lock; taking the lock accepted invalidations.
         if (find_table_oid(table) != oid) return Installation::absent;

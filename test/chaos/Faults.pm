@@ -19,7 +19,7 @@ my @kinds = (
 	disk        => 3,     # tables cannot grow
 	scope       => 3,     # a scope is altered, or the secret is rotated
 	backend     => 2,     # kill -9 of a backend: all others end, and the server recovers
-	extension   => 2,     # ALTER EXTENSION: the update, later other forms
+	extension   => 2,     # ALTER EXTENSION
 	reindex     => 2,     # REINDEX CONCURRENTLY
 	vacuum_full => 1,
 	cluster     => 1,
@@ -235,10 +235,7 @@ sub records
 sub do_extension
 {
 	my ($self) = @_;
-	my ($update) = split /\n/, $self->{servers}->sql(
-		q{SELECT installed_version <> default_version FROM pg_available_extensions WHERE name = 'idem'});
-	return $self->job(extension => $update eq 't' ? 'ALTER EXTENSION idem UPDATE'
-		: 'ALTER EXTENSION idem ADD TABLE chaos.effect; ALTER EXTENSION idem DROP TABLE chaos.effect');
+	return $self->job(extension => 'ALTER EXTENSION idem ADD TABLE chaos.effect; ALTER EXTENSION idem DROP TABLE chaos.effect');
 }
 
 sub do_scope
@@ -247,7 +244,7 @@ sub do_scope
 	return $self->job(scope => 'SELECT idem.rotate_secret()') if rand() < 0.3;
 	my $wait = 50 + int rand 100;
 	my $scope = (qw(lasting brief events streams))[ int rand 4 ];
-	# Settings of this release fail until the extension is updated. The limit is never reached.
+	# The limit is never reached.
 	my $setting = ("wait => '$wait ms'", 'explain_conflicts => true', 'max_bytes => 1000000000')[ int rand 3 ];
 	return $self->job(scope => "SELECT idem.alter_scope('$scope', $setting)");
 }

@@ -240,9 +240,9 @@ sub sql
 
 sub create_database
 {
-	my ($self, $name, $script, $version) = @_;
+	my ($self, $name, $script) = @_;
 	$self->{primary}->safe_psql('postgres', "CREATE DATABASE $name");
-	$self->{primary}->safe_psql($name, "CREATE EXTENSION amcheck; CREATE EXTENSION idem VERSION '$version'; $script");
+	$self->{primary}->safe_psql($name, "CREATE EXTENSION amcheck; CREATE EXTENSION idem; $script");
 	return;
 }
 

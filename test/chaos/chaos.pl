@@ -27,7 +27,6 @@ my $seconds = $ENV{CHAOS_SECONDS} || 60;
 my $seed = $ENV{CHAOS_SEED} || 1;
 my $clients = $ENV{CHAOS_CLIENTS} || 8;
 my $unprotected = $ENV{CHAOS_BREAK};
-my $release_before = '0.2.0';
 my %ttl = (b => 300);
 my $pause = 0.3;
 # Calls of every new kind have had the answer that they are made for.
@@ -213,13 +212,11 @@ sub judge
 	return scalar @found;
 }
 
-# A storm in a database of its own, until the deck is dealt. Half of the epochs begin with the release before.
+# A storm in a database of its own, until the deck is dealt.
 sub storm
 {
 	my ($epoch) = @_;
-	my $version = !$unprotected && $epoch % 2 ? $release_before : '';
-	$version ||= (split /\n/, $servers->{primary}->safe_psql('postgres', q{SELECT default_version FROM pg_available_extensions WHERE name = 'idem'}))[0];
-	$servers->create_database("epoch$epoch", $script, $version);
+	$servers->create_database("epoch$epoch", $script);
 	srand($seed * 1_000_003 + $epoch * 101);
 	unlink "$directory/stop";
 	$servers->target("epoch$epoch");
@@ -254,8 +251,7 @@ do
 } while (clock_gettime(CLOCK_MONOTONIC) - $begin + $longest < $seconds);
 
 cmp_ok($faults->{count}{$_}, '>', 0, "$_ happened") for @{ $faults->{chosen} };
-# Without the update, an epoch ends with the objects of the release before.
-if (!$unprotected && ($epoch > 1 || grep { $_ eq 'extension' } @{ $faults->{chosen} }))
+if (!$unprotected)
 {
 	cmp_ok($happened{$_} // 0, '>', 0, "$_ happened") for @must_happen;
 }

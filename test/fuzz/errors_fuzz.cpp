@@ -41,6 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     bool listed = false;
     for (const std::string_view e : entries) listed = listed || e == code || e == code.substr(0, 2);
     require(lists(entries, code) == listed);
+    require(is_final(entries, code) == (listed && failure_fault(code) == FailureFault::none));
     if (!fits) return 0;
 
     const Error error = error_of(code);

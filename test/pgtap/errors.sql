@@ -83,7 +83,7 @@ SELECT idem.fail((idem.claim('errors', key)).token, error)
   FROM (VALUES ('failed', '{"message": "card declined"}'::jsonb),
                ('own', '{"message": "card declined", "sqlstate": "P0042", "detail": "Stolen.", "hint": "Call 110."}')
        ) AS failure (key, error);
--- Failures that earlier releases accepted.
+-- Failures that no function of idem stores.
 SELECT idem.fail((idem.claim('errors', key)).token, '{"message": "to be replaced"}')
   FROM unnest('{bare,odd,"lower case",success,warning,ours,number}'::text[]) AS key;
 UPDATE idem.record AS r SET error = old.error
@@ -237,7 +237,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'fail with a transient sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "40001"}')$$),
     ('54000', 'a response that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
     ('54000', 'headers and body that are too large together', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => to_jsonb(repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
+                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
     ('54000', 'an error that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.fail((idem.claim('errors', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
     ('54000', 'a response of a leased claim that is too large', $$SET LOCAL idem.max_answer_size = 1;
                   SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
@@ -283,10 +283,12 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a path of 256 bytes', $$SELECT idem.create_scope('new', request_exclude => ARRAY[repeat('p', 256)])$$),
     ('22023', 'a scope with a matrix of paths', $$SELECT idem.create_scope('new', request_exclude => '{{a},{b}}')$$),
     ('22023', 'a scope with a path of another notation', $$SELECT idem.create_scope('new', response_exclude => '{$.card.number}')$$),
-    ('22004', 'a scope with transient_sqlstates NULL', $$SELECT idem.create_scope('new', transient_sqlstates => NULL)$$),
-    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{502}')$$),
-    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', transient_sqlstates => '{NULL}')$$),
-    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', transient_sqlstates => '{{P0},{P1}}')$$),
+    ('22004', 'a scope with final_sqlstates NULL', $$SELECT idem.create_scope('new', final_sqlstates => NULL)$$),
+    ('22023', 'a scope with a malformed SQLSTATE', $$SELECT idem.create_scope('new', final_sqlstates => '{502}')$$),
+    ('22023', 'a scope with a final SQLSTATE of class ID', $$SELECT idem.create_scope('new', final_sqlstates => '{ID003}')$$),
+    ('22023', 'a scope with a final class that is transient', $$SELECT idem.create_scope('new', final_sqlstates => '{40}')$$),
+    ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', final_sqlstates => '{NULL}')$$),
+    ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', final_sqlstates => '{{P0},{P1}}')$$),
     ('ID008', 'redacted for an unknown scope', $$SELECT idem.redacted('unknown', '1')$$),
     ('ID008', 'redacted for no scope', $$SELECT idem.redacted(NULL, '1')$$),
     ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
@@ -318,6 +320,9 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'the problem of no claim', $$SELECT idem.problem(NULL::idem.claim_result)$$),
     ('22023', 'the headers of what no claim returns',
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "done"}') r$$),
+    ('22023', 'an answer with headers that are no object', $$SELECT idem.complete(token, headers => '[]') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'an answer with a header of two lines', $$SELECT idem.complete(token, headers => '{"a": "b\r\nc: d"}') FROM idem.claim('errors', 'new')$$),
+    ('22023', 'a failure with a header without a name', $$SELECT idem.fail(token, '{"message": "m"}', headers => '{"": "a"}') FROM idem.claim('errors', 'new')$$),
     ('22023', 'headers that are no object',
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "completed", "headers": 1}') r$$),
     ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),

@@ -190,7 +190,7 @@ SELECT is((pg_temp.attempt('test_creator', $call$DO $do$ BEGIN
               ASSERT (SELECT owner = 'test_creator'::regrole FROM idem.scopes WHERE name = 'mine');
           END $do$ $call$)).state, 'ok', 'a scope belongs to the named owner, by default to its creator');
 
--- Until 0.1.0 it was CREATE on the schema, which gives nothing any more.
+-- CREATE on the schema gives nothing.
 SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
               GRANT CREATE ON SCHEMA idem TO test_owner;
               SET LOCAL ROLE test_owner;

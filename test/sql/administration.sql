@@ -12,14 +12,14 @@ END $$;
 -- NULL keeps a setting, a value replaces it, -1 removes the limit
 SELECT idem.create_scope('s', ttl => '7 days', lease => '30 seconds', wait => '0', request_required => true, request_exclude => '{a,b.c}',
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn',
-  store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0042,22}',
+  store_response => false, response_exclude => '{card.number}', final_sqlstates => '{P0042,22}',
   owner => 'pg_monitor');
 \x on
 SELECT idem.alter_scope('s');
 SELECT * FROM idem.scopes;
 SELECT idem.alter_scope('s', ttl => '1 day', lease => '1 minute', wait => '1 second', request_required => false, request_exclude => '{}',
   tenant_required => false, reject_stale_keys => false, max_attempts => -1, claims_per_minute => -1, weak_keys => 'allow',
-  store_response => true, response_exclude => '{}', transient_sqlstates => '{}');
+  store_response => true, response_exclude => '{}', final_sqlstates => '{}');
 SELECT * FROM idem.scopes;
 SELECT idem.alter_scope('s', max_attempts => 1, weak_keys => 'reject');
 SELECT max_attempts, claims_per_minute, weak_keys FROM idem.scopes;
@@ -45,7 +45,7 @@ SELECT idem.alter_scope('s', weak_keys => 'never');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.alter_scope('s', response_exclude => ARRAY['']);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.alter_scope('s', transient_sqlstates => '{502}');
+SELECT idem.alter_scope('s', final_sqlstates => '{502}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.alter_scope('s', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE
@@ -86,11 +86,11 @@ SELECT idem.alter_scope('s', request_exclude => '{x}'), idem.alter_scope('s', re
 SELECT answer('s', 'paths', '{"a": 1, "sent_at": 1}'), answer('s', 'paths', '{"a": 1, "sent_at": 2}');
 COMMIT;
 
--- The scope's transient SQLSTATEs: execute raises them, by the rules at the moment of failure. A
--- failure that fail() has stored stays final.
+-- The scope's final SQLSTATEs: execute stores them, by the rules at the moment of failure, and raises
+-- all others. What is stored stays final.
 CREATE FUNCTION upstream(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
-  IF request ? 'then' THEN PERFORM idem.alter_scope('s', transient_sqlstates => ARRAY[request->>'then']); END IF;
+  IF request ? 'then' THEN PERFORM idem.alter_scope('s', final_sqlstates => ARRAY[request->>'then']); END IF;
   RAISE EXCEPTION 'upstream said 502' USING ERRCODE = request->>'sqlstate';
 END $$;
 CREATE FUNCTION attempt(key text, request jsonb) RETURNS text LANGUAGE plpgsql AS $$
@@ -99,18 +99,18 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
   RETURN SQLSTATE || ' raised, ' || (idem.lookup('s', key)).state;
 END $$;
-SELECT idem.alter_scope('s', transient_sqlstates => '{P0001,22}');
+SELECT idem.alter_scope('s', final_sqlstates => '{P0001,22}');
 SELECT sqlstate, attempt('t' || sqlstate, jsonb_build_object('sqlstate', sqlstate)) FROM unnest('{P0001,P0002,22012,22023,40001,23505}'::text[]) sqlstate;
-SELECT idem.alter_scope('s', transient_sqlstates => '{}');
-SELECT attempt('tP0001', '{"sqlstate": "P0001"}'), attempt('tP0001', '{"sqlstate": "P0001"}');
+SELECT idem.alter_scope('s', final_sqlstates => '{}');
+SELECT attempt('tP0001', '{"sqlstate": "P0001"}'), attempt('new', '{"sqlstate": "P0001"}');
 -- a change that the operation made is rolled back with it
 SELECT attempt('changing', '{"sqlstate": "P0001", "then": "P0001"}');
-SELECT idem.alter_scope('s', transient_sqlstates => '{P0001}');
-SELECT attempt('tP0001', '{"sqlstate": "P0001"}');
+SELECT idem.alter_scope('s', final_sqlstates => '{P0001}');
+SELECT attempt('changing', '{"sqlstate": "P0001"}'), attempt('new', '{"sqlstate": "P0001"}');
 SELECT idem.fail((idem.claim('s', 'final')).token, '{"sqlstate": "P0001", "message": "declined"}');
 SELECT outcome FROM idem.try_claim('s', 'final');
-SELECT idem.alter_scope('s', transient_sqlstates => '{}');
-SELECT bool_and(idem.forget('s', key)) FROM unnest('{tP0001,tP0002,t23505,changing,final}'::text[]) key;
+SELECT idem.alter_scope('s', final_sqlstates => '{}');
+SELECT bool_and(idem.forget('s', key)) FROM unnest('{tP0001,t22012,t22023,changing,new,final}'::text[]) key;
 DROP FUNCTION upstream, attempt;
 
 -- dropped: unknown at once, even to an open claim; a new scope of the same name starts empty

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA execute;
 SET search_path = execute;
-SELECT idem.create_scope('ops', wait => '0', max_attempts => 1);
+SELECT idem.create_scope('ops', wait => '0', max_attempts => 1, final_sqlstates => '{P0001,P0042,23,22012,42}');
 CREATE TABLE effect (key text, note text);
 CREATE TABLE strict_table (id int PRIMARY KEY, parent int REFERENCES strict_table DEFERRABLE);
 INSERT INTO strict_table VALUES (1, NULL);
@@ -46,7 +46,7 @@ SELECT outcome, error->>'message' AS message FROM idem.try_claim('ops', 'decline
 \set VERBOSITY sqlstate
 SELECT idem.claim('ops', 'declined', '{"do": "raise", "sqlstate": "P0001", "key": "declined"}');
 
--- transient failures store nothing, and the retry runs
+-- other failures store nothing, and the retry runs
 CREATE FUNCTION attempt(code text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM run('t' || code, jsonb_build_object('do', 'raise', 'sqlstate', code));
@@ -56,10 +56,11 @@ EXCEPTION WHEN OTHERS OR query_canceled THEN
     || (SELECT count(*) FROM effect WHERE key = 't' || code) || ' effects, '
     || (idem.lookup('ops', 't' || code)).state;
 END $$;
-SELECT attempt(state) FROM unnest(ARRAY['08006', '25001', '40001', '40P01', '53100', '53200', '55P03', '57014', '58030', '72000', 'XX000', 'ID001', 'ID004', 'ID006', 'ID008', 'ID009', 'ID012']) AS state;
+SELECT attempt(state) FROM unnest(ARRAY['P0002', '22023', '38000', '54001', '42P01', '08006', '25001', '40001', '40P01', '53100', '53200', '55P03', '57014', '58030', '72000', 'XX000', 'ID001', 'ID004', 'ID006', 'ID008', 'ID009', 'ID012']) AS state;
 SELECT * FROM run('t40001', '{"amount": 1}');
 SELECT note, count(*) FROM effect WHERE key = 't40001' GROUP BY 1;
--- errors that a deployment in progress causes are transient: the operation runs again afterwards
+-- errors that a deployment in progress causes are transient, also those of a listed class: the
+-- operation runs again afterwards
 CREATE FUNCTION deployed(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
   CASE request->>'missing'
@@ -103,7 +104,7 @@ SELECT state FROM idem.lookup('ops', 'leaves');
 
 -- a missing operation, a missing privilege and a wrong signature are not stored as failures
 CREATE ROLE regress_idem_op;
-SELECT idem.create_scope('theirs', owner => 'regress_idem_op');
+SELECT idem.create_scope('theirs', owner => 'regress_idem_op', final_sqlstates => '{42}');
 CREATE FUNCTION secret_op(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '1'::jsonb $$;
 REVOKE ALL ON FUNCTION secret_op(jsonb) FROM PUBLIC;
 CREATE FUNCTION who(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT to_jsonb(current_user::text) $$;
@@ -143,6 +144,19 @@ SELECT outcome, response FROM idem.execute('ops', 'outer', 'outer_op(jsonb)');
 COMMIT;
 SELECT key, state FROM idem.record WHERE key IN ('inner', 'outer') ORDER BY key;
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
+
+-- an operation that changes scopes: what a duplicate looks at is read again
+CREATE FUNCTION changes(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.alter_scope('other', request_exclude => '{a}');
+  PERFORM idem.once('other', request->>'a');
+  RETURN request;
+END $$;
+SELECT idem.create_scope('other');
+SET idem.test_duplicate_rate = 1;
+SELECT outcome, replayed FROM idem.execute('ops', 'changes 1', 'changes(jsonb)', '{"a": 1}');
+SELECT outcome, replayed FROM idem.execute('ops', 'changes 2', 'changes(jsonb)', '{"a": 2}');
+SET idem.test_duplicate_rate = 0;
 
 -- idem.test_duplicate_rate: the caller gets the answer of a second call, of a failure too; and the
 -- effect once. Only superusers ask for them.

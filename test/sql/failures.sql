@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('failures');
 CREATE FUNCTION fail(key text, error jsonb) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN PERFORM idem.fail((idem.claim('failures', key)).token, error, 402, '{"X": 1}', '\x01'); END $$;
+BEGIN PERFORM idem.fail((idem.claim('failures', key)).token, error, 402, '{"X": "1"}', '\x01'); END $$;
 CREATE FUNCTION raised(key text) RETURNS TABLE (state text, message text, detail text, hint text) LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.claim('failures', key);
@@ -48,8 +48,8 @@ SELECT idem.fail(:'t', '{"sqlstate": "P0001"}');
 COMMIT;
 SELECT error FROM idem.lookup('failures', 'second try');
 
--- Failures that earlier releases stored: raised under their sqlstate, or as ID003 if that names no
--- failure.
+-- Failures that no function of idem stores: raised under their sqlstate, or as ID003 if that names
+-- no failure.
 CREATE FUNCTION stored(k text, stored jsonb) RETURNS void LANGUAGE sql AS $$
   SELECT fail(k, '{"message": "to be replaced"}');
   UPDATE idem.record SET error = stored WHERE key = k $$;

@@ -61,7 +61,7 @@ CREATE TEMP TABLE answer (n integer, c idem.claim_result);
 BEGIN;
 INSERT INTO answer SELECT 1, c FROM idem.claim('http', 'k', '{"a": 1}') c;
 INSERT INTO answer SELECT 2, c FROM idem.try_claim('http', 'k', '{"a": 1}') c;
-SELECT idem.complete((c).token, '{"b": 1}', 201, '{"Location": "/b/1", "Link": ["</a>", "</b>"], "Content-Length": 12, "None": []}') FROM answer WHERE n = 1;
+SELECT idem.complete((c).token, '{"b": 1}', 201, '{"Location": "/b/1", "Link": ["</a>", "</b>"], "Content-Length": "12", "None": []}') FROM answer WHERE n = 1;
 COMMIT;
 INSERT INTO answer SELECT 3, c FROM idem.try_claim('http', 'k', '{"a": 1}') c;
 INSERT INTO answer SELECT 4, c FROM idem.try_claim('http', 'k', '{"a": 2}') c;
@@ -110,13 +110,16 @@ EXECUTE untyped('ID002', 'x');
 CREATE FUNCTION headers_of(headers jsonb) RETURNS jsonb LANGUAGE sql AS $$
   SELECT idem.http_headers(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('claimed', false, 'outcome', 'completed', 'headers', headers)));
 $$;
-SELECT headers_of('{}'), headers_of(NULL), headers_of('{"Ünï": "\u00fc\"\\"}');
+SELECT headers_of('{}'), headers_of(NULL), headers_of('{"X": "\u00fc\"\\", "Link": ["a", "b"], "Via": []}');
 SELECT headers_of('[]');
 \echo :LAST_ERROR_SQLSTATE
 SELECT headers_of('"x"');
 SELECT headers_of('{"a": null}');
 SELECT headers_of('{"a": {"b": "c"}}');
 SELECT headers_of('{"a": [["b"]]}');
+SELECT headers_of('{"a": 7}');
+SELECT headers_of('{"X-A": "1\r\nSet-Cookie: sid=evil"}');
+SELECT headers_of('{"Set-Cookie ": "a"}');
 SELECT idem.http_headers(NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.http_status(NULL::idem.claim_result);

@@ -24,7 +24,7 @@ SELECT idem.claim('jobs', 'a', '{"n": 1}');
 SELECT idem.renew(:'t') - now() > interval '59 min' AS scope_lease, idem.renew(:'t', '2 hours') - now() > interval '119 min' AS own_lease;
 SELECT idem.checkpoint(:'t', 'charged', '{"charge": 7}');
 SELECT * FROM seen;
-SELECT idem.complete(:'t', '{"done": true}', 201, '{"H": 1}', '\x00ff');
+SELECT idem.complete(:'t', '{"done": true}', 201, '{"H": "1"}', '\x00ff');
 SELECT * FROM seen;
 SELECT outcome, response, status, headers, body, attempt, expires_at - now() BETWEEN interval '23 h' AND interval '1 day' AS ttl
   FROM idem.claim('jobs', 'a', '{"n": 1}');

@@ -57,7 +57,7 @@ SELECT * FROM answer('discreet', 'http', NULL);
 -- headers that carry credentials are left out, whatever their case, of answers and of failures
 SELECT * FROM answer('discreet', 'cookie', NULL, 200, '{"Set-Cookie": "a=b", "etag": "7", "AUTHORIZATION": ["x"], "cookies": "kept"}');
 SELECT * FROM answer('discreet', 'cookie', NULL);
-SELECT * FROM answer('discreet', 'list', NULL, 200, '[{"WWW-Authenticate": "Basic"}, {"Cookie": {"a": 1}}, {"ETag": 7}]');
+SELECT * FROM answer('discreet', 'list', NULL, 200, '{"WWW-Authenticate": ["Basic", "Digest"], "Vary": ["Accept", "Origin"], "Link": []}');
 SELECT headers, redacted FROM answer('discreet', 'list', NULL);
 SELECT idem.fail(token, '{"message": "no"}', 401, '{"Www-Authenticate": "Basic", "Location": "/login"}') FROM idem.claim('discreet', 'refused');
 SELECT headers, redacted FROM idem.lookup('discreet', 'refused');
@@ -67,6 +67,38 @@ SELECT headers, redacted FROM idem.lookup('discreet', 'own');
 SELECT idem.alter_scope('discreet', header_exclude => '{}');
 SELECT headers, redacted FROM answer('discreet', 'all', NULL, 200, '{"x-secret": "s"}');
 SELECT headers, redacted FROM idem.lookup('discreet', 'all');
+-- so headers have one form, in which no name can hide from the list and no value can end its header
+\set SHOW_CONTEXT never
+DO $$
+DECLARE
+  c idem.claim_result;
+  form text;
+  said text;
+  hint text;
+BEGIN
+  c := idem.claim('discreet', 'forms');
+  FOREACH form IN ARRAY '{
+    "[[\"Set-Cookie\", \"sid=SECRET\"]]", "[{\"name\": \"Set-Cookie\", \"value\": \"sid=SECRET\"}]", "[]", "\"x\"", "null", "7",
+    "{\"Set-Cookie \": \"a\"}", "{\" Set-Cookie\": \"a\"}", "{\"X\\r\\nY\": \"a\"}", "{\"\": \"a\"}", "{\"A:\": \"a\"}", "{\"Ü\": \"a\"}",
+    "{\"X-A\": \"1\\r\\nSet-Cookie: sid=evil\"}", "{\"X-A\": \"1\\n2\"}", "{\"X-A\": \"\\t\"}", "{\"X-A\": \"\\u007f\"}", "{\"X-A\": [\"1\", \"\\r\"]}",
+    "{\"X-A\": 7}", "{\"X-A\": null}", "{\"X-A\": true}", "{\"X-A\": {\"b\": \"c\"}}", "{\"X-A\": [[\"b\"]]}", "{\"X-A\": [7]}", "{\"X-A\": [{}]}"}'::text[] LOOP
+    BEGIN
+      PERFORM idem.complete(c.token, headers => form::jsonb);
+      RAISE EXCEPTION 'accepted: %', form;
+    EXCEPTION WHEN invalid_parameter_value THEN
+      GET STACKED DIAGNOSTICS said = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+      RAISE NOTICE '%', translate(said, E'\r\n', '^|');
+    END;
+  END LOOP;
+  RAISE NOTICE '%', hint;
+  BEGIN
+    PERFORM idem.fail(c.token, '{"message": "no"}', headers => '[["Set-Cookie", "sid=SECRET"]]');
+  EXCEPTION WHEN invalid_parameter_value THEN
+    RAISE NOTICE '%', SQLERRM;
+  END;
+  PERFORM idem.complete(c.token, headers => '{"X-A": "ü", "!#$%&''*+-.^_`|~": ""}');
+END $$;
+SELECT headers FROM idem.lookup('discreet', 'forms');
 
 -- what would be stored, without storing it
 SELECT idem.redacted('discreet', '{"secret": 1, "card": [{"number": 1, "brand": "visa"}], "id": 7}'), idem.redacted('discreet', '"secret"');

@@ -4,7 +4,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('plain', owner => 'pg_monitor');
 SELECT idem.create_scope('full', ttl => '7 days', wait => '0', request_required => true, request_exclude => '{a,b.c}', tenant_required => true,
-  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', transient_sqlstates => '{P0001,22}',
+  lease => '30 seconds', reject_stale_keys => true, max_attempts => 3, weak_keys => 'warn', store_response => false, response_exclude => '{card.number}', final_sqlstates => '{P0001,22}',
   owner => 'pg_monitor');
 \x on
 SELECT * FROM idem.scopes ORDER BY name;
@@ -81,15 +81,25 @@ SELECT idem.create_scope('x', request_exclude => '{/sent_at}');
 SELECT idem.alter_scope('plain', request_exclude => '{/sent_at}');
 \echo :LAST_ERROR_SQLSTATE
 DROP FUNCTION refused;
-SELECT idem.create_scope('x', transient_sqlstates => NULL);
+SELECT idem.create_scope('x', final_sqlstates => NULL);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', transient_sqlstates => '{P0001,p0}');
+SELECT idem.create_scope('x', final_sqlstates => '{P0001,p0}');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', transient_sqlstates => '{502}');
+SELECT idem.create_scope('x', final_sqlstates => '{502}');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', transient_sqlstates => '{P0001,NULL}');
+SELECT idem.create_scope('x', final_sqlstates => '{00000}');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', transient_sqlstates => '{{P0},{P1}}');
+SELECT idem.create_scope('x', final_sqlstates => '{ID}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', final_sqlstates => '{ID003}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', final_sqlstates => '{40}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', final_sqlstates => '{42P01}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', final_sqlstates => '{P0001,NULL}');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', final_sqlstates => '{{P0},{P1}}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', owner => 4294967295);
 \echo :LAST_ERROR_SQLSTATE
@@ -224,7 +234,7 @@ SELECT idem.drop_scope('x');
 CREATE ROLE "idem_regress odd ""role'\";
 SELECT idem.create_scope('it''s "odd" \ $1', ttl => '1 mon 2 days 03:04:05.6', lease => '1 s', wait => '0', request_required => true, request_exclude => ARRAY['a', '"b.c"', '"it''s, \\"'],
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'reject', store_response => false, response_exclude => '{card}',
-  owner => '"idem_regress odd ""role''\"', transient_sqlstates => '{P0001,22}', store_request => true, answer_ttl => '1 day', min_ttl => '1 hour');
+  owner => '"idem_regress odd ""role''\"', final_sqlstates => '{P0001,22}', store_request => true, answer_ttl => '1 day', min_ttl => '1 hour');
 SELECT idem.create_scope(name, ttl => '1 day', owner => 'pg_monitor') FROM (VALUES ('default settings')) v (name);
 SELECT idem.drop_scope(repeat('s', 63));
 CREATE TEMP TABLE before AS SELECT * FROM idem.scopes;

@@ -10,7 +10,7 @@ BEGIN
 END $$;
 -- the id of the secret is part of the stored fingerprint
 CREATE FUNCTION made_with() RETURNS TABLE (key text, secret int) LANGUAGE sql AS $$
-  SELECT key, get_byte(fingerprint, CASE length(fingerprint) WHEN 37 THEN 4 ELSE 1 END) FROM idem.record ORDER BY key
+  SELECT key, get_byte(fingerprint, 1) FROM idem.record ORDER BY key
 $$;
 SELECT idem.create_scope('s');
 SELECT outcome('first', '{"a": 1}');

@@ -239,7 +239,7 @@ SELECT idem.backoff(1, '0');
 SELECT idem.backoff(1, cap => '-1 s');
 
 -- what becomes of operations, in the log: from the lapse of a lease to the end
-SELECT idem.create_scope('logged', lease => '1 hour', max_attempts => 2);
+SELECT idem.create_scope('logged', lease => '1 hour', max_attempts => 2, final_sqlstates => '{P0001}');
 SET idem.log_transitions = 'notice';
 SELECT began('lapses', 'acme', 'logged') IS NOT NULL AS claimed;
 CALL lapse('lapses');

@@ -120,23 +120,6 @@ $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '
   for ('schema', 'data');
 check('parts', 'restored in two parts');
 
-# A dump of an earlier release: the new objects take its records as they are.
-$from->safe_psql('postgres', 'CREATE DATABASE earlier');
-my $uuid = 'f47ac10b-58cc-4372-a567-0e02b2c3d479';
-$from->safe_psql('earlier', qq{CREATE EXTENSION idem VERSION '0.2.0'; SELECT idem.create_scope('payments');
-	SELECT idem.complete(token, to_jsonb(key)) FROM unnest('{plain,$uuid}'::text[]) key, idem.claim('payments', key, '{"n": 1}');
-	SELECT idem.claim('payments', upper('$uuid'), '{"n": 1}', lease => '1 hour')});
-my $earlier = $from->backup_dir . '/earlier.sql';
-$from->command_ok([ 'pg_dump', '-f', $earlier, 'earlier' ], 'pg_dump of an earlier release');
-$to->safe_psql('postgres', 'CREATE DATABASE earlier');
-$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $earlier, 'earlier' ], 'restore into this one');
-is($to->safe_psql('earlier', q{SELECT key, attempt, redacted, state FROM idem.records ORDER BY key COLLATE "C"}),
-	uc($uuid) . "|1|f|in_progress\n$uuid|1|f|completed\nplain|1|f|completed", 'of an earlier release: the records are there');
-is($to->safe_psql('earlier', qq{SELECT key, outcome, response FROM unnest('{plain,$uuid}'::text[]) key, idem.try_claim('payments', key, '{"n": 1}')}),
-	qq{plain|completed|"plain"\n$uuid|completed|"$uuid"}, 'and answered');
-is($to->safe_psql('earlier', qq{SELECT outcome FROM unnest('{plain,$uuid}'::text[]) key, idem.try_claim('payments', key, '{"n": 2}')}),
-	"conflict\nconflict", 'and another request is a conflict');
-
 $to->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE same');
 is($to->safe_psql('copy', q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}')}),
 	'completed', 'a copied database answers retries');

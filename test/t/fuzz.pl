@@ -56,7 +56,7 @@ CREATE EXTENSION amcheck;
 CREATE EXTENSION idem;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase, idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
-SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', store_request => true, explain_conflicts => true);
+SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => true, explain_conflicts => true);
 SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
 SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, explain_conflicts => true, max_bytes => 50000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
@@ -339,7 +339,7 @@ my %values = (
 	'jsonb' => \@requests,
 	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{seed}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'seed'), q('{"version": 1}'), @requests ],
 	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
-	'transient_sqlstates text[]' => [ 'NULL', q('{}'), q('{P0042}'), q('{P0,22}'), q('{x}'), q('{NULL}'), q('{{P0}}') ],
+	'final_sqlstates text[]' => [ 'NULL', q('{}'), q('{P0042}'), q('{40}'), q('{P0,22}'), q('{x}'), q('{NULL}'), q('{{P0}}') ],
 	'interval' => [ 'NULL', q('0'), q('1 ms'), q('1 s'), q('-1 s'), q('1 mon -30 days'), q('178000000 years'), q('-178000000 years'), q('2147483647 months 2147483647 days'), q('1000 years'), q('0.000001 s'), @infinite ],
 	'status integer' => [ 'NULL', 200, 404, 503, 0, 99, 1000, -2147483648 ],
 	'integer' => [ 'NULL', 1, 200, 10, 0, -1, -2147483648, 2147483647 ],

@@ -22,13 +22,6 @@ wal_retrieve_retry_interval = '100ms'
 CONF
 my $publisher = idem_node('publisher', conf => $conf, bare => 1, init => { allows_streaming => 'logical' });
 my $subscriber = idem_node('subscriber', conf => $conf, bare => 1, init => { allows_streaming => 'logical' });
-my $current = 'CREATE EXTENSION idem';
-my $released = q{CREATE EXTENSION idem VERSION '%s'};
-# the publisher's objects, and the subscriber's
-my @databases = (
-	[ current => $current, $current ],
-	[ released => (sprintf $released, '0.1.0') x 2 ],
-	[ ahead => (sprintf $released, '0.2.0'), $current ]);
 
 # A claim of every kind, everything that can happen to one, and purging.
 sub work
@@ -153,11 +146,9 @@ SQL
 
 sub publish
 {
-	my ($database, $create, $create_there) = @_;
+	my ($database) = @_;
 	$_->safe_psql('postgres', "CREATE DATABASE $database") for ($publisher, $subscriber);
-	$publisher->safe_psql($database, $create);
-	$subscriber->safe_psql($database, $create_there);
-	$_->safe_psql($database, 'CREATE TABLE job (key text PRIMARY KEY, token text)') for ($publisher, $subscriber);
+	$_->safe_psql($database, 'CREATE EXTENSION idem; CREATE TABLE job (key text PRIMARY KEY, token text)') for ($publisher, $subscriber);
 	$publisher->safe_psql($database, q{SELECT idem.create_scope('orders')});
 	work($database, 'copied');
 	$publisher->safe_psql($database, 'CREATE PUBLICATION everything FOR ALL TABLES');
@@ -171,74 +162,59 @@ SQL
 	return;
 }
 
-for (@databases)
-{
-	my ($database, @create) = @$_;
-	publish($database, @create);
-	work($database, 'streamed');
-	if ($database eq 'ahead')
-	{
-		caught_up($database, 'what a publisher of an earlier release writes');
-		$publisher->safe_psql($database, 'ALTER EXTENSION idem UPDATE');
-		$subscriber->safe_psql($database, 'ALTER SUBSCRIPTION ahead REFRESH PUBLICATION');
-		caught_up($database, 'the update of the publisher');
-		work($database, 'updated');
-	}
-	purge($publisher, $database);
-	caught_up($database, 'the subscriber follows the purger');
-	is(contents($subscriber, $database), contents($publisher, $database), "$database: both have the same");
+my $database = 'current';
+publish($database);
+work($database, 'streamed');
+purge($publisher, $database);
+caught_up($database, 'the subscriber follows the purger');
+is(contents($subscriber, $database), contents($publisher, $database), "$database: both have the same");
 
-	# The subscriber's worker must not delete what the publisher may still change: it may lag behind
-	# by more than a TTL.
-	$publisher->safe_psql($database, q{INSERT INTO job SELECT 'lagging', token FROM idem.claim('orders', 'lagging', lease => '1 hour')});
-	caught_up($database, 'a claim that the publisher works on');
-	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
-	$subscriber->safe_psql($database, q{UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'lagging'});
-	my (undef, $purged, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
-	is($purged, '0', "$database: where records arrive by subscription, the publisher purges");
-	like($notice, qr/NOTICE:.*arrive by subscription.*HINT:.*drop the subscription/s, "$database: and that is said");
+# The subscriber's worker must not delete what the publisher may still change: it may lag behind
+# by more than a TTL.
+$publisher->safe_psql($database, q{INSERT INTO job SELECT 'lagging', token FROM idem.claim('orders', 'lagging', lease => '1 hour')});
+caught_up($database, 'a claim that the publisher works on');
+$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
+$subscriber->safe_psql($database, q{UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'lagging'});
+my (undef, $purged, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
+is($purged, '0', "$database: where records arrive by subscription, the publisher purges");
+like($notice, qr/NOTICE:.*arrive by subscription.*HINT:.*drop the subscription/s, "$database: and that is said");
 
-	# A record table that no subscription writes is purged all the same.
-	if ($subscriber->safe_psql($database, "SELECT to_regproc('idem.create_record_table') IS NOT NULL") eq 't')
-	{
-		$subscriber->safe_psql($database, <<'SQL');
+# A record table that no subscription writes is purged all the same.
+$subscriber->safe_psql($database, <<'SQL');
 SELECT idem.create_record_table('here');
 INSERT INTO here (digest, created, expires, scope, state, tenant, key)
   SELECT gen_random_uuid(), now(), now(), id, 'c', '', 'own' FROM idem.scope WHERE name = 'orders';
 SQL
-		# The worker may come first.
-		(undef, undef, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
-		is($notice, '', "$database: with a table of this server, nothing is said");
-		ok($subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM here'), "$database: that table is purged");
-		is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1, "$database: the other is not");
-		$subscriber->safe_psql($database, 'DROP TABLE here');
-	}
-	$publisher->safe_psql($database, q{SELECT idem.complete(token, '"done"') FROM job WHERE key = 'lagging'});
-	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database ENABLE");
-	caught_up($database, 'the subscription goes on');
-	is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}), 'completed|"done"',
-		"$database: what was completed meanwhile is there");
+# The worker may come first.
+(undef, undef, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
+is($notice, '', "$database: with a table of this server, nothing is said");
+ok($subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM here'), "$database: that table is purged");
+is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1, "$database: the other is not");
+$subscriber->safe_psql($database, 'DROP TABLE here');
+$publisher->safe_psql($database, q{SELECT idem.complete(token, '"done"') FROM job WHERE key = 'lagging'});
+$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database ENABLE");
+caught_up($database, 'the subscription goes on');
+is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}), 'completed|"done"',
+	"$database: what was completed meanwhile is there");
 
-	# An operation that is begun here is finished there.
-	my $is_current = $database ne 'released';
-	$publisher->safe_psql($database, q{SELECT idem.alter_scope('orders', store_request => true)}) if $is_current;
-	$publisher->safe_psql($database, <<"SQL" . ($is_current ? q{, '0', '{"message": "later"}'} : '') . q{) FROM job WHERE key = 'begun'});
+# An operation that is begun here is finished there.
+$publisher->safe_psql($database, <<'SQL');
+SELECT idem.alter_scope('orders', store_request => true);
 INSERT INTO job SELECT 'begun', token FROM idem.claim('orders', 'begun', '{"n": 1}', lease => '1 hour');
 SELECT idem.checkpoint(token, 'half way') FROM job WHERE key = 'begun';
-SELECT idem.release(token
+SELECT idem.release(token, '0', '{"message": "later"}') FROM job WHERE key = 'begun';
 SQL
 
-	# The records of a dropped scope still exist when the publisher is shut down.
-	$publisher->append_conf('postgresql.conf', 'idem.purge_naptime = 0');
-	$publisher->reload;
-	$publisher->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'});
-	$publisher->safe_psql($database, q{SELECT idem.create_scope('last'); SELECT idem.once('last', 'k'); SELECT idem.advance('last', 's', 9);
-		SELECT idem.drop_scope('last')});
-	caught_up($database, 'everything is there');
-	$publisher->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
-	$publisher->reload;
-	$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
-}
+# The records of a dropped scope still exist when the publisher is shut down.
+$publisher->append_conf('postgresql.conf', 'idem.purge_naptime = 0');
+$publisher->reload;
+$publisher->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'});
+$publisher->safe_psql($database, q{SELECT idem.create_scope('last'); SELECT idem.once('last', 'k'); SELECT idem.advance('last', 's', 9);
+	SELECT idem.drop_scope('last')});
+caught_up($database, 'everything is there');
+$publisher->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
+$publisher->reload;
+$subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
 
 # A change that would stop a subscription is refused, as UPDATE and DELETE refuse it.
 for my $trap (
@@ -253,22 +229,17 @@ for my $trap (
 
 # The switchover.
 $publisher->stop;
-for my $database (map { $_->[0] } @databases)
-{
-	$subscriber->safe_psql($database, $_)
-	  for ("ALTER SUBSCRIPTION $database SET (slot_name = NONE)", "DROP SUBSCRIPTION $database");
-	new_scope_is_new($database, 'after the switchover');
-	answers($database, $_) for ('copied', 'streamed', $database eq 'ahead' ? 'updated' : ());
-	$subscriber->safe_psql($database, 'ALTER EXTENSION idem UPDATE');
-	new_scope_is_new($database, 'after the update');
-	is($subscriber->safe_psql($database, q{SELECT request, attempt, recovery_point, last_error->>'message' FROM idem.take('orders') WHERE key = 'begun'}),
-		$database eq 'released' ? '|2|half way|' : '{"n": 1}|2|half way|later', "$database: what was begun there can be finished here");
-	is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), $database eq 'ahead' ? 5 : 4, "$database: the secrets of the old primary, and no others");
-	$subscriber->safe_psql($database, q{SELECT count(idem.complete(token)) FROM generate_series(1, 500) i,
-		idem.claim('orders', 'short ' || i, ttl => '1 us')});
-	purge($subscriber, $database);
-	pass("$database: the worker purges what expires, and what the dropped scope left");
-}
+$subscriber->safe_psql($database, $_)
+  for ("ALTER SUBSCRIPTION $database SET (slot_name = NONE)", "DROP SUBSCRIPTION $database");
+new_scope_is_new($database, 'after the switchover');
+answers($database, $_) for ('copied', 'streamed');
+is($subscriber->safe_psql($database, q{SELECT request, attempt, recovery_point, last_error->>'message' FROM idem.take('orders') WHERE key = 'begun'}),
+	'{"n": 1}|2|half way|later', "$database: what was begun there can be finished here");
+is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), 4, "$database: the secrets of the old primary, and no others");
+$subscriber->safe_psql($database, q{SELECT count(idem.complete(token)) FROM generate_series(1, 500) i,
+	idem.claim('orders', 'short ' || i, ttl => '1 us')});
+purge($subscriber, $database);
+pass("$database: the worker purges what expires, and what the dropped scope left");
 unlike(slurp_file($subscriber->logfile), qr/logical replication.*(exited|ERROR)|ERROR:.*replica/, 'no replication worker failed');
 unlike(slurp_file($_->logfile), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/, 'no idem worker either') for ($publisher, $subscriber);
 log_is_clean($_) for ($publisher, $subscriber);

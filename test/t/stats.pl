@@ -36,6 +36,7 @@ sub sql { return $node->safe_psql('postgres', shift); }
 
 # Every counter ------------------------------------------------------------------------------------
 
+sql(q{SELECT idem.alter_scope('payments', final_sqlstates => '{P0001}')});
 is(sql('SELECT string_agg(scope, \',\') FROM idem.stats'), 'payments', 'one row per scope, from its creation');
 is(stats('payments'), '', 'a new scope has counted nothing');
 
@@ -277,7 +278,7 @@ my $session = $node->background_psql('postgres', on_error_stop => 0);
 crash($node, 'backend', $session);
 is(stats('payments'), '', 'a killed backend loses the counters');
 
-# A damaged file is ignored, and so is one of the layout of 0.2.0 or with other buckets.
+# A damaged file is ignored, and so is one of another layout or with other buckets.
 for my $damage ([ 40, 'damaged file' ], [ 0, 'file of another release' ], [ 8, 'file with other histograms' ])
 {
 	my ($at, $what) = @$damage;

@@ -106,6 +106,11 @@ TEST(Transient, WhatADeploymentInProgressLooksLike) {
         EXPECT_TRUE(is_transient(state)) << state;
 }
 
+TEST(Transient, AFullStack) {
+    EXPECT_TRUE(is_transient("54001"));
+    EXPECT_FALSE(is_transient("54000"));
+}
+
 TEST(Transient, WhatAForeignServerIsShortOf) {
     for (const char* state : {"HV00N", "HV001"}) EXPECT_TRUE(is_transient(state)) << state;
 }
@@ -114,7 +119,7 @@ TEST(Transient, NotWhatTheOperationSays) {
     for (const char* state :
          {"00000", "P0001", "P0002", "22012", "23505", "23514", "24000", "34000",
           "38000", "42501", "42601", "42710", "42P06", "42P07", "42P18", "54000",
-          "54001", "0A000", "21000", "2BP01", "3D000", "5X000", "X4000", "HV000"})
+          "0A000", "21000", "2BP01", "3D000", "5X000", "X4000", "HV000"})
         EXPECT_FALSE(is_transient(state)) << state;
 }
 
@@ -124,6 +129,28 @@ TEST(Transient, AListHasCodesAndClasses) {
     EXPECT_TRUE(lists(list, "23505"));
     EXPECT_FALSE(lists(list, "P0002"));
     EXPECT_FALSE(lists({}, "P0001"));
+}
+
+TEST(FinalFailure, IsListed) {
+    constexpr std::array<std::string_view, 4> list = {"P0001", "42", "40", "ID"};
+    for (const char* state : {"P0001", "42501", "42601"})
+        EXPECT_TRUE(is_final(list, state)) << state;
+    for (const char* state : {"P0002", "23505", "42P01", "40001", "ID003", "", "42"})
+        EXPECT_FALSE(is_final(list, state)) << state;
+    EXPECT_FALSE(is_final({}, "P0001"));
+}
+
+TEST(FinalFailure, WhatAListMayHave) {
+    for (const char* entry : {"P0001", "P0", "42", "42501", "54"})
+        EXPECT_EQ(listing_fault(entry), FailureFault::none) << entry;
+    for (const char* entry : {"", "p0", "P", "P00", "P000", "P00010"})
+        EXPECT_EQ(listing_fault(entry), FailureFault::malformed) << entry;
+    for (const char* entry : {"00", "01", "02", "03", "00000"})
+        EXPECT_EQ(listing_fault(entry), FailureFault::no_failure) << entry;
+    for (const char* entry : {"ID", "ID003"})
+        EXPECT_EQ(listing_fault(entry), FailureFault::ours) << entry;
+    for (const char* entry : {"40", "08", "XX", "40001", "42P01", "54001"})
+        EXPECT_EQ(listing_fault(entry), FailureFault::transient) << entry;
 }
 
 TEST(FinalFailure, ItsSqlstate) {

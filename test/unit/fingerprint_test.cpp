@@ -228,7 +228,6 @@ TEST(Fingerprint, AbandonsAnUnfinishedWalk) {
         ASSERT_TRUE(cut.finish(out));
         EXPECT_TRUE(same_mac(out, whole)) << left_behind;
         EXPECT_EQ(out.secret_id, 7U);
-        EXPECT_EQ(out.version, FingerprintVersion::whole_mac);
     }
 }
 
@@ -238,10 +237,9 @@ TEST(Fingerprint, IsStoredWithVersionAndSecretId) {
     const StoredFingerprint stored = pack(from);
     Fingerprint to{};
     ASSERT_TRUE(unpack(stored.bytes(), to));
-    EXPECT_EQ(to.version, FingerprintVersion::whole_mac);
     EXPECT_EQ(to.secret_id, from.secret_id);
     EXPECT_TRUE(same_mac(to, from));
-    EXPECT_EQ(hex(stored.bytes()), "0101020304" + hex(from.mac));
+    EXPECT_EQ(hex(stored.bytes()), "0101020304" + hex(Bytes(from.mac).first(16)));
 }
 
 TEST(Fingerprint, IsStoredWithTheLeadingBytesOfTheMac) {
@@ -254,13 +252,11 @@ TEST(Fingerprint, IsStoredWithTheLeadingBytesOfTheMac) {
     for (const auto& [id, bytes] : ids) {
         Fingerprint from = whole;
         from.secret_id = id;
-        from.version = FingerprintVersion::leading_mac;
         const StoredFingerprint stored = pack(from);
-        EXPECT_EQ(hex(stored.bytes()), "02" + bytes + mac);
+        EXPECT_EQ(hex(stored.bytes()), "01" + bytes + mac);
 
         Fingerprint to{};
         ASSERT_TRUE(unpack(stored.bytes(), to)) << bytes;
-        EXPECT_EQ(to.version, FingerprintVersion::leading_mac);
         EXPECT_EQ(to.secret_id, id);
         EXPECT_TRUE(same_mac(to, whole)) << "with a whole one";
         EXPECT_TRUE(same_mac(whole, to)) << "with a whole one";
@@ -273,15 +269,10 @@ TEST(Fingerprint, IsStoredWithTheLeadingBytesOfTheMac) {
 // Every byte that is stored counts.
 TEST(Fingerprint, DiffersWithEachStoredByteOfTheMac) {
     const Fingerprint whole = of_pieces(counting<Secret>(), "request", 100);
-    for (const auto version : {FingerprintVersion::whole_mac, FingerprintVersion::leading_mac}) {
-        Fingerprint stored = whole;
-        stored.version = version;
-        for (std::size_t i = 0; i < whole.mac.size(); ++i) {
-            Fingerprint changed = stored;
-            changed.mac[i] ^= std::byte{1};
-            const bool kept = version == FingerprintVersion::whole_mac || i < 16;
-            EXPECT_EQ(same_mac(changed, whole), !kept) << i;
-        }
+    for (std::size_t i = 0; i < whole.mac.size(); ++i) {
+        Fingerprint changed = whole;
+        changed.mac[i] ^= std::byte{1};
+        EXPECT_EQ(same_mac(changed, whole), i >= 16) << i;
     }
 }
 
@@ -297,22 +288,19 @@ TEST(Fingerprint, OfAnyRequestIsNoOtherFingerprint) {
 }
 
 TEST(Fingerprint, OfNoOtherFormIsRead) {
-    Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
+    const Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     Fingerprint to{};
     EXPECT_FALSE(unpack({}, to));
-    for (const auto version : {FingerprintVersion::whole_mac, FingerprintVersion::leading_mac}) {
-        from.version = version;
-        const StoredFingerprint stored = pack(from);
-        std::vector<std::byte> bytes(stored.bytes().begin(), stored.bytes().end());
-        ASSERT_TRUE(unpack(bytes, to));
-        bytes[0] = std::byte{4};
-        EXPECT_FALSE(unpack(bytes, to)) << "of a later version";
-        bytes[0] = static_cast<std::byte>(version);
-        bytes.pop_back();
-        EXPECT_FALSE(unpack(bytes, to)) << "too short";
-        bytes.resize(38);
-        EXPECT_FALSE(unpack(bytes, to)) << "too long";
-    }
+    const StoredFingerprint stored = pack(from);
+    std::vector<std::byte> bytes(stored.bytes().begin(), stored.bytes().end());
+    ASSERT_TRUE(unpack(bytes, to));
+    bytes[0] = std::byte{4};
+    EXPECT_FALSE(unpack(bytes, to)) << "of a later version";
+    bytes[0] = std::byte{1};
+    bytes.pop_back();
+    EXPECT_FALSE(unpack(bytes, to)) << "too short";
+    bytes.resize(38);
+    EXPECT_FALSE(unpack(bytes, to)) << "too long";
 }
 
 namespace {
@@ -331,7 +319,6 @@ Fingerprint fingerprint_of(const Request& request, const Secret& secret = counti
     }
     writer.end_object();
     EXPECT_TRUE(sink.finish(out));
-    out.version = FingerprintVersion::leading_mac;
     return out;
 }
 

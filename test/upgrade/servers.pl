@@ -1,8 +1,6 @@
 # From the oldest PostgreSQL to the newest, step by step with pg_upgrade, and by dump and restore
 # from each to each later one: stored answers are replayed, open operations continue, nothing is
-# forgotten. The worker is preloaded throughout, also while pg_upgrade runs the servers. One
-# database still has the objects of the first release, and is updated at the end, or after a
-# restore.
+# forgotten. The worker is preloaded throughout, also while pg_upgrade runs the servers.
 use strict;
 use warnings;
 
@@ -81,35 +79,10 @@ sub check
 	return;
 }
 
-# The database of the first release.
-sub remember_old
-{
-	my ($node) = @_;
-	$node->safe_psql('postgres', 'CREATE DATABASE old');
-	my $version = $node->safe_psql('old', q{SELECT version FROM pg_available_extension_versions WHERE name = 'idem'
-		ORDER BY string_to_array(version, '.')::int[] LIMIT 1});
-	$node->safe_psql('old', "CREATE EXTENSION idem VERSION '$version'; SELECT idem.create_scope('orders', ttl => '3 days')");
-	$node->safe_psql('old', q{SELECT idem.complete(token, '{"order": 1}') FROM idem.claim('orders', 'o-1', '{"n": 1}')});
-	return $version;
-}
-
-sub check_old
-{
-	my ($node, $database, $what, $version) = @_;
-	is($node->safe_psql($database, q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $version, "$what: idem $version");
-	is($node->safe_psql($database, q{SELECT outcome, response FROM idem.try_claim('orders', 'o-1', '{"n": 1.0}')}),
-		'completed|{"order": 1}', "$what: what it remembers is answered");
-	is($node->safe_psql($database, qq{SELECT idem.once('orders', '$what'), idem.once('orders', '$what')}), 't|f', "$what: and it goes on");
-	return;
-}
-
 my $node = node($servers[0], 'v' . version($servers[0]), bare => 0);
 my %known = (token => remember($node), child => $node->safe_psql('postgres', $child_key), scopes => 2,
 	extension => $node->safe_psql('postgres', q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}));
 check($node, 'postgres', 'before', %known, scopes => ++$known{scopes});
-my $released = remember_old($node);
-isnt($released, $known{extension}, 'there is an older release');
-check_old($node, 'old', 'before', $released);
 
 # Dump and restore, with the newer server's pg_dump.
 sub restore_into
@@ -120,10 +93,6 @@ sub restore_into
 	$to->command_ok([ 'pg_dump', '-d', $from->connstr('postgres'), '-f', $dump ], 'dump of ' . $from->name);
 	$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'postgres' ], 'restore');
 	check($to, 'postgres', $to->name, %known, scopes => $known{scopes} + 1);
-	$to->safe_psql('postgres', 'CREATE DATABASE old');
-	$to->command_ok([ 'pg_dump', '-d', $from->connstr('old'), '-f', $dump ], 'dump of its database of the first release');
-	$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'old' ], 'restore');
-	check_old($to, 'old', $to->name, $known{extension});
 	log_is_clean($to);
 	$to->stop;
 	return;
@@ -147,10 +116,7 @@ for my $i (1 .. $#servers)
 	$next->start;
 	$node = $next;
 	check($node, 'postgres', $node->name, %known, scopes => ++$known{scopes});
-	check_old($node, 'old', $node->name, $released);
 }
-$node->safe_psql('old', 'ALTER EXTENSION idem UPDATE');
-check_old($node, 'old', 'updated', $known{extension});
 
 # The operation that began on the oldest server ends on the newest.
 is($node->safe_psql('postgres', "SELECT idem.complete('$known{token}', '{\"shipped\": true}')"), '{"shipped": true}', 'the open operation completes');

@@ -150,6 +150,26 @@ test('the errors of idem itself: the time is in a field, or else in the hint', a
   assert.deepEqual([twice.code, isTransient(twice)], ['ID001', false]);
 });
 
+test('stored headers that would be two are not returned', async () => {
+  for (const headers of [{ 'X-A': '1\r\nSet-Cookie: sid=evil' }, { 'X\r\nSet-Cookie': '1' }, { 'X-A ': '1' },
+    { 'X-A': ['1', '\n'] }, { 'X-A': 7 }, [['X-A', '1']], 'X-A']) {
+    const { key, request } = operation();
+    await payOnce(key, request);
+    await pool.query('UPDATE idem.record SET headers = $2 WHERE coalesce(key, key_uuid::text) = $1',
+      [key, JSON.stringify(headers)]);
+    assert.match((await rejected(payOnce(key, request))).message, /headers that cannot be sent/);
+  }
+});
+
+test('headers are stored as strings', async () => {
+  const { key, request } = operation();
+  const work = () => ({ headers: { age: 7, vary: ['accept', 'origin'], none: undefined } });
+  const first = await run(pool, { scope: 'payments', key, request }, work);
+  const retry = await run(pool, { scope: 'payments', key, request }, work);
+  assert.deepEqual(retry.headers, { age: '7', vary: ['accept', 'origin'] });
+  assert.deepEqual(JSON.parse(JSON.stringify(first.headers)), retry.headers);
+});
+
 // Failures ----------------------------------------------------------------------------------------
 
 test('a Failure undoes the effect, is stored, and is what every retry gets', async () => {

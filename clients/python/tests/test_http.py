@@ -164,6 +164,31 @@ class Contract:
         self.assertEqual((response[0], json.loads(response[2])), (200, {"id": 1}))
         self.assertEqual(response[1]["content-type"], "application/json")
 
+    def test_a_stored_header_that_is_two_is_not_sent(self):
+        for headers in ({"X-A": "1\r\nSet-Cookie: sid=evil"}, {"X\r\nSet-Cookie": "1"},
+                        {"X-A ": "1"}, {"X-A": ["1", "\n"]}, {"X-A": 7}, [["X-A", "1"]], "X-A"):
+            key = new_key()
+            self.post(key)
+            with connect() as connection:
+                connection.execute("UPDATE idem.record SET headers = %s WHERE key_uuid = %s",
+                                   (psycopg.types.json.Jsonb(headers), key))
+            with self.subTest(headers):
+                try:
+                    self.assertEqual(self.post(key)[0], 500)
+                except ValueError as error:
+                    self.assertIn("headers that cannot be sent", str(error))
+
+    def test_a_stored_header_that_is_sent_twice(self):
+        key = new_key()
+        with connect() as connection, connection.transaction():
+            token, = connection.execute("SELECT token FROM idem.claim('payments', %s, %s::jsonb)",
+                                        (key, BOUND)).fetchone()
+            connection.execute("SELECT idem.complete(%s, '1', headers => %s::jsonb)",
+                               (token, '{"Vary": ["Accept", "Origin"], "content-length": "99"}'))
+        headers = self.post(key)[1]
+        self.assertIn("Origin", headers["vary"])
+        self.assertEqual(headers["content-length"], "1")
+
     def test_a_stored_failure(self):
         key = new_key()
         with connect() as connection, connection.transaction():

@@ -7,9 +7,9 @@ import random
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
-Headers = Mapping[str, str]
+Headers = Mapping[str, Union[str, Sequence[str]]]
 Key = Union[str, uuid.UUID]
 
 
@@ -108,7 +108,7 @@ class Claim(NamedTuple):
         """The stored answer; None if the caller now owns the operation. Raises the rest."""
         if self.outcome == "claimed":
             return None
-        headers = json.loads(self.headers) if self.headers else None
+        headers = stored_headers(self.headers)
         body = bytes(self.body) if self.body is not None else None
         if self.outcome == "completed":
             response = None if self.response is None else loads(self.response)
@@ -121,6 +121,28 @@ class Claim(NamedTuple):
                           replayed=True)
         refused, code, message = _REFUSALS[self.outcome]
         raise refused(code, message.format(key=key), self.retry_after)
+
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[^\x00-\x1f\x7f]*")
+
+
+def stored_headers(text: Optional[str]) -> Optional[Headers]:
+    """The headers of a record. idem.complete() checks them, but a superuser or a publisher can
+    write a record without it, and a line break would make one header two."""
+    headers = json.loads(text) if text else None
+    pairs = header_list(headers) if isinstance(headers, dict) else [("", headers)]
+    for name, value in pairs if headers is not None else []:
+        if not (_HEADER_NAME.fullmatch(name) and isinstance(value, str)
+                and _HEADER_VALUE.fullmatch(value)):
+            raise ValueError("the record has headers that cannot be sent")
+    return headers
+
+
+def header_list(headers: Headers) -> list[tuple[str, str]]:
+    """A pair for each header to send; a list is a header that is sent several times."""
+    return [(name, value) for name, values in headers.items()
+            for value in (values if isinstance(values, (list, tuple)) else [values])]
 
 
 _REFUSALS: dict[str, tuple[type[Refused], str, str]] = {

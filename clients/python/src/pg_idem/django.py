@@ -75,7 +75,7 @@ class IdempotencyMiddleware:
         answer = HttpResponse(response.body, status=response.status)
         del answer["Content-Type"]
         for name, value in response.headers:
-            answer[name] = value
+            answer[name] = f"{answer[name]}, {value}" if name in answer else value
         return answer
 
 

@@ -117,13 +117,15 @@ class Exchange:
         if isinstance(answer, Failure) and answer.body is None:
             return _replayed(problem(answer, answer.status))
         status = answer.status or 200
-        headers, body = dict(answer.headers or {}), answer.body
+        headers, body = core.header_list(answer.headers or {}), answer.body
         if body is None:  # stored by a caller that does not speak HTTP
             body = json.dumps(answer.response).encode()
-            headers.setdefault("Content-Type", "application/json")
+            if not any(name.lower() == "content-type" for name, _ in headers):
+                headers.append(("Content-Type", "application/json"))
+        headers = [pair for pair in headers if pair[0].lower() != "content-length"]
         if status >= 200 and status not in (204, 304):
-            headers["Content-Length"] = str(len(body))
-        return _replayed(Response(status, list(headers.items()), body))
+            headers.append(("Content-Length", str(len(body))))
+        return _replayed(Response(status, headers, body))
 
     def _stored_headers(self, response: Response) -> dict[str, str]:
         stored: dict[str, str] = {}
