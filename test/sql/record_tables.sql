@@ -70,20 +70,20 @@ SELECT state FROM idem.lookup('there', 'order-1', tenant => '7');
 COMMIT;
 
 -- The tenant must be a value of the column, and this is known at the claim.
-CREATE FUNCTION pg_temp.in_records(call text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION app.in_records(call text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE result text;
 BEGIN
   PERFORM idem.use_records('app.records');
   EXECUTE call INTO result;
   RETURN result;
 END $$;
-SELECT pg_temp.in_records($$SELECT idem.claim('there', 'order-2', tenant => 'seven')$$);
-SELECT pg_temp.in_records($$SELECT idem.claim('there', 'order-2')$$);
-SELECT pg_temp.in_records($$SELECT idem.once('there', 'order-2', tenant => '99999999999999999999')$$);
-SELECT pg_temp.in_records($$SELECT idem.once_each('there', '{order-2}', tenant => '')$$);
+SELECT app.in_records($$SELECT idem.claim('there', 'order-2', tenant => 'seven')$$);
+SELECT app.in_records($$SELECT idem.claim('there', 'order-2')$$);
+SELECT app.in_records($$SELECT idem.once('there', 'order-2', tenant => '99999999999999999999')$$);
+SELECT app.in_records($$SELECT idem.once_each('there', '{order-2}', tenant => '')$$);
 
 -- A leased claim, by its token alone.
-SELECT pg_temp.in_records(
+SELECT app.in_records(
     $$SELECT token FROM idem.claim('there', 'job-1', tenant => '7', lease => '1 hour')$$) AS token \gset
 SELECT length(:'token');
 SELECT idem.renew(:'token') IS NOT NULL;
@@ -98,7 +98,7 @@ COMMIT;
 SELECT :'key', :'recovery_point', :'attempt';
 SELECT idem.complete(:'token');
 SELECT idem.complete(:'taken', '{"done": true}');
-SELECT pg_temp.in_records($$SELECT (state, response) FROM idem.lookup('there', 'job-1', tenant => '7')$$);
+SELECT app.in_records($$SELECT (state, response) FROM idem.lookup('there', 'job-1', tenant => '7')$$);
 
 -- ---- No choice, and a choice for another scope ----------------------------------------------
 
