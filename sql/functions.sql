@@ -528,7 +528,8 @@ CREATE FUNCTION idem.alter_scope(
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
     max_bytes bigint DEFAULT NULL,
-    records boolean DEFAULT NULL
+    records boolean DEFAULT NULL,
+    force boolean DEFAULT false
 )
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope'
@@ -539,12 +540,12 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl. Stored records do not change: records can be altered only '
-    'while the scope has no unexpired records. For superusers and roles that are granted EXECUTE; '
-    'the caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
-    'owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
-    'unexpired records, or an open claim), 22023.';
+    'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or records, '
+    'the scope must have no unexpired records, and no watermarks, unless force is true. For '
+    'superusers and roles that are granted EXECUTE; the caller needs the privileges of the scope''s '
+    'owner, and must be able to SET ROLE to a new owner. '
+    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, live '
+    'keys, or an open claim of this transaction), 22023, 22004 (force).';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -569,7 +570,7 @@ COMMENT ON FUNCTION idem.drop_scope IS
     'Drops a scope. All its records count as expired when this transaction commits, and the purge '
     'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
     'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID008 unknown_scope, 42501.';
+    'Raises ID008 unknown_scope, 42501, 55000 (an open claim of this transaction).';
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance

@@ -199,7 +199,7 @@ SELECT
         ELSE ''
     END
     || (SELECT string_agg(
-            format('UPDATE %s SET expires = created + interval ''1 year'' '
+            format('UPDATE %s SET expires = now() + interval ''1 year'' '
                    'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
                    'AND expires > created + interval ''730 days''', r.records, l.scope),
             '; ')
@@ -238,9 +238,8 @@ SELECT
            CASE h.keys WHEN 1 THEN '' ELSE format(' (and %s more)', h.keys - 1) END),
     format('To see the keys: SELECT * FROM idem.hot_keys WHERE scope = %L ORDER BY conflicts DESC. '
            'Make the clients send a new key for each operation, and repeat its request unchanged; '
-           'or list the members that may differ: '
-           'SELECT idem.alter_scope(%L, request_exclude => ...). '
-           'When that is done: SELECT idem.stats_reset(%L)', h.scope, h.scope, h.scope)
+           'or add the members that may differ to the scope''s request_exclude, which counts for '
+           'new keys. When that is done: SELECT idem.stats_reset(%L)', h.scope, h.scope)
 FROM conflicting h
 
 UNION ALL
@@ -261,9 +260,9 @@ SELECT
     t.scope,
     format('Scope "%s" has at least %s keys with several tenants: a retry with another tenant '
            'runs the operation again.', t.scope, t.shared),
-    format('Make the callers repeat the tenant with the key. If each tenant connects as a role of '
-           'its own, bind the tenant to the role: '
-           'SELECT idem.alter_scope(%L, tenant_from => ''role'')', t.scope)
+    'Make the callers repeat the tenant with the key. If each tenant connects as a role of its '
+    'own, create a scope for new keys that takes the tenant from the role '
+    '(tenant_from => ''role'').'
 FROM keys t
 WHERE t.shared >= 10 AND t.tenant_from <> 'role'
 
@@ -275,9 +274,8 @@ SELECT
     format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s account '
            'for only %s.', s.scope, s.about, s.live, s.claims,
            date_trunc('second', s.counted_for), s.ttl, s.needed),
-    format('If callers pass a ttl longer than the scope''s, make that the scope''s: '
-           'SELECT idem.alter_scope(%L, ttl => ...). If the claims came in a burst, limit new '
-           'ones: SELECT idem.alter_scope(%L, claims_per_minute => ...)', s.scope, s.scope)
+    'If callers pass a ttl longer than the scope''s, make that the scope''s with '
+    'idem.alter_scope(). If the claims came in a burst, limit new ones with claims_per_minute.'
 FROM sized s
 WHERE s.counted_for >= s.ttl AND s.live >= 10000 AND s.live > 2 * s.needed
 

@@ -137,7 +137,8 @@ function responseOf({ status = 200, headers, response, body, replayed }) {
 
 // A problem document (RFC 9457). The client does not get messages of internal errors.
 function problem(error, status) {
-  const code = sqlstate(error) ?? '08006'; // a lost connection has no SQLSTATE
+  // A lost connection has no SQLSTATE.
+  const code = error instanceof Failure ? 'ID003' : sqlstate(error) ?? '08006';
   const [, name, title] = PROBLEMS[code] ?? [];
   const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
   return {

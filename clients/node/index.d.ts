@@ -38,8 +38,8 @@ export interface Options {
 
 export interface Operation extends Options {
   key: string;
-  /** JSON. The same key with another request is refused (ID002). */
-  request?: unknown;
+  /** JSON; null binds no request. The same key with another request is refused (ID002). */
+  request: {} | null;
 }
 
 export interface Answer<T = unknown> {
@@ -89,8 +89,15 @@ export class Refused extends Error {
   readonly dataType?: string;
 }
 
+/** ID002: the key was used for a different request. */
+export class Conflict extends Refused {
+  constructor(code: string, constraint: string, message: string, differs?: (string | null)[] | null);
+  /** The members that differ, if the scope explains its conflicts. */
+  readonly differs?: (string | null)[];
+}
+
 /** Runs handler(client, request) once for each key, and returns what it returned. */
-export function idempotent<Request, Response>(
+export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
   options: Options,
   handler: (client: PoolClient, request: Request) => Promise<Response>,

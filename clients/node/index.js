@@ -22,7 +22,7 @@ const RETRY = {
 
 const CLAIM = `
   SELECT claimed, outcome, token, response::text, status, headers, body, error,
-         ceil(1000 * extract(epoch FROM retry_after))::text AS "retryAfter"
+         ceil(1000 * extract(epoch FROM retry_after))::text AS "retryAfter", differs
     FROM idem.try_claim($1::text, $2::text, $3::jsonb, tenant => $4::text, ttl => $5::interval,
                         wait => $6::interval)`;
 const COMPLETE = `SELECT idem.complete($1, $2::jsonb, $3, $4::jsonb, $5::bytea)::text AS response`;
@@ -44,6 +44,15 @@ class Refused extends Error {
     super(message);
     this.name = 'Refused';
     Object.assign(this, { code, schema: 'idem', constraint, dataType: retryAfter ?? undefined });
+  }
+}
+
+// ID002. differs names the members that differ, if the scope explains its conflicts.
+class Conflict extends Refused {
+  constructor(code, constraint, message, differs) {
+    super(code, constraint, message);
+    this.name = 'Conflict';
+    this.differs = differs ?? undefined;
   }
 }
 
@@ -134,9 +143,12 @@ function rethrowAsLost(error) {
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
 async function run(pool, { scope, key, request, tenant, ttl, wait = WAIT, begin, retry }, work) {
+  if (typeof key !== 'string') throw new TypeError(`the key must be a string, not ${typeof key}`);
+  const bound = json(request); // undefined for what is not JSON
+  if (bound === undefined) throw new TypeError('the request must be JSON, or null to bind none');
   const outcome = await transaction(pool, async (client) => {
     const { rows: [claim] } =
-      await client.query(CLAIM, [scope, key, json(request), tenant, ttl, wait]);
+      await client.query(CLAIM, [scope, key, bound, tenant, ttl, wait]);
     return claim.claimed ? operate(client, claim.token, work) : stored(claim, key);
   }, { begin, retry });
   if (outcome instanceof Failure) throw outcome;
@@ -154,18 +166,18 @@ async function operate(client, token, work) {
     const headers = storable(failure.headers);
     const error = { sqlstate: code === 'ID003' ? undefined : code, message, detail, hint };
     await client.query('ROLLBACK TO SAVEPOINT idem');
-    await client.query(FAIL, [token, json(error), status, json(headers), body]);
+    await client.query(FAIL, [token, json(error), status, json(headers ?? null), body]);
     return failure;
   }
   const { response, status, body } = answer;
   const headers = storable(answer.headers);
   const { rows: [completed] } =
-    await client.query(COMPLETE, [token, json(response), status, json(headers), body]);
+    await client.query(COMPLETE, [token, json(response ?? null), status, json(headers ?? null), body]);
   // As a retry will get it: JSON has no Date, for example.
   return { response: JSON.parse(completed.response), status, headers, body, replayed: false };
 }
 
-function stored({ outcome, response, status, headers, body, error, retryAfter }, key) {
+function stored({ outcome, response, status, headers, body, error, retryAfter, differs }, key) {
   checkHeaders(headers);
   const rest = {
     status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined,
@@ -175,6 +187,7 @@ function stored({ outcome, response, status, headers, body, error, retryAfter },
     const message = error?.message ?? `operation "${key}" has failed permanently`;
     return new Failure(message, { ...error, ...rest, replayed: true });
   }
+  if (outcome === 'conflict') throw new Conflict(...REFUSALS.conflict(key), differs);
   throw new Refused(...REFUSALS[outcome](key), retryAfter);
 }
 
@@ -197,7 +210,7 @@ function storable(headers) {
     Object.entries(headers).map(([name, value]) => [name, text(value)]));
 }
 
-const json = (value) => (value === undefined || value === null ? null : JSON.stringify(value));
+const json = (value) => (value === null ? null : JSON.stringify(value));
 
 // A function of (key, request) that runs handler(client, request) once for each key, and returns
 // what it returned.
@@ -210,5 +223,5 @@ function idempotent(pool, options, handler) {
 }
 
 module.exports = {
-  idempotent, run, transaction, Failure, Refused, isTransient, retryAfter, sqlstate,
+  idempotent, run, transaction, Conflict, Failure, Refused, isTransient, retryAfter, sqlstate,
 };

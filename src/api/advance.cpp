@@ -50,6 +50,7 @@ Call read_call(FunctionCallInfo fcinfo) {
 
 pg::Watermark look(const pg::KeyName& source, bool locked) {
     const pg::Watermarks table = locked ? pg::Watermarks::to_write() : pg::Watermarks::to_read();
+    if (locked) (void)pg::records_after_change(source.scope_id);
     const pg::Watermark found = pg::find_watermark(table, source);
     table.close();
     if (!found.in_snapshot)

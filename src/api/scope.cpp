@@ -12,9 +12,9 @@
 #include "core/header.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
-#include "pg/open_claims.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
@@ -50,6 +50,7 @@ enum Argument {
     arg_max_bytes,
     arg_records,
     arguments,
+    arg_force = arguments,          // of alter_scope() only
     arg_if_not_exists = arguments,  // of create_scope() only
     create_arguments
 };
@@ -235,22 +236,31 @@ void check_owner(Oid owner) {
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
-// or given to another owner.
-const pg::Scope& locked_scope(FunctionCallInfo fcinfo, const char* function) {
+// or given to another owner. A claim that is open here was granted by the rules as they are.
+std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    return pg::usable_scope(name, function);
+    const std::int32_t scope = pg::usable_scope(name, function).id;
+    const pg::Claim* claim = pg::newest_open_claim(scope);
+    if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
+    return scope;
 }
 
-// The records would not be found any more, and their operations would be executed twice. Waits for
-// open claims, whose records are to come.
-void check_left_behind(const pg::Scope& scope, bool elsewhere) {
-    if (scope.records == elsewhere) return;
-    if (const pg::Claim* claim = pg::newest_open_claim(); claim != nullptr)
-        report::claim_is_open("idem.alter_scope()", claim->scope_name, claim->key);
-    const std::int64_t left = pg::live_records_of(scope.id);
-    if (left > 0) report::records_left_behind(scope.name, left);
+// The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
+// for the transactions that have a claim, and keeps others from claiming until this one ends; they
+// then ask again.
+void check_identity(std::int32_t id, const pg::ScopeRules& rules) {
+    const pg::Scope& scope = *pg::find_scope_by_id(id);
+    const bool other_tenants =
+        rules.tenant_from && pg::tenant_from_of(*rules.tenant_from) != scope.tenant_from;
+    const bool other_tables = rules.records && *rules.records != scope.records;
+    if (!other_tenants && !other_tables) return;
+    const char* name = pstrdup(scope.name);
+    const pg::Keys keys = pg::keys_of(id);
+    if (keys.any())
+        report::live_keys_lose_identity(name, name_of(other_tables ? arg_records : arg_tenant_from),
+                                        keys.records, keys.watermarks, keys.until);
 }
 
 }  // namespace
@@ -293,11 +303,11 @@ IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
-    const pg::Scope& scope = api::locked_scope(fcinfo, "alter_scope");
-    const std::int32_t id = scope.id;
+    const bool force = api::force_arg(fcinfo, api::arg_force);
+    const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
-    if (rules.records) api::check_left_behind(scope, *rules.records);
-    pg::update_scope(id, rules);
+    if (!force) api::check_identity(scope, rules);
+    pg::update_scope(scope, rules);
     PG_RETURN_VOID();
 }
 
@@ -313,7 +323,7 @@ IDEM_FUNCTION(idem_scope_ddl) {
 IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
-    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope").id);
+    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
     PG_RETURN_VOID();
 }
 

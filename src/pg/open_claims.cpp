@@ -229,6 +229,13 @@ const Claim* newest_open_claim() {
     return claim;
 }
 
+const Claim* newest_open_claim(std::int32_t scope_id) {
+    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
+    while (claim != nullptr && (claim->phase != Phase::open || claim->scope_id != scope_id))
+        claim = claim->older;
+    return claim;
+}
+
 const Claim* newest_claim() {
     return claims == nullptr ? nullptr : claims->newest;
 }

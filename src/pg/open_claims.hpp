@@ -54,6 +54,9 @@ void refuse_closed(const Claim& claim);
 // The newest open claim; NULL if there is none.
 const Claim* newest_open_claim();
 
+// The newest open claim of the scope; NULL if there is none.
+const Claim* newest_open_claim(std::int32_t scope_id);
+
 // The newest claim in any phase; NULL if there is none.
 const Claim* newest_claim();
 

@@ -420,16 +420,6 @@ std::int32_t record_scope(TupleTableSlot* slot) {
     return DatumGetInt32(column(slot, column_scope, null));
 }
 
-std::optional<std::uint32_t> record_secret(TupleTableSlot* slot) {
-    const auto* stored = varlena_column<bytea>(slot, column_fingerprint);
-    if (stored == nullptr) return std::nullopt;
-    const auto* bytes = reinterpret_cast<const std::byte*>(VARDATA_ANY(stored));
-    core::Fingerprint fingerprint;
-    if (!core::unpack({bytes, static_cast<std::size_t>(VARSIZE_ANY_EXHDR(stored))}, fingerprint))
-        return std::nullopt;
-    return fingerprint.secret_id;
-}
-
 std::string_view record_tenant(TupleTableSlot* slot) {
     bool null;
     return view_of(DatumGetTextPP(column(slot, column_tenant, null)));

@@ -129,9 +129,6 @@ Oid unfinished_index_of(Relation records);
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
 
-// The id of the secret that the record's fingerprint was made with; nothing if it has none.
-std::optional<std::uint32_t> record_secret(TupleTableSlot* slot);
-
 // The tenant of the row in the slot, into which it points.
 std::string_view record_tenant(TupleTableSlot* slot);
 

@@ -781,9 +781,10 @@ void identity_orphans(const char* what, std::int64_t records, std::int64_t water
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
              errmsg("the identity does not fit the keys in this database"),
-             errdetail("%s Its keys would not be found again: %lld records, %lld watermarks.", what,
-                       static_cast<long long>(records), static_cast<long long>(watermarks)),
-             errhint("Import an identity before the database is used. To give these keys up, "
+             errdetail("%s Keys of this database would not be found again. It has %lld unexpired "
+                       "records and %lld watermarks.",
+                       what, static_cast<long long>(records), static_cast<long long>(watermarks)),
+             errhint("Import an identity before the database is used. To give all keys up, "
                      "remove them with idem.forget() and idem.reset_stream(), or those of a "
                      "dropped scope with idem.purge().")));
     pg_unreachable();
@@ -1265,17 +1266,30 @@ void crypto_failure() {
     pg_unreachable();
 }
 
-void records_left_behind(const char* scope, std::int64_t records) {
+void scope_has_open_claim(std::string_view scope, std::string_view key) {
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("scope \"%s\" has records that have not expired", scope),
-             errdetail_plural("%lld record would not be found any more where other tables have the "
-                              "scope's records, and its operation could be executed twice.",
-                              "%lld records would not be found any more where other tables have "
-                              "the scope's records, and their operations could be executed twice.",
-                              static_cast<unsigned long>(records), static_cast<long long>(records)),
-             errhint("Create another scope with the setting \"records\" for new operations, or "
-                     "alter this one when its records have expired.")));
+             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
+                    c_string(scope)),
+             errdetail("This transaction has claimed key \"%s\".", c_string(key)),
+             errhint("Complete or release the claim first, or change the scope in a transaction of "
+                     "its own.")));
+    pg_unreachable();
+}
+
+void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
+                             std::int64_t watermarks, TimestampTz until) {
+    const char* expiry =
+        records == 0 ? "" : psprintf(" The last record expires at %s.", timestamptz_to_str(until));
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys", setting,
+                    c_string(scope)),
+             errdetail("Retries would not find their records, and would run the operations again. "
+                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
+                       static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
+             errhint("Create another scope for new keys, or change this one when its records have "
+                     "expired. To give its keys up, pass \"force\" => true.")));
     pg_unreachable();
 }
 

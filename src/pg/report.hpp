@@ -224,7 +224,10 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void no_records_chosen(const char* scope);
 [[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
 [[noreturn]] void watermarks_stay(const char* scope);
-[[noreturn]] void records_left_behind(const char* scope, std::int64_t records);
+[[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
+[[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
+                                          std::int64_t records, std::int64_t watermarks,
+                                          TimestampTz until);
 [[noreturn]] void record_table_of_writers(const char* table, const char* detail,
                                           const char* remedy);
 

@@ -278,7 +278,12 @@ std::optional<bool> records_after_change(std::int32_t id) {
     AcceptInvalidationMessages();
     if (valid) return std::nullopt;
     std::optional<bool> records;
-    scan_for(WithId{id}, [&](TupleTableSlot* slot) { records = read_bool(slot, column_records); });
+    const ById* before = by_id.find(id);
+    scan_for(WithId{id}, [&](TupleTableSlot* slot) {
+        records = read_bool(slot, column_records);
+        if (before != nullptr && before->scope->tenant_from != read_tenant_from(slot))
+            report::serialization_failure("The scope's \"tenant_from\" was changed meanwhile.");
+    });
     return records;
 }
 

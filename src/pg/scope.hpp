@@ -67,7 +67,8 @@ const Scope* find_scope_by_id(std::int32_t id);
 
 // Whether the scope's records are elsewhere now, if a scope has changed since the last call of the
 // functions above. Nothing if none has, or if the scope was dropped. What those functions have
-// returned stays valid.
+// returned stays valid. Raises 40001 if the tenant of a call comes from elsewhere now: the caller
+// has locked the table of a key that its retries would not find.
 std::optional<bool> records_after_change(std::int32_t id);
 
 // The most similar name of a scope that the current user may use; NULL if none is similar.

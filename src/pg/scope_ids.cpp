@@ -74,20 +74,6 @@ void keep_from_writing(Table table) {
     table_close(open_table(table, ShareRowExclusiveLock), NoLock);
 }
 
-// The lock on each table is kept until the transaction ends.
-template <class Match>
-std::int64_t count_live_records(Match match) {
-    const TimestampTz now = GetCurrentTimestamp();
-    std::int64_t count = 0;
-    for_each_record_table(AccessShareLock, [&](Relation table) {
-        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
-        scan_committed_rows(table, [&](TupleTableSlot* slot) {
-            if (match(slot) && record_expires(slot) > now) ++count;
-        });
-    });
-    return count;
-}
-
 // The column of a table that is marked as a record table; InvalidAttrNumber if it has none like it.
 AttrNumber column_of(Relation table, const char* name, Oid type) {
     const Oid relation = RelationGetRelid(table);
@@ -101,11 +87,12 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
     return null ? 0 : DatumGetInt32(id);
 }
 
-bool is_expired(TupleTableSlot* slot, AttrNumber expires, TimestampTz now) {
-    if (expires == InvalidAttrNumber) return false;
+// Without such a column the record never expires.
+TimestampTz expiry_in(TupleTableSlot* slot, AttrNumber column) {
+    if (column == InvalidAttrNumber) return DT_NOEND;
     bool null;
-    const Datum time = slot_getattr(slot, expires, &null);
-    return !null && DatumGetTimestampTz(time) <= now;
+    const Datum expiry = slot_getattr(slot, column, &null);
+    return null ? DT_NOEND : DatumGetTimestampTz(expiry);
 }
 
 // In any state, as highest_id(). A record table may have come from another database, with ids that
@@ -150,36 +137,27 @@ void give_scope_ids(std::int32_t last) {
     if (last > read_sequence().last) set_last_id(last);
 }
 
+// The lock on each table is kept until the transaction ends.
 Keys keys_of(std::optional<std::int32_t> scope) {
     Keys keys;
-    keys.records = count_live_records(
-        [&](TupleTableSlot* slot) { return !scope || record_scope(slot) == *scope; });
-    keep_from_writing(Table::watermark);
-    scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
-        if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
-    });
-    return keys;
-}
-
-std::int64_t live_records_of(std::int32_t scope) {
     const TimestampTz now = GetCurrentTimestamp();
-    std::int64_t count = 0;
     for_each_marked_table([&](Relation table) {
         const AttrNumber ids = column_of(table, "scope", INT4OID);
         const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
         if (ids == InvalidAttrNumber) return;
         LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
         scan_committed_rows(table, [&](TupleTableSlot* slot) {
-            if (id_in(slot, ids) == scope && !is_expired(slot, expires, now)) ++count;
+            const TimestampTz expiry = expiry_in(slot, expires);
+            if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
+            keys.until = std::max(keys.until, expiry);
+            ++keys.records;
         });
     });
-    return count;
-}
-
-std::int64_t records_under(std::int32_t secret) {
-    return count_live_records([&](TupleTableSlot* slot) {
-        return record_secret(slot) == static_cast<std::uint32_t>(secret);
+    keep_from_writing(Table::watermark);
+    scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
+        if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
     });
+    return keys;
 }
 
 std::int32_t next_scope_id() {

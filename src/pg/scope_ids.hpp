@@ -37,16 +37,10 @@ void give_scope_ids(std::int32_t last);
 struct Keys {
     std::int64_t records = 0;
     std::int64_t watermarks = 0;
+    TimestampTz until = 0;  // when the last of the records expires
     bool any() const { return records > 0 || watermarks > 0; }
 };
 Keys keys_of(std::optional<std::int32_t> scope);
-
-// The scope's records that have not expired; likewise. Counts those in tables that are marked as
-// record tables but not used, too.
-std::int64_t live_records_of(std::int32_t scope);
-
-// The records that have not expired and have a fingerprint under this secret; likewise.
-std::int64_t records_under(std::int32_t secret);
 
 // The ids of the scopes that were noted, as a list of integers.
 List* dropped_scopes();

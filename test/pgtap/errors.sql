@@ -69,7 +69,7 @@ CREATE ROLE test_nobody;
 CREATE ROLE test_administrator;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.export_identity, idem.import_identity, idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO test_administrator;
-SELECT idem.create_scope('tenants', tenant_required => true);
+SELECT idem.create_scope('tenants', tenant_required => true), idem.create_scope('idle');
 SELECT idem.create_scope('requests', request_required => true);
 CREATE SCHEMA test_elsewhere;
 SELECT idem.create_record_table('test_elsewhere.record'), idem.create_record_table('test_elsewhere.number', 'tenant_id', 'bigint'),
@@ -263,10 +263,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with explain_conflicts NULL', $$SELECT idem.create_scope('new', explain_conflicts => NULL)$$),
     ('22023', 'a scope with max_bytes 0', $$SELECT idem.create_scope('new', max_bytes => 0)$$),
     ('22023', 'a scope altered to max_bytes -2', $$SELECT idem.alter_scope('errors', max_bytes => -2)$$),
-    ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('errors', answer_ttl => '25 h')$$),
-    ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('errors', min_ttl => '1 h'); SELECT idem.claim('errors', 'new', ttl => '1 s')$$),
-    ('54000', 'a stored request that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.alter_scope('errors', store_request => true);
-                  SELECT idem.claim('errors', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
+    ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
+    ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
+    ('54000', 'a stored request that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.alter_scope('idle', store_request => true);
+                  SELECT idem.claim('idle', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
     ('ID008', 'the statement of an unknown scope', $$SELECT idem.scope_ddl('unknown')$$),
     ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
     ('22023', 'a scope with an empty name', $$SELECT idem.create_scope('')$$),
@@ -343,9 +343,12 @@ INSERT INTO wrong (state, what, call) VALUES
     ('55000', 'a take without a choice', $$SELECT idem.take('elsewhere')$$),
     ('0A000', 'a stream of a scope whose records are elsewhere', $$SELECT idem.use_records('test_elsewhere.record'), idem.advance('elsewhere', 'new', 1)$$),
     ('55000', 'records elsewhere for a scope that has some', $$SELECT idem.alter_scope('elsewhere', records => false)$$),
-    ('55000', 'records elsewhere under an open claim', $$SELECT idem.claim('errors', 'new'), idem.alter_scope('errors', records => true)$$),
     ('42P01', 'a claim whose table was dropped', $$SELECT idem.use_records('test_elsewhere.record'); DROP TABLE test_elsewhere.record; SELECT idem.claim('elsewhere', 'new')$$),
     ('42P01', 'a take whose table was dropped', $$SELECT idem.use_records('test_elsewhere.record'); DROP TABLE test_elsewhere.record; SELECT idem.take('elsewhere')$$),
+    ('55000', 'another tenant_from for a scope with live keys', $$SELECT idem.once('idle', 'live'); SELECT idem.alter_scope('idle', tenant_from => 'role')$$),
+    ('55000', 'a scope altered under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.alter_scope('errors', ttl => '2 days')$$),
+    ('55000', 'a scope dropped under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.drop_scope('errors')$$),
+    ('22004', 'an altered scope with force NULL', $$SELECT idem.alter_scope('errors', force => NULL)$$),
     ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
     ('22023', 'sizing with a rate that is no number', $$SELECT idem.records_needed('NaN', '1 day')$$),
     ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),
@@ -378,12 +381,12 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'forbidding no key', $$SELECT idem.forbid('errors', NULL)$$),
     ('22023', 'forbidding with an error that is none', $$SELECT idem.forbid('errors', 'new', error => '5')$$),
     ('ID001', 'forbidding a key of this transaction', $$SELECT idem.forbid('errors', 'held')$$),
-    ('ID010', 'a stale key', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
-                               SELECT idem.claim('errors', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
-    ('ID010', 'a key from the future', $$SELECT idem.alter_scope('errors', reject_stale_keys => true);
-                                         SELECT idem.claim('errors', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
-    ('ID007', 'a weak key', $$SELECT idem.alter_scope('errors', weak_keys => 'reject');
-                              SELECT idem.claim('errors', '4711')$$),
+    ('ID010', 'a stale key', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
+                               SELECT idem.claim('idle', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
+    ('ID010', 'a key from the future', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
+                                         SELECT idem.claim('idle', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
+    ('ID007', 'a weak key', $$SELECT idem.alter_scope('idle', weak_keys => 'reject');
+                              SELECT idem.claim('idle', '4711')$$),
     ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
     ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
@@ -545,7 +548,7 @@ INSERT INTO advice (call, says, never) VALUES
        INSERT INTO guarded DEFAULT VALUES$$, 'Trigger "guard" .*Perhaps you meant the scope "test_payments"\.', 'A claim names'),
     ($$SELECT idem.create_scope('errors')$$, 'idem\.alter_scope\(\)', NULL),
     ($$SELECT idem.create_scope('errors', max_attempts => 7, if_not_exists => true)$$, '"max_attempts" is NULL, not 7\..*idem\.scope_ddl\(\)', '"ttl"'),
-    ($$SELECT idem.alter_scope('errors', min_ttl => '1 h'); SELECT idem.claim('errors', 'new', ttl => '1 s')$$, '01:00:00.*longer "ttl"', NULL),
+    ($$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$, '01:00:00.*longer "ttl"', NULL),
     ($$SELECT idem.claim('errors', 'held')$$, 'Complete', 'forget'),
     ($$SELECT idem.forget('errors', 'held')$$, '[Rr]elease.*idem\.forget\(\)', 'before claiming again|FROM'),
     ($$SELECT idem.revoke('errors', 'held')$$, '[Rr]elease.*idem\.revoke\(\)', 'before claiming again|FROM'),

@@ -17,7 +17,7 @@ CREATE ROLE matrix_super SUPERUSER;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.revoke, idem.forget, idem.forget_tenant, idem.erase, idem.erase_tenant, idem.reset_stream TO matrix_admin, matrix_stranger;
 
-SELECT idem.create_scope('owned', owner => 'matrix_owner');
+SELECT idem.create_scope('owned', owner => 'matrix_owner'), idem.create_scope('idle', owner => 'matrix_owner');
 SELECT idem.create_scope('theirs', owner => 'matrix_stranger');
 SELECT idem.complete(token, '{"answer": "swordfish"}')
   FROM idem.claim('owned', 'finished', '{"card": "hunter2"}');
@@ -123,12 +123,12 @@ INSERT INTO call VALUES
      'administrator', $$SELECT idem.create_scope('new', owner => 'matrix_owner')$$),
     ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,bigint,boolean,boolean)',
      'superuser', $$SELECT idem.create_scope('new', owner => 'matrix_super')$$),
-    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,bigint,boolean)',
-     'administrator', $$SELECT idem.alter_scope('owned', ttl => '1 day')$$),
-    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,bigint,boolean)',
-     'superuser', $$SELECT idem.alter_scope('owned', owner => 'matrix_stranger')$$),
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,bigint,boolean,boolean)',
+     'administrator', $$SELECT idem.alter_scope('idle', ttl => '1 day')$$),
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,bigint,boolean,boolean)',
+     'superuser', $$SELECT idem.alter_scope('idle', owner => 'matrix_stranger')$$),
     ('idem.scope_ddl(text)', 'user', $$SELECT idem.scope_ddl('owned')$$),
-    ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('owned')$$),
+    ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('idle')$$),
     ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
     ('idem.forget(text,text,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
     ('idem.revoke(text,text,text)', 'administrator', $$SELECT idem.revoke('owned', 'new')$$),

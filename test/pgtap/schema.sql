@@ -36,7 +36,7 @@ SELECT set_eq(
     ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_bytes bigint DEFAULT NULL::bigint, records boolean DEFAULT NULL::boolean', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_bytes bigint DEFAULT NULL::bigint, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
@@ -315,6 +315,7 @@ SELECT throws_ok($$UPDATE idem.record SET key = key_uuid::text WHERE key_uuid IS
     'a record has its key once');
 SELECT throws_ok($$UPDATE idem.record SET key_uuid = NULL WHERE key_uuid IS NOT NULL$$, '23514', NULL,
     'and never lacks it');
+SELECT idem.complete(:'second');
 SELECT idem.drop_scope('compact');
 SELECT idem.purge();
 

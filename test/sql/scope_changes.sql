@@ -51,4 +51,56 @@ SELECT idem.advance('s', 'stream', 2), idem.advance('s', 'stream', 2);
 SELECT idem.advance('s', 'none', 1);
 SELECT idem.reset_stream('s', 'stream');
 SELECT idem.reset_stream('s', 'stream', 1);
-DROP FUNCTION attempt;
+
+-- A change that gives live keys another identity is refused: how many, and until when.
+\set VERBOSITY terse
+SELECT idem.create_scope('t', ttl => '1 hour');
+SELECT idem.once('t', 'k1', tenant => 'acme'), idem.once('t', 'k2'), idem.advance('t', 'stream', 1);
+CREATE FUNCTION refusal(statement text) RETURNS TABLE (message text, detail text) LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE statement;
+  RETURN QUERY SELECT 'done', NULL;
+EXCEPTION WHEN SQLSTATE '55000' THEN
+  GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL;
+  detail := replace(detail, (SELECT max(expires)::text FROM idem.record r JOIN idem.scope s ON s.id = r.scope WHERE s.name = 't'), 'THEN');
+  RETURN NEXT;
+END $$;
+SET timezone = 'UTC';
+SET datestyle = 'ISO';
+SELECT * FROM refusal($$SELECT idem.alter_scope('t', tenant_from => 'role')$$) \gx
+SELECT idem.alter_scope('t', tenant_from => 'argument', ttl => '2 hours');
+-- also for what this transaction has finished, and in every record table
+SELECT idem.forget('t', 'k1', tenant => 'acme'), idem.forget('t', 'k2'), idem.reset_stream('t', 'stream');
+BEGIN;
+SELECT idem.once('t', 'k3');
+SELECT message FROM refusal($$SELECT idem.alter_scope('t', tenant_from => 'role')$$);
+ROLLBACK;
+BEGIN;
+SELECT idem.advance('t', 'stream', 1);
+SELECT message FROM refusal($$SELECT idem.alter_scope('t', tenant_from => 'role')$$);
+ROLLBACK;
+BEGIN;
+SELECT idem.alter_scope('t', tenant_from => 'role');
+SELECT tenant_from FROM idem.scopes WHERE name = 't';
+ROLLBACK;
+SELECT idem.once('t', 'k2');
+SELECT idem.alter_scope('t', tenant_from => 'role', force => true);
+SELECT idem.once('t', 'k2');
+SELECT idem.alter_scope('t', force => NULL);
+
+-- Nothing of a scope changes while this transaction has an open claim in it.
+BEGIN;
+SELECT claimed FROM idem.claim('t', 'open');
+SELECT message FROM refusal($$SELECT idem.alter_scope('t', ttl => '1 day')$$);
+SELECT message FROM refusal($$SELECT idem.alter_scope('t', tenant_from => 'argument', force => true)$$);
+SELECT message FROM refusal($$SELECT idem.drop_scope('t')$$);
+SELECT idem.alter_scope('s', ttl => '1 day');
+SELECT idem.release(token) FROM idem.claim('s', 'another key that is long', tenant => 'acme');
+SELECT idem.alter_scope('s', ttl => '2 days');
+ROLLBACK;
+BEGIN;
+SELECT claimed FROM idem.claim('t', 'leased', lease => '1 hour');
+SELECT message FROM refusal($$SELECT idem.alter_scope('t', ttl => '1 day')$$);
+COMMIT;
+SELECT idem.alter_scope('t', ttl => '1 day');
+DROP FUNCTION attempt, refusal;

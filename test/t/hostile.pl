@@ -344,8 +344,8 @@ my %operation = (
 	'fails with a megabyte' => [ 'failed', q{BEGIN RAISE '%', repeat('x', 1000000); END} ],
 	'fails with more than is allowed' => [ '54000', q{BEGIN RAISE '%', repeat('x', 65 * 1024 * 1024); END} ],
 	'says that it is in our class' => [ 'ID001', q{BEGIN RAISE EXCEPTION USING ERRCODE = 'ID001'; END} ],
-	'drops its scope' => [ 'completed', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
-	'changes its scope' => [ 'completed', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
+	'drops its scope' => [ '55000', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
+	'changes its scope' => [ '55000', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
 	'drops the extension' => [ '55000', q{BEGIN EXECUTE 'DROP EXTENSION idem CASCADE'; RETURN '1'; END} ],
 	'returns nothing' => [ 'completed', q{BEGIN RETURN NULL; END} ],);
 for my $what (sort keys %operation)
@@ -521,6 +521,43 @@ is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 
 my $load = "SELECT idem.current_key() \\gset\n";
 is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'a role cannot raise the limit');
 is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'a superuser cannot raise the limit above 512 MB');
+
+# Headers ------------------------------------------------------------------------------------------
+
+# No form of headers gets past header_exclude, and none that could end a header and begin another is
+# stored. The same holds for a record that a superuser or a subscription has written.
+my %form = (
+	'a string' => '"Set-Cookie: sid=evil"', 'a number' => '1', 'null' => 'null', 'an array' => '[]', 'an array of names' => '["Set-Cookie"]',
+	'pairs' => '[["Set-Cookie", "sid=evil"], ["X-A", "1"]]', 'objects with name and value' => '[{"name": "Set-Cookie", "value": "sid=evil"}]',
+	'objects as PostgREST takes them' => '[{"Set-Cookie": "sid=evil"}]', 'an object in an object' => '{"X-A": {"Set-Cookie": "sid=evil"}}',
+	'pairs in an object' => '{"headers": [["Set-Cookie", "sid=evil"]]}', 'objects in an array' => '{"X-A": [{"Set-Cookie": "sid=evil"}]}', 'an array in an array' => '{"X-A": [["1"]]}',
+	'a value that is a number' => '{"X-A": 1}', 'a value that is null' => '{"X-A": null}', 'a value that is true' => '{"X-A": [true]}',
+	'no name' => '{"": "1"}', 'a blank after a name' => '{"Set-Cookie ": "sid=evil"}', 'a blank before a name' => '{" Set-Cookie": "sid=evil"}', 'a tab in a name' => '{"Set-Cookie\t": "sid=evil"}',
+	'a colon in a name' => '{"Set-Cookie:": "sid=evil"}', 'a pair in a name' => '{"X-A: 1\r\nSet-Cookie": "sid=evil"}', 'a line break in a name' => '{"X-A\nSet-Cookie": "1"}',
+	'a name with a comma' => '{"X-A,Set-Cookie": "1"}', 'a quoted name' => '{"\"X-A\"": "1"}', 'a name that is not ASCII' => '{"Sët-Cookie": "1"}', 'a name in full width' => '{"Ｓet-Cookie": "1"}',
+	'a name with a zero-width space' => '{"Set-Cookie\u200b": "1"}', 'a name with DEL' => '{"Set-Cookie\u007f": "1"}', 'a name with a soft hyphen' => '{"Set\u00adCookie": "1"}',
+	'CR and LF in a value' => '{"X-A": "1\r\nSet-Cookie: sid=evil"}', 'LF in a value' => '{"X-A": "1\nSet-Cookie: sid=evil"}', 'CR in a value' => '{"X-A": "1\rSet-Cookie: sid=evil"}',
+	'a folded value' => '{"X-A": "1\r\n 2"}', 'a value that is folded with a tab' => '{"X-A": "1\n\t2"}', 'CR at the end' => '{"X-A": "1\r"}', 'a line break in the second value' => '{"X-A": ["1", "2\r\nSet-Cookie: sid=evil"]}',
+	'a bell in a value' => '{"X-A": "\u0007"}', 'DEL in a value' => '{"X-A": "\u007f"}', 'a vertical tab in a value' => '{"X-A": "\u000b"}',);
+run_sql(q{SELECT idem.complete(token, '1', 200, '{"X-A": "1"}') FROM idem.claim('plain', 'written by others')}, $db);
+for my $what (sort keys %form)
+{
+	for my $call (q{complete(:'token', '1', 200, }, q{fail(:'token', '{"message": "no"}', 400, })
+	{
+		is(run_sql("BEGIN; SELECT token FROM idem.claim('plain', 'headers') \\gset\nSELECT idem.$call'$form{$what}')", $db), '22023', "headers with $what are refused: " . $call =~ s/\(.*//r);
+	}
+	is(run_sql(qq(UPDATE idem.record SET headers = '$form{$what}' WHERE key = 'written by others';\nSELECT idem.http_headers(c) FROM idem.claim('plain', 'written by others') c), $db), '22023',
+		"stored headers with $what are not sent");
+}
+is( run_sql(<<'SQL', $db), qq({"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}\nt\n{"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}), 'of the documented form, only those that the scope excludes are left out');
+BEGIN;
+SELECT token FROM idem.claim('plain', 'documented headers') \gset
+SELECT idem.complete(:'token', '1', 200, '{"X-A": "1", "SET-Cookie": "sid=evil", "set-cookie": ["a", "b"], "Vary": ["Accept", "Origin"], "Authorization": "x", "Empty": []}') \gset
+COMMIT;
+SELECT headers FROM idem.lookup('plain', 'documented headers');
+SELECT redacted FROM idem.lookup('plain', 'documented headers');
+SELECT headers FROM idem.claim('plain', 'documented headers');
+SQL
 
 # Many claims --------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 const assert = require('node:assert/strict');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
+const { Conflict, Failure, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, state } = require('./support.js');
 
 after(finish);
@@ -73,6 +73,22 @@ test('a claim waits for two seconds unless the caller says otherwise, and passes
   assert.equal(await one(`SELECT expires_at - now() < '1 hour' FROM idem.lookup('payments', $1)`, [key]), true);
 });
 
+test('a key is text, and the request is said', async () => {
+  const nowhere = { connect: () => assert.fail('connects') };
+  const payNowhere = idempotent(nowhere, { scope: 'payments' }, pay);
+  for (const key of [{ amount: 1 }, undefined, null, 4711, true, ['k'], Buffer.from('k'), new String('k')]) {
+    const error = await rejected(payNowhere(key, { amount: 1 }));
+    assert.deepEqual([error.name, /key must be a string/.test(error.message)], ['TypeError', true]);
+  }
+  for (const request of [undefined, () => {}, Symbol('x')]) {
+    const error = await rejected(payNowhere('key', request));
+    assert.deepEqual([error.name, /request must be JSON/.test(error.message)], ['TypeError', true]);
+  }
+  const none = (key) => run(pool, { scope: 'limited', tenant: key, key, request: null }, () => ({ response: 1 }));
+  const { key } = operation();
+  assert.deepEqual([(await none(key)).replayed, (await none(key)).replayed], [false, true]);
+});
+
 // Refusals ----------------------------------------------------------------------------------------
 
 test('another request under the same key is refused', async () => {
@@ -80,10 +96,18 @@ test('another request under the same key is refused', async () => {
   await payOnce(key, request);
   const other = operation().request;
   const error = await rejected(payOnce(key, other));
-  assert.ok(error instanceof Refused);
-  assert.deepEqual([error.code, error.schema, error.constraint], ['ID002', 'idem', 'key_conflict']);
+  assert.ok(error instanceof Refused && error instanceof Conflict);
+  assert.deepEqual([error.name, error.code, error.schema, error.constraint, error.differs],
+    ['Conflict', 'ID002', 'idem', 'key_conflict', undefined]);
   assert.equal(isTransient(error), false);
   assert.equal(await effects(other), 0);
+});
+
+test('a conflict says which members differ, if the scope explains it', async () => {
+  const { key, request } = operation();
+  await payOnce(key, request, { scope: 'explaining' });
+  const error = await rejected(payOnce(key, operation().request, { scope: 'explaining' }));
+  assert.deepEqual(error.differs, ['amount']);
 });
 
 test('a key in flight: refused with a time, and answered once the holder has completed', async () => {
@@ -110,7 +134,7 @@ test('refusals are not retried if the caller does not want it', async () => {
 test('the limit of a tenant, a stale key, a weak key', async () => {
   const { key, request } = operation();
   const tenant = key;
-  const limited = (name) => run(pool, { scope: 'limited', key: name, tenant, retry: once }, () => ({}));
+  const limited = (name) => run(pool, { scope: 'limited', key: name, request: null, tenant, retry: once }, () => ({}));
   await limited('first');
   const error = await rejected(limited('second'));
   assert.deepEqual([error.code, error.constraint, isTransient(error)], ['ID009', 'limit_exceeded', true]);
@@ -118,7 +142,7 @@ test('the limit of a tenant, a stale key, a weak key', async () => {
   assert.equal((await limited('first')).replayed, true);
   // Longer than the deadline: the caller gets it at once.
   const retry = { onRetry: () => assert.fail('retried') };
-  const late = await rejected(run(pool, { scope: 'limited', key, tenant, retry }, () => ({})));
+  const late = await rejected(run(pool, { scope: 'limited', key, request: null, tenant, retry }, () => ({})));
   assert.equal(late.code, 'ID009');
 
   const stale = await rejected(
@@ -204,7 +228,7 @@ test('a Failure after an error of the server', async () => {
 test('an operation whose attempts are used up has failed', async () => {
   const { key, request } = operation();
   await pool.query(`SELECT idem.claim('once only', $1, lease => '1 microsecond')`, [key]);
-  const error = await rejected(run(pool, { scope: 'once only', key }, () => assert.fail('runs')));
+  const error = await rejected(run(pool, { scope: 'once only', key, request: null }, () => assert.fail('runs')));
   assert.deepEqual([error instanceof Failure, error.code, error.replayed], [true, 'ID003', true]);
 });
 

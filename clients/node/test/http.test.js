@@ -12,6 +12,15 @@ after(() => Promise.all([finish(), ...servers.map((server) => server.close())]))
 
 let retried = 0;
 
+// How the attempt ends that follows one which answered 200 and failed to commit.
+let attempts = 0;
+const ends = {
+  failure() { throw new Failure('insufficient funds', { status: 402, sqlstate: 'P0402' }); },
+  refusal() { return { status: 404 }; },
+  answer() { return { status: 201, body: 'second attempt' }; },
+  mistake() { throw new TypeError('a mistake'); },
+};
+
 // What both frameworks serve: path, options, handler.
 const routes = {
   '/payments': [{ scope: 'payments' }, async (request, client) => ({
@@ -53,6 +62,12 @@ const routes = {
   '/races': [{ scope: 'payments' }, async (request, client) => {
     await client.query('SELECT lose_race()');
     return { body: await pay(client, request.body) };
+  }],
+  '/lost-commit': [{ scope: 'payments' }, async (request, client) => {
+    await client.query('INSERT INTO payment (amount) VALUES (40001)');
+    attempts++;
+    if (attempts === 1) return { headers: { 'x-attempt': '1', 'set-cookie': 'a=1' }, body: 'paid' };
+    return ends[request.body.then]();
   }],
   '/slow': [{ scope: 'payments' }, async (request, client) => {
     await client.query(`SET LOCAL statement_timeout = '1 ms'`);
@@ -270,6 +285,24 @@ for (const [name, listen] of Object.entries(frameworks)) {
         assert.equal(response.status, 500);
         assert.match(JSON.parse(response.body).error, message);
         assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+    });
+
+    await t.test('nothing of an attempt that was rolled back is sent', async () => {
+      for (const [then, status, body] of [['failure', 402, /insufficient funds/], ['refusal', 404, /^$/],
+        ['answer', 201, /^second attempt$/], ['mistake', 500, /a mistake/]]) {
+        const { key } = operation();
+        attempts = 0;
+        await pool.query('ALTER SEQUENCE commits RESTART');
+        for (const again of [false, true]) {
+          const response = await post('/lost-commit', key, { then });
+          assert.equal(response.status, status);
+          assert.match(response.body.toString(), body);
+          assert.deepEqual([response.headers['x-attempt'], response.headers['set-cookie']], [undefined, undefined]);
+          const replayed = again && ['failure', 'answer'].includes(then);
+          assert.equal(response.headers['idempotency-replayed'], replayed ? 'true' : undefined);
+          if (then === 'failure') assert.equal(JSON.parse(response.body).sqlstate, 'ID003');
+        }
       }
     });
 

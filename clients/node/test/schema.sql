@@ -9,7 +9,18 @@ SELECT idem.create_scope('limited', claims_per_minute => 1);
 SELECT idem.create_scope('fresh', reject_stale_keys => true);
 SELECT idem.create_scope('once only', max_attempts => 1);
 SELECT idem.create_scope('strong', weak_keys => 'reject');
+SELECT idem.create_scope('explaining', explain_conflicts => true);
 SELECT idem.create_scope('secretive', response_exclude => '{card.number}');
+
+-- The first transaction with a payment of 40001 since the sequence was restarted fails to commit.
+CREATE SEQUENCE commits;
+CREATE FUNCTION lose_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF nextval('commits') = 1 THEN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END IF;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER lose_commit AFTER INSERT ON payment DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.amount = 40001) EXECUTE FUNCTION lose_commit();
 
 -- Loses the first two races since the sequence was restarted.
 CREATE SEQUENCE tries;

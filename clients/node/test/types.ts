@@ -2,7 +2,7 @@
 import express from 'express';
 import fastify from 'fastify';
 import { Pool, type PoolClient } from 'pg';
-import { Failure, Refused, idempotent, isTransient, retryAfter, run, sqlstate, transaction } from 'pg-idem';
+import { Conflict, Failure, Refused, idempotent, isTransient, retryAfter, run, sqlstate, transaction } from 'pg-idem';
 import { idempotent as route } from 'pg-idem/express';
 import { idempotent as fastifyRoute, plugin } from 'pg-idem/fastify';
 
@@ -18,19 +18,24 @@ const pay = idempotent(pool, { scope: 'payments', wait: '2 seconds', retry: { at
 const answer: Promise<{ payment: number }> = pay('key', { amount: '10' }, { tenant: 'acme' });
 // @ts-expect-error: the request has the handler's type
 pay('key', { amount: 10 });
+// @ts-expect-error: the key is forgotten
+pay({ amount: '10' });
 // @ts-expect-error: the scope is missing
 idempotent(pool, {}, async () => 1);
 
 const outcome = run(pool, { scope: 'payments', key: 'key', request: { amount: '10' } },
   async () => ({ response: 1, status: 201, headers: { location: '/' }, body: Buffer.from('1') }));
 outcome.then(({ replayed, response, status }) => [replayed satisfies boolean, response satisfies number, status]);
-run(pool, { scope: 'messages', key: 'key' }, async (client) => { await client.query('SELECT 1'); });
+run(pool, { scope: 'messages', key: 'key', request: null }, async (client) => { await client.query('SELECT 1'); });
+// @ts-expect-error: the request is forgotten
+run(pool, { scope: 'messages', key: 'key' }, async () => {});
 // @ts-expect-error: response is the member
-run(pool, { scope: 'payments', key: 'key' }, async () => ({ answer: 1 }));
+run(pool, { scope: 'payments', key: 'key', request: {} }, async () => ({ answer: 1 }));
 
 transaction(pool, async (client) => client.query('SELECT 1'), { begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE' })
   .catch((error: unknown) => {
     const seconds: number = (retryAfter(error) ?? 0) / 1000;
+    if (error instanceof Conflict) return error.differs?.join();
     if (error instanceof Refused && error.constraint === 'in_progress') return [error.dataType, seconds];
     if (error instanceof Failure) return error.replayed;
     return [isTransient(error), sqlstate(error)?.startsWith('23')];

@@ -120,7 +120,7 @@ class Exchanges(unittest.TestCase):
                    ("AUTHORIZATION", "x"), ("Date", "today"), ("Connection", "close"),
                    ("Content-Length", "2"), ("Link", "<a>"), ("Link", "<b>"), ("X-Trace", "7")]
         answer = self.exchange(never_stored=["x-trace"]).judge(Response(201, headers, b"{}"))
-        self.assertEqual(answer.headers, {"Location": "/p/1", "Link": "<a>, <b>"})
+        self.assertEqual(answer.headers, {"Location": "/p/1", "Link": ["<a>", "<b>"]})
 
     def test_retry_after_is_in_whole_seconds(self):
         for after, seconds in ((0.05, "1"), (1.0, "1"), (1.1, "2"), (60, "60")):

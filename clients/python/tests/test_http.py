@@ -6,6 +6,7 @@ import time
 import unittest
 
 import psycopg
+import pg_idem
 from pg_idem import AsyncIdempotency, Idempotency
 from pg_idem import asgi, http, wsgi
 
@@ -41,6 +42,19 @@ OPTIONS = {"final_statuses": [402], "never_stored": ["X-Trace"], "max_body": 10_
 BOUND = '{"method": "POST", "path": "/payments", "query": "", "body": {"amount": 10}}'
 HEADERS = {"Location": "/payments/1", "Set-Cookie": "session=1", "X-Trace": "7"}
 calls = []  # the requests that reached a handler
+# The first transaction with a payment of 40001 fails to commit.
+LOST_COMMIT = """
+    DROP TRIGGER IF EXISTS lose_commit ON payment;
+    DROP SEQUENCE IF EXISTS commits;
+    CREATE SEQUENCE commits;
+    CREATE OR REPLACE FUNCTION lose_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF nextval('commits') = 1 THEN RAISE 'lost' USING ERRCODE = '40001'; END IF;
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER lose_commit AFTER INSERT ON payment DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (NEW.amount = 40001) EXECUTE FUNCTION lose_commit()"""
+PAY = "INSERT INTO payment (amount) VALUES (40001)"
 
 
 class Contract:
@@ -219,6 +233,164 @@ def lose(request):
         raise psycopg.errors.SerializationFailure("lost")
 
 
+class Attempts:
+    """An application whose first transaction answers 200 and fails to commit. Nothing of that
+    attempt is sent, stored or seen by the next. A subclass runs it with post()."""
+
+    def post(self, key):
+        """Runs self.act() in each attempt. Returns status, headers and body."""
+        raise NotImplementedError
+
+    def act(self, left_behind):
+        """The status, headers and chunks of this attempt."""
+        self.attempts.append(left_behind)
+        if len(self.attempts) == 1:
+            return "200 OK", [("X-Attempt", "1"), ("Set-Cookie", "session=1")], [b"paid"]
+        return self.then()
+
+    def run_to(self, then):
+        with connect() as connection:
+            connection.execute(LOST_COMMIT)
+        self.attempts, self.then, key = [], then, new_key()
+        first = self.post(key)
+        self.assertEqual(self.attempts, [None, None])
+        self.assertNotIn("x-attempt", first[1])
+        again = self.post(key)
+        return first, again, effects(key)
+
+    def test_a_failure(self):
+        def then():
+            raise pg_idem.Failure("insufficient funds", status=402, headers={
+                "X-Reason": "51", "Set-Cookie": "session=2", "x-trace": "7"})
+        first, again, paid = self.run_to(then)
+        self.assertEqual((first[0], again[0], len(self.attempts), paid), (402, 402, 2, 0))
+        self.assertEqual(json.loads(first[2])["detail"], "insufficient funds")
+        self.assertEqual(json.loads(first[2])["sqlstate"], "ID003")
+        self.assertEqual(again[2], first[2])
+        self.assertEqual(again[1], {**first[1], "idempotency-replayed": "true"})
+        self.assertEqual(first[1]["x-reason"], "51")
+        self.assertTrue({"set-cookie", "x-trace"}.isdisjoint(first[1]))
+
+    def test_a_failure_with_a_body(self):
+        def then():
+            raise pg_idem.Failure("no", body=b"<no/>", headers={"Content-Type": "text/xml"})
+        first, again, paid = self.run_to(then)
+        for response in (first, again):
+            self.assertEqual((response[0], response[2], response[1]["content-type"]),
+                             (409, b"<no/>", "text/xml"))
+
+    def test_an_answer(self):
+        first, again, paid = self.run_to(lambda: ("201 Created", [("Vary", "a"), ("Vary", "b")],
+                                                  [b"second", b"", b" attempt"]))
+        self.assertEqual((first[0], first[2], again[0], again[2], paid),
+                         (201, b"second attempt", 201, b"second attempt", 1))
+
+    def test_an_answer_that_is_not_stored(self):
+        first, again, paid = self.run_to(lambda: ("404 Not Found", [], []))
+        self.assertEqual((first[0], first[2], len(self.attempts), paid), (404, b"", 3, 0))
+
+    def test_a_final_status(self):
+        first, again, paid = self.run_to(lambda: ("402 Payment Required", [], [b"no"]))
+        self.assertEqual((first[0], first[2], again[2], len(self.attempts), paid),
+                         (402, b"no", b"no", 2, 0))
+
+    def test_a_mistake(self):
+        def then():
+            1 / 0
+        with self.assertRaises(ZeroDivisionError):
+            self.run_to(then)
+
+
+class WsgiAttempts(Attempts, PaymentTest):
+    def post(self, key):
+        import io
+
+        def app(environ, start_response):
+            left_behind, environ["left.behind"] = environ.get("left.behind"), 1
+            environ["idem.connection"].execute(PAY)
+            status, headers, chunks = self.act(left_behind)
+            start_response(status, headers)(b"")
+            return chunks
+        sent = []
+        middleware = wsgi.IdempotencyMiddleware(app, Idempotency(connect, wait=0), "payments",
+                                                **OPTIONS)
+        body = b"".join(middleware(
+            {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "HTTP_IDEMPOTENCY_KEY": key,
+             "wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}, lambda *start: sent.append(start)))
+        (status, headers), = sent
+        return int(status[:3]), {name.lower(): value for name, value in headers}, body
+
+    def test_an_error_page_replaces_what_was_written(self):
+        def app(environ, start_response):
+            environ["idem.connection"].execute(PAY)
+            start_response("201 Created", [("X-Page", "1")])(b"half a page")
+            start_response("202 Accepted", [], (ValueError, ValueError(), None))
+            return [b"another"]
+        sent = []
+        body = b"".join(wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments")(
+            {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": new_key()},
+            lambda *start: sent.append(start)))
+        self.assertEqual((body, sent[0][0], sent[0][1]), (b"another", "202 Accepted", []))
+
+    def test_content_length_is_digits(self):
+        class Unread:
+            def read(self, size):
+                raise AssertionError("read")
+        for length in ("-1", "+1", "1_0", " 1", "1 ", "0x1", "1.0", "\u0661", "9" * 5000):
+            sent = []
+            middleware = wsgi.IdempotencyMiddleware(self.fail, Idempotency(self.fail), "payments")
+            body, = middleware({"REQUEST_METHOD": "POST", "CONTENT_LENGTH": length,
+                                "HTTP_IDEMPOTENCY_KEY": "k", "wsgi.input": Unread()},
+                               lambda *start: sent.append(start))
+            with self.subTest(length[:9]):
+                self.assertEqual((sent[0][0], json.loads(body)["status"]), ("400 Bad Request", 400))
+
+
+class AsgiAttempts(Attempts, PaymentTest):
+    def post(self, key):
+        async def app(scope, receive, send):
+            left_behind, scope["state"]["left"] = scope["state"].get("left"), 1
+            scope["left"] = 1
+            await scope["state"]["idem_connection"].execute(PAY)
+            status, headers, chunks = self.act(left_behind)
+            await send({"type": "http.response.start", "status": int(status[:3]),
+                        "headers": [(n.lower().encode(), v.encode()) for n, v in headers]})
+            for chunk in [*chunks, b""]:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        return asyncio.run(self.call(app, key, [b""]))
+
+    async def call(self, app, key, chunks, **options):
+        sent, unread = [], [{"type": "http.request", "body": chunk, "more_body": True}
+                            for chunk in chunks] + [{"type": "http.request"}]
+        unread.reverse()
+        state = {"kept": 1}
+
+        async def receive():
+            return unread.pop()
+
+        async def send(message):
+            sent.append(message)
+        await asgi.IdempotencyMiddleware(
+            app, AsyncIdempotency(aconnect, wait=0), "payments", **OPTIONS)(
+                {"type": "http", "method": "POST", "path": "/", "state": state,
+                 "headers": [(b"idempotency-key", key.encode())]}, receive, send)
+        self.assertEqual(state, {"kept": 1})
+        start, body = sent
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        return start["status"], headers, body["body"]
+
+    def test_a_body_of_many_chunks(self):
+        async def app(scope, receive, send):
+            message = await receive()
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": message["body"]})
+        for size, status in ((10_000, 200), (10_001, 413)):
+            response = asyncio.run(self.call(app, new_key(), [b"x"] * size))
+            self.assertEqual(response[0], status)
+        response = asyncio.run(self.call(app, new_key(), [b"a", b"", b"bc"]))
+        self.assertEqual(response[2], b"abc")
+
+
 class Wsgi(Contract):
     def send(self, headers, body, path, method):
         calls.clear()
@@ -332,6 +504,10 @@ class Django(Wsgi, PaymentTest):
             content = json.loads(request.body)
             lose(content)
             made = payment.objects.create(amount=content["amount"])
+            calls[-1] = getattr(request, "left_behind", None)
+            request.left_behind = len(calls)
+            if content["amount"] == 40001 and len(calls) == 1:
+                return HttpResponse("paid", headers={"X-Attempt": "1"})
             if "divide" in content:
                 1 / content["divide"]
             if "stream" in content:
@@ -346,6 +522,14 @@ class Django(Wsgi, PaymentTest):
         urls.urlpatterns = [path("payments", payments), path("refunds", payments)]
         settings.PG_IDEM = {"scope": "payments", "idempotency": Idempotency(wait=0), **OPTIONS}
         cls.app = staticmethod(get_wsgi_application())
+
+    def test_nothing_of_an_attempt_that_was_rolled_back_survives(self):
+        with connect() as connection:
+            connection.execute(LOST_COMMIT)
+        key = new_key()
+        first = self.post(key, {"amount": 40001})
+        self.assertEqual((first[0], "x-attempt" in first[1], calls), (201, False, [None, None]))
+        self.assertEqual((self.post(key, {"amount": 40001})[2], effects(key)), (first[2], 1))
 
     def test_a_stream_is_sent_after_commit(self):
         key = new_key()

@@ -65,10 +65,21 @@ class Outcomes:
         self.assertFalse(self.pay(key, {"amount": 1}).replayed)
         self.assertTrue(self.pay(str(key), {"amount": 1}).replayed)
 
-    def test_no_key_is_refused(self):
-        with self.assertRaises(Refused) as raised:
-            self.pay(None, {"amount": 1})
-        self.assertEqual(raised.exception.sqlstate, "ID007")
+    def test_a_key_is_text_or_a_uuid(self):
+        for key in ({"amount": 1}, None, 4711, True, b"k", 1.5, ["k"], object()):
+            with self.subTest(key), self.assertRaisesRegex(TypeError, "must be a str or a UUID"):
+                self.pay(key, {"amount": 1}, statement="no statement")
+        with self.assertRaisesRegex(TypeError, "must be a str or a UUID"):
+            self.pay({"amount": 10}, None, scope="no scope")
+
+    def test_a_conflict_says_what_differs(self):
+        query("SELECT idem.create_scope('explaining', explain_conflicts => true, if_not_exists => true)::text")
+        for scope, differs in (("explaining", ["amount"]), ("payments", None)):
+            key = new_key()
+            self.pay(key, {"amount": 1, "note": "a"}, scope=scope)
+            with self.assertRaises(Conflict) as raised:
+                self.pay(key, {"amount": 2, "note": "a"}, scope=scope)
+            self.assertEqual(raised.exception.differs, differs)
 
     def test_no_response_is_a_response(self):
         key = new_key()
@@ -253,6 +264,9 @@ class Psycopg(Outcomes, PaymentTest):
         def pay(connection, request):
             """Pays."""
             return connection.execute(INSERT, request).fetchone()[0]
+        for forgotten in (lambda: pay({"amount": 1}), lambda: pay(new_key()), pay):
+            with self.assertRaises(TypeError):
+                forgotten()
         key = new_key()
         self.assertEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}))
         self.assertNotEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}, tenant="other"))
@@ -303,6 +317,19 @@ class Psycopg(Outcomes, PaymentTest):
         self.assertEqual((fields.schema_name, fields.constraint_name), ("idem", "in_progress"))
         self.assertEqual(pg_idem.retry_after(raised.exception), int(fields.datatype_name) / 1000)
 
+    def test_a_wrong_key_needs_no_connection(self):
+        def unreachable():
+            self.fail("connects")
+        for payments in (Idempotency(unreachable), AsyncIdempotency(unreachable)):
+            with self.assertRaises(TypeError):
+                asyncio.run(payments.run("payments", {"amount": 10}, None, print) or self.fail())
+
+    def test_no_request_is_said_so(self):
+        with connect() as connection:
+            connection.execute("SELECT idem.create_scope('unbound', if_not_exists => true)")
+        payments, key = Idempotency(connect).operation("unbound")(lambda *_: "done"), new_key()
+        self.assertEqual((payments(key, None), payments(key, request=None)), ("done", "done"))
+
     def test_claiming_a_key_twice_is_not_retried(self):
         calls = []
 
@@ -351,6 +378,10 @@ class PsycopgAsync(Outcomes, PaymentTest):
         @payments.operation("payments")
         async def pay(connection, request):
             return (await (await connection.execute(INSERT, request)).fetchone())[0]
+
+        for forgotten in (lambda: pay({"amount": 1}), lambda: pay(new_key()), pay):
+            with self.assertRaises(TypeError):
+                asyncio.run(forgotten())
 
         async def twice(key):
             return [await pay(key, {"amount": 1}) for _ in range(2)]

@@ -36,7 +36,7 @@ class AsyncIdempotency:
         def decorate(
                 function: Callable[[Any, Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
             @functools.wraps(function)
-            async def once(key: Key, request: Any = None, *, tenant: Optional[str] = None) -> Any:
+            async def once(key: Key, request: Any, *, tenant: Optional[str] = None) -> Any:
                 async def work(connection: Any) -> Any:
                     return await function(connection, request)
                 answer = await self.run(scope, key, request, work, tenant=tenant)
@@ -50,10 +50,11 @@ class AsyncIdempotency:
                   tenant: Optional[str] = None, retry: Optional[Retry] = None) -> Answer:
         """Claims the key, calls function(connection) and completes the claim with its result, in
         one transaction; or returns the stored answer. Raises Failure and Refused."""
+        text = core.key_text(key)
 
         async def attempt(connection: Any) -> Answer | Failure:
-            claim = await self.claim(connection, scope, key, request, tenant)
-            stored = claim.stored(str(key), self.loads)
+            claim = await self.claim(connection, scope, text, request, tenant)
+            stored = claim.stored(text, self.loads)
             if stored is not None:
                 return stored
             try:
@@ -97,7 +98,7 @@ class AsyncIdempotency:
         text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
         try:
             return Claim(*await self.execute(connection, core.CLAIM, {
-                "scope": scope, "key": None if key is None else str(key), "request": text,
+                "scope": scope, "key": core.key_text(key), "request": text,
                 "tenant": tenant if tenant is not None else self.tenant, "wait": self.wait}))
         except Exception as error:
             refused = core.as_refused(error)

@@ -49,7 +49,11 @@ class IdempotencyMiddleware:
                    if name == b"idempotency-key"]
 
         async def work(connection: Any) -> Any:
-            return exchange.judge(await self._call(scope, exchange.body, receive, connection))
+            exchange.begin()
+            try:
+                return exchange.judge(await self._call(scope, exchange.body, receive, connection))
+            except Failure as failure:
+                raise exchange.failed(failure)
 
         key = None
         try:
@@ -74,6 +78,7 @@ class IdempotencyMiddleware:
     async def _call(self, scope: dict[str, Any], body: bytes, receive: Any,
                     connection: Any) -> Response:
         response = Response(500, [], b"")
+        written: list[bytes] = []
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Any:
@@ -85,20 +90,23 @@ class IdempotencyMiddleware:
                 response.headers = [(name.decode("latin-1"), value.decode("latin-1"))
                                     for name, value in message.get("headers", [])]
             elif message["type"] == "http.response.body":
-                response.body += message.get("body", b"")
+                written.append(message.get("body", b""))
 
-        scope.setdefault("state", {})["idem_connection"] = connection
-        await self.app(dict(scope), replay, keep)
+        # A copy of the state, as another attempt begins with what this one has found.
+        state = {**scope.get("state", {}), "idem_connection": connection}
+        await self.app({**scope, "state": state}, replay, keep)
+        response.body = b"".join(written)
         return response
 
 
 async def _read(receive: Any, limit: int) -> Optional[bytes]:
     """The body, or the beginning of one that is too long; None if the client is gone."""
-    body, more = b"", True
-    while more and len(body) <= limit:
+    chunks, size, more = [], 0, True
+    while more and size <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
         more = message.get("more_body", False)
-    return body
+    return b"".join(chunks)

@@ -20,7 +20,7 @@ def _one_line(statement: str) -> str:  # as the server's log should show it
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
 CLAIM = _one_line("""
     SELECT outcome, token, CAST(response AS text), status, CAST(headers AS text), body,
-           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8)
+           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8), differs
       FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
                           CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
                           wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
@@ -81,7 +81,10 @@ class InProgress(Refused):
 
 
 class Conflict(Refused):
-    """ID002: the key was used for a different request."""
+    """ID002: the key was used for a different request. `differs` names the members that differ,
+    if the scope explains its conflicts; else it is None."""
+
+    differs: Optional[Sequence[Optional[str]]] = None
 
 
 class LimitExceeded(Refused):
@@ -103,6 +106,7 @@ class Claim(NamedTuple):
     body: Optional[bytes]
     error: Optional[str]
     retry_after: Optional[float]
+    differs: Optional[Sequence[Optional[str]]]
 
     def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer]:
         """The stored answer; None if the caller now owns the operation. Raises the rest."""
@@ -120,7 +124,10 @@ class Claim(NamedTuple):
                           hint=error.get("hint"), status=self.status, headers=headers, body=body,
                           replayed=True)
         refused, code, message = _REFUSALS[self.outcome]
-        raise refused(code, message.format(key=key), self.retry_after)
+        refusal = refused(code, message.format(key=key), self.retry_after)
+        if isinstance(refusal, Conflict):
+            refusal.differs = self.differs
+        raise refusal
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -237,6 +244,13 @@ class Retry:
 
 
 # Parameters of the statements ---------------------------------------------------------------
+
+
+def key_text(key: Key) -> str:
+    """The key, if it is one. A forgotten key must not make all calls one operation."""
+    if not isinstance(key, (str, uuid.UUID)):
+        raise TypeError(f"the key must be a str or a UUID, not {type(key).__name__}")
+    return str(key)
 
 
 def completion(token: Optional[str], answer: Answer, dumps: Callable[[Any], str]) -> dict[str, Any]:

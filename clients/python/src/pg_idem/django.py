@@ -60,8 +60,11 @@ class IdempotencyMiddleware:
         exchange = Exchange(self.policy, request.method, request.path,
                             request.META.get("QUERY_STRING", ""), request.body)
         responses: list[Any] = []
+        found = dict(vars(request))
 
         def call(connection: Any) -> Response:
+            vars(request).clear()  # what an attempt that was rolled back has noted there
+            vars(request).update(found)
             responses.append(self.get_response(request))
             return _response_of(responses[-1])
 

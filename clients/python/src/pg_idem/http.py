@@ -15,10 +15,10 @@ import math
 import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Callable, Collection, Optional, Sequence
+from typing import Any, Callable, Collection, Iterable, Optional, Sequence
 
 from . import core
-from .core import Answer, Failure, JsonText, Refused, Retry
+from .core import Answer, Failure, Headers, JsonText, Refused, Retry
 
 # Headers that concern one connection, one moment or one client's session.
 NEVER_STORED = frozenset("""
@@ -93,46 +93,64 @@ class Exchange:
     path: str
     query: str
     body: bytes
-    response: Optional[Response] = field(default=None, init=False)  # of the last attempt
+    # Of the attempt that is running, or that has been committed.
+    response: Optional[Response] = field(default=None, init=False)
 
     def request(self) -> JsonText:
         """What is bound to the key. JSON counts by value, anything else byte by byte."""
         text = json.dumps({"method": self.method, "path": self.path, "query": self.query})
         return JsonText(f'{text[:-1]}, "body": {_json_of(self.body)}}}')
 
+    def begin(self) -> None:
+        """To be called before each attempt: the one before was rolled back, with its answer."""
+        self.response = None
+
     def judge(self, response: Response) -> Answer:
         """The answer to store. Raises Failure or NotStored if the effect must not stay."""
         self.response = response
         if response.status < 400:
-            return Answer(None, response.status, self._stored_headers(response), response.body)
+            return Answer(None, response.status, self.stored(response.headers), response.body)
         if response.status in self.policy.final_statuses:
             raise Failure(phrase(response.status), status=response.status,
-                          headers=self._stored_headers(response), body=response.body)
+                          headers=self.stored(response.headers), body=response.body)
         raise NotStored(response)
 
     def outcome(self, answer: Any) -> Response:
         """The response to an Answer or a Failure."""
         if not answer.replayed and self.response:
             return self.response
-        if isinstance(answer, Failure) and answer.body is None:
-            return _replayed(problem(answer, answer.status))
-        status = answer.status or 200
         headers, body = core.header_list(answer.headers or {}), answer.body
-        if body is None:  # stored by a caller that does not speak HTTP
-            body = json.dumps(answer.response).encode()
-            if not any(name.lower() == "content-type" for name, _ in headers):
-                headers.append(("Content-Type", "application/json"))
-        headers = [pair for pair in headers if pair[0].lower() != "content-length"]
+        if isinstance(answer, Failure):
+            status = answer.status or 409
+            if body is None:
+                response = problem(answer, status)
+                headers, body = _without(headers, "content-type") + response.headers, response.body
+        else:
+            status = answer.status or 200
+            if body is None:  # stored by a caller that does not speak HTTP
+                body = json.dumps(answer.response).encode()
+                if not any(name.lower() == "content-type" for name, _ in headers):
+                    headers.append(("Content-Type", "application/json"))
+        headers = _without(headers, "content-length")
         if status >= 200 and status not in (204, 304):
             headers.append(("Content-Length", str(len(body))))
-        return _replayed(Response(status, headers, body))
+        if answer.replayed:
+            headers.append(("Idempotency-Replayed", "true"))
+        return Response(status, headers, body)
 
-    def _stored_headers(self, response: Response) -> dict[str, str]:
-        stored: dict[str, str] = {}
-        for name, value in response.headers:
+    def stored(self, headers: Iterable[tuple[str, str]]) -> Headers:
+        """The headers that may be stored. A header that is sent several times is a list."""
+        values: dict[str, list[str]] = {}
+        for name, value in headers:
             if name.lower() not in self.policy.never_stored:
-                stored[name] = f"{stored[name]}, {value}" if name in stored else value
-        return stored
+                values.setdefault(name, []).append(value)
+        return {name: several if len(several) > 1 else several[0]
+                for name, several in values.items()}
+
+    def failed(self, failure: Failure) -> Failure:
+        """The failure that a handler has raised, with the headers that may be stored."""
+        failure.headers = self.stored(core.header_list(failure.headers or {}))
+        return failure
 
 
 # A string of RFC 8941 with its parameters, which have no meaning yet.
@@ -188,7 +206,7 @@ def phrase(status: int) -> str:
 
 def problem(error: BaseException, status: Optional[int] = None) -> Response:
     """A problem document (RFC 9457). The client does not get messages of internal errors."""
-    code = core.sqlstate(error) or ("ID003" if isinstance(error, Failure) else "08006")
+    code = "ID003" if isinstance(error, Failure) else core.sqlstate(error) or "08006"
     status = status or http_status(code)
     kind, title = "about:blank", phrase(status)
     if code in OWN_ERRORS:
@@ -203,6 +221,11 @@ def problem(error: BaseException, status: Optional[int] = None) -> Response:
     return _json(status, document, more)
 
 
+def malformed(detail: str) -> Response:
+    return _json(400, {"type": "about:blank", "title": "Bad Request", "status": 400,
+                       "detail": detail}, [])
+
+
 def too_large(limit: int) -> Response:
     return _json(413, {"type": "about:blank", "title": "Content Too Large", "status": 413,
                        "detail": f"the request has more than {limit} bytes"}, [])
@@ -214,9 +237,8 @@ def _json(status: int, document: dict[str, Any], more: list[tuple[str, str]]) ->
                              ("Content-Length", str(len(body))), *more], body)
 
 
-def _replayed(response: Response) -> Response:
-    response.headers.append(("Idempotency-Replayed", "true"))
-    return response
+def _without(headers: list[tuple[str, str]], unwanted: str) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers if name.lower() != unwanted]
 
 
 def _json_of(body: bytes) -> str:

@@ -40,7 +40,7 @@ class Idempotency:
 
         def decorate(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
             @functools.wraps(function)
-            def once(key: Key, request: Any = None, *, tenant: Optional[str] = None) -> Any:
+            def once(key: Key, request: Any, *, tenant: Optional[str] = None) -> Any:
                 def work(connection: Any) -> Any:
                     return function(connection, request)
                 return self.run(scope, key, request, work, tenant=tenant).response
@@ -52,10 +52,11 @@ class Idempotency:
             tenant: Optional[str] = None, retry: Optional[Retry] = None) -> Answer:
         """Claims the key, calls function(connection) and completes the claim with its result, in
         one transaction; or returns the stored answer. Raises Failure and Refused."""
+        text = core.key_text(key)
 
         def attempt(connection: Any) -> Answer | Failure:
-            claim = self.claim(connection, scope, key, request, tenant)
-            stored = claim.stored(str(key), self.loads)
+            claim = self.claim(connection, scope, text, request, tenant)
+            stored = claim.stored(text, self.loads)
             if stored is not None:
                 return stored
             try:
@@ -98,7 +99,7 @@ class Idempotency:
         text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
         try:
             return Claim(*self.execute(connection, core.CLAIM, {
-                "scope": scope, "key": None if key is None else str(key), "request": text,
+                "scope": scope, "key": core.key_text(key), "request": text,
                 "tenant": tenant if tenant is not None else self.tenant, "wait": self.wait}))
         except Exception as error:
             refused = core.as_refused(error)

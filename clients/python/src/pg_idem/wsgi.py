@@ -38,23 +38,30 @@ class IdempotencyMiddleware:
         method, path = environ["REQUEST_METHOD"], _path(environ)
         if not self.policy.covers(method, path):
             return self.app(environ, start_response)
-        body = _read(environ, self.policy.max_body + 1)
-        if len(body) > self.policy.max_body:
-            response = http.too_large(self.policy.max_body)
-        else:
-            exchange = Exchange(self.policy, method, path, environ.get("QUERY_STRING", ""), body)
-            header = environ.get("HTTP_IDEMPOTENCY_KEY")
-            response = respond(self.idempotency, exchange, [] if header is None else [header],
-                               lambda: self.tenant(environ) if self.tenant else None,
-                               lambda connection: self._call(environ, body, connection))
+        response = self._respond(environ, method, path)
         start_response(f"{response.status} {http.phrase(response.status)}", response.headers)
         return [response.body]
+
+    def _respond(self, environ: dict[str, Any], method: str, path: str) -> Response:
+        try:
+            body = _read(environ, self.policy.max_body + 1)
+        except ValueError as error:
+            return http.malformed(str(error))
+        if len(body) > self.policy.max_body:
+            return http.too_large(self.policy.max_body)
+        exchange = Exchange(self.policy, method, path, environ.get("QUERY_STRING", ""), body)
+        header = environ.get("HTTP_IDEMPOTENCY_KEY")
+        return respond(self.idempotency, exchange, [] if header is None else [header],
+                       lambda: self.tenant(environ) if self.tenant else None,
+                       lambda connection: self._call(environ, body, connection))
 
     def _call(self, environ: dict[str, Any], body: bytes, connection: Any) -> Response:
         response = Response(500, [], b"")
         written: list[bytes] = []
 
         def start_response(status: str, headers: Any, exc_info: Any = None) -> Any:
+            if exc_info:  # an error page in place of what has been written
+                written.clear()
             response.status, response.headers = int(status.split(" ", 1)[0]), list(headers)
             return written.append
 
@@ -74,7 +81,11 @@ def respond(idempotency: Idempotency, exchange: Exchange, headers: Sequence[str]
     """The response to a request. `call` is the handler, on a connection."""
 
     def work(connection: Any) -> Any:
-        return exchange.judge(call(connection))
+        exchange.begin()
+        try:
+            return exchange.judge(call(connection))
+        except Failure as failure:
+            raise exchange.failed(failure)
 
     key = None
     try:
@@ -101,7 +112,9 @@ def _path(environ: dict[str, Any]) -> str:
 
 
 def _read(environ: dict[str, Any], limit: int) -> bytes:
-    length = environ.get("CONTENT_LENGTH")
+    length = environ.get("CONTENT_LENGTH") or ""
+    if length and not (length.isascii() and length.isdigit()):
+        raise ValueError("the header Content-Length is not a number")
     if not length and not environ.get("wsgi.input_terminated"):
         return b""
     body: bytes = environ["wsgi.input"].read(min(int(length), limit) if length else limit)
