@@ -540,12 +540,12 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
-    'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or records, '
-    'the scope must have no unexpired records, and no watermarks, unless force is true. For '
-    'superusers and roles that are granted EXECUTE; the caller needs the privileges of the scope''s '
-    'owner, and must be able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, live '
-    'keys, or an open claim of this transaction), 22023, 22004 (force).';
+    'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
+    'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
+    'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
+    'scope''s owner, and must be able to SET ROLE to a new owner. '
+    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
+    'live keys, or an open claim of this transaction), 22023, 22004 (force).';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -737,12 +737,12 @@ REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 COMMENT ON FUNCTION idem.import_identity IS
     'Gives this database the identity that idem.export_identity() returned on another server: '
     'digests, lock ids, fingerprints and child keys are then the same on both. Scopes of other '
-    'names stay. The same identity again changes nothing. Refuses an identity that would make '
-    'records or watermarks unreachable; make no calls of other functions meanwhile. The identity '
-    'contains the secrets, so keep it out of logs. For superusers. '
+    'names stay. For a database without unexpired records and watermarks, or for the same identity '
+    'again, which adds new scopes and secrets. Make no calls of other functions meanwhile. The '
+    'identity contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42809 or 42P01 (a table that a scope names as records is missing), 42501, 22023, 22004.';
+    '42501, 22023, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Tests

@@ -131,8 +131,8 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
 GRANT SELECT ON idem.weak_keys TO PUBLIC;
 
 COMMENT ON VIEW idem.weak_keys IS
-    'How many unexpired records of idem.record have weak keys, in the scopes whose owner''s privileges the '
-    'current role has. Reads all records.';
+    'How many unexpired records of idem.record have weak keys, in the scopes whose owner''s '
+    'privileges the current role has. Reads all records.';
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
@@ -189,8 +189,8 @@ AS 'MODULE_PATHNAME', 'idem_prepared_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.prepared_claims IS
-    'Returns the keys that prepared transactions have written to idem.record, in the scopes that the '
-    'current role may use. The view idem.in_flight shows these rows. Reads all records.';
+    'Returns the keys that prepared transactions have written to idem.record, in the scopes that '
+    'the current role may use. The view idem.in_flight shows these rows. Reads all records.';
 
 -- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
 -- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds

@@ -263,6 +263,7 @@ BEGIN;
 SELECT idem.use_records('elsewhere');
 SELECT idem.once('there', 'x', tenant => '7');
 COMMIT;
+\set VERBOSITY terse
 SELECT idem.alter_scope('there', records => true);
 SELECT idem.alter_scope('there', records => false);
 -- Records in a table that idem does not use at present count too.
@@ -280,6 +281,7 @@ SELECT claimed FROM idem.claim('there', 'x');
 SELECT idem.alter_scope('there', records => true);
 ROLLBACK;
 SELECT name, records FROM idem.scopes ORDER BY name;
+\set VERBOSITY default
 SELECT idem.create_scope('there', records => true, if_not_exists => true);
 SELECT idem.create_scope('null', records => NULL);
 
