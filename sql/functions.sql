@@ -22,7 +22,7 @@ COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, inte
     'claim whose lease has ended: attempt increases by one, and the recovery point is kept. '
     'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
     'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    '40001, 42501, 22021, 22023, 22004, 54000.';
+    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.try_claim(
     scope text,
@@ -39,8 +39,9 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
     'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
-    'conflict, stale_key, limited) as data, and does not wait unless wait is given. '
-    'Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
+    'conflict, stale_key, limited) as data, and does not wait unless wait is given. Raises ID007 '
+    'invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, '
+    '54000.';
 
 CREATE FUNCTION idem.complete(
     token text,
@@ -56,10 +57,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
     'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. headers is an object of names '
-    'with a string or an array of strings each, without control characters. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond idem.max_answer_size; '
-    'for a leased claim also ID004 lease_lost, ID009 limit_exceeded.';
+    'answer becomes visible to others when this transaction commits. headers is an object of '
+    'names with a string or an array of strings each, without control characters. Raises ID005 '
+    'not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond max_answer_size; for a leased '
+    'claim also ID004 lease_lost.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -77,7 +78,7 @@ COMMENT ON FUNCTION idem.fail IS
     'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
     'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
-    'also ID004 lease_lost, ID009 limit_exceeded.';
+    'also ID004 lease_lost.';
 
 CREATE FUNCTION idem.redacted(scope text, response jsonb)
 RETURNS jsonb
@@ -100,12 +101,11 @@ AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.release IS
-    'Gives up a claim without an answer: the key becomes free when this transaction ends. A leased '
-    'operation keeps its number of attempts and its recovery point for the next claim, which is '
-    'not admitted before retry_after has passed, unless this was the last attempt. error, an '
-    'object as for idem.fail(), is kept as the last error. '
-    'Raises ID005 not_claimed, 22023; for a leased claim also ID004 lease_lost, ID001 in_progress, '
-    'ID009 limit_exceeded, 40001, 54000.';
+    'Gives up a claim without an answer: the key becomes free when this transaction ends. A '
+    'leased operation keeps its number of attempts and its recovery point for the next claim, '
+    'which is not admitted before retry_after has passed, unless this was the last attempt. '
+    'error, an object as for idem.fail(), is kept as the last error. Raises ID005 not_claimed, '
+    '22023; for a leased claim also ID004 lease_lost, ID001 in_progress, 40001, 54000.';
 
 CREATE FUNCTION idem.backoff(
     attempt integer,
@@ -129,9 +129,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.renew IS
     'Renews the lease of a claim: it ends that long from now (NULL: the scope''s lease). Returns '
-    'the new end of the lease. '
-    'Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, '
-    '22023.';
+    'the new end of the lease. Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, '
+    '40001, 22023, 54000.';
 
 CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
 RETURNS void
@@ -140,9 +139,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.checkpoint IS
     'Stores a recovery point of a leased claim. A claim that takes over the operation returns its '
-    'name (1 to 255 bytes) and state as recovery_point and recovery_state. '
-    'Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, ID009 limit_exceeded, 40001, '
-    '22004, 22023, 54000.';
+    'name (1 to 255 bytes) and state as recovery_point and recovery_state. Raises ID004 '
+    'lease_lost, ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000.';
 
 CREATE FUNCTION idem.take(
     scope text,
@@ -155,13 +153,12 @@ AS 'MODULE_PATHNAME', 'idem_take'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.take IS
-    'Takes over the unfinished leased operation that has been due longest: its lease has ended, or '
-    'the retry_after of its release has passed, and it has attempts left. Returns its token, key, '
-    'tenant, stored request, recovery point and last error; all NULL if nothing is due within wait '
-    '(NULL: does not wait). tenant NULL means every tenant, unless idem.tenant is set. Concurrent '
-    'calls get different operations and never wait for each other. '
-    'Raises ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, 40001, 42501, 22021, '
-    '22023.';
+    'Takes over the unfinished leased operation that has been due longest: its lease has ended, '
+    'or the retry_after of its release has passed, and it has attempts left. Returns its token, '
+    'key, tenant, stored request, recovery point and last error; all NULL if nothing is due '
+    'within wait (NULL: does not wait). tenant NULL means every tenant, unless idem.tenant is '
+    'set. Concurrent calls get different operations and never wait for each other. Raises ID008 '
+    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.execute(
     scope text,
@@ -180,9 +177,8 @@ COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
     'with its result. If the operation fails, rolls back its effect: an error that is listed in '
     'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
-    'raised, and the key stays free. '
-    'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
-    '22021, 22023, 22004, 54000.';
+    'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
+    'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.forbid(
     scope text,
@@ -195,12 +191,12 @@ AS 'MODULE_PATHNAME', 'idem_forbid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.forbid(text, text, text, jsonb) IS
-    'Forbids an operation that has not run: stores a final failure under a key that has no record, '
-    'so that a late claim receives it, whatever its request. error is as for idem.fail(); NULL '
-    'raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that has a '
-    'record is left as it is. Waits for a claim in flight, up to the scope''s wait. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
-    'stale_key, 40001, 42501, 22021, 22023, 54000.';
+    'Forbids an operation that has not run: stores a final failure under a key that has no '
+    'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
+    'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
+    'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
+    'ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
+    'stale_key, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.lookup(
     scope text,
@@ -216,8 +212,8 @@ COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
     'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
     'the stored answer and, while it is in progress, since when and in which process. Never '
     'claims. With wait, waits for at most that long while the key is in progress, and on a '
-    'standby also while it is absent. Works on a standby. '
-    'Raises ID007, ID008, 42501, 22021, 22023.';
+    'standby also while it is absent. Works on a standby. Raises ID007, ID008, ID013, 42501, '
+    '22021, 22023.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys
@@ -372,10 +368,10 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
     'Claims and completes a key in one call: true the first time, false for every retry. The '
     'record commits or rolls back together with the effect that the caller has in the same '
-    'transaction. Waits for a claim in flight, up to the scope''s wait. '
-    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
-    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    '40001, 42501, 22021, 22023, 22004, 54000.';
+    'transaction. Waits for a claim in flight, up to the scope''s wait. Raises ID001 in_progress, '
+    'ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, '
+    'ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, '
+    '42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.once_each(scope text, keys text[], tenant text DEFAULT NULL)
 RETURNS SETOF text
@@ -387,10 +383,9 @@ COMMENT ON FUNCTION idem.once_each IS
     'the order of the array. Handles tens of thousands of keys: it takes no key locks, and waits '
     'for transactions that write the same keys as a unique index does. A key that has completed '
     'or failed, or is claimed under a running lease, is not new. A concurrent atomic claim of a '
-    'key that it returns gets 40001 when it completes. '
-    'Raises ID001 in_progress (claimed by this transaction), ID007 invalid_key, ID008 '
-    'unknown_scope, ID009 limit_exceeded, ID010 stale_key, 40001, 42501, 22021, 22023, 22004, '
-    '54000.';
+    'key that it returns gets 40001 when it completes. Raises ID001 in_progress (claimed by this '
+    'transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.advance(
     scope text,
@@ -407,9 +402,9 @@ COMMENT ON FUNCTION idem.advance IS
     'Advances the watermark of a source, for ordered streams: true if seq is higher than every '
     'number that the source has sent so far, false for a duplicate. With contiguous, seq must be '
     'the next number; the first number of a source may be any. Waits for a transaction that is '
-    'advancing the same source, up to the scope''s wait. Watermarks do not expire. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, '
-    'ID012 sequence_gap, 0A000 (the scope has records => true), 40001, 42501, 22021, '
+    'advancing the same source, up to the scope''s wait. Watermarks do not expire. Raises ID001 '
+    'in_progress, ID007 invalid_key, ID008 unknown_scope, ID012 sequence_gap, ID013 '
+    'invalid_tenant, 0A000 (the scope has records => true), 40001, 42501, 22021, '
     '22004, 54000.';
 
 -- ---------------------------------------------------------------------------------------------
@@ -480,7 +475,7 @@ CREATE FUNCTION idem.create_scope(
         DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from text DEFAULT 'argument',
     explain_conflicts boolean DEFAULT false,
-    max_bytes bigint DEFAULT NULL,
+    max_answer_size integer DEFAULT 65536,
     records boolean DEFAULT false,
     if_not_exists boolean DEFAULT false
 )
@@ -498,11 +493,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
-    'calls; explain_conflicts makes ID002 name the members that differ; max_bytes (NULL: no limit) '
-    'is how much a tenant may store; records says that the scope''s records are in the tables that '
-    'transactions choose with idem.use_records(), and never in idem.record. With '
-    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
-    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
+    'many bytes of answer, error, request and recovery state a record may hold; records says that '
+    'the scope''s records are in the tables that transactions choose with idem.use_records(), and '
+    'never in idem.record. With if_not_exists, a scope that has exactly these settings is left '
+    'as it is. For superusers and roles that are granted EXECUTE; the caller must be able to SET '
+    'ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
@@ -527,7 +523,7 @@ CREATE FUNCTION idem.alter_scope(
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
-    max_bytes bigint DEFAULT NULL,
+    max_answer_size integer DEFAULT NULL,
     records boolean DEFAULT NULL,
     force boolean DEFAULT false
 )
@@ -539,7 +535,7 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, -1 removes the limit max_attempts, claims_per_minute or max_bytes, and an interval of '
+    'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
     'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
     'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
     'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
@@ -588,9 +584,9 @@ COMMENT ON FUNCTION idem.revoke IS
     'retry, ends now, and its token gets ID004. The next claim continues from the recovery point; '
     'if the attempts are used up, it is granted one more. Returns true if there was such an '
     'operation. Waits for a transaction that holds the key, up to the scope''s wait, but not for '
-    'the lease. For superusers and roles that are granted EXECUTE; the caller needs the privileges '
-    'of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
+    'the lease. For superusers and roles that are granted EXECUTE; the caller needs the '
+    'privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
+    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021.';
 
 CREATE FUNCTION idem.forget(
     scope text,
@@ -609,9 +605,9 @@ COMMENT ON FUNCTION idem.forget IS
     'the beginning. Refuses an unfinished operation that has a recovery point, unless force is '
     'true. Returns true if there was a record that had not expired. Waits for a claim in flight, '
     'up to the scope''s wait. For superusers and roles that are granted EXECUTE; the caller needs '
-    'the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 with a recovery '
-    'point, 40001, 42501, 22004, 22021.';
+    'the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
+    'unknown_scope, ID013 invalid_tenant, 55000 with a recovery point, 40001, 42501, 22004, '
+    '22021.';
 
 CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
@@ -624,9 +620,9 @@ COMMENT ON FUNCTION idem.forget_tenant IS
     'Deletes all records of a tenant as idem.forget() does, and the tenant''s watermarks; all of '
     'them or, after an error, none. Returns how many records had not expired. A claim in flight '
     'that has no record yet is not found. Reads all records. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key (the tenant), ID008 unknown_scope, 55000 with a '
-    'recovery point, 40001, 42501, 22004, 22021.';
+    'granted EXECUTE; the caller needs the privileges of the scope''s owner. Raises ID001 '
+    'in_progress, ID008 unknown_scope, ID013 invalid_tenant, 55000 with a recovery point, 40001, '
+    '42501, 22004, 22021.';
 
 CREATE FUNCTION idem.erase(
     scope text,
@@ -647,9 +643,8 @@ COMMENT ON FUNCTION idem.erase IS
     'operation that needs what would be erased, unless force is true. Returns true if there was a '
     'record that had not expired. Waits for a claim in flight, up to the scope''s wait. For '
     'superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
-    'scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 55000 for an unfinished '
-    'operation, 40001, 42501, 22004, 22021.';
+    'scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID013 '
+    'invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021.';
 
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
@@ -661,10 +656,9 @@ REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 COMMENT ON FUNCTION idem.erase_tenant IS
     'Erases all records of a tenant as idem.erase() does; all of them or, after an error, none. '
     'Returns how many records had not expired. A claim in flight that has no record yet is not '
-    'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller needs '
-    'the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key (the tenant), ID008 unknown_scope, 55000 for an '
-    'unfinished operation, 40001, 42501, 22004, 22021.';
+    'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller '
+    'needs the privileges of the scope''s owner. Raises ID001 in_progress, ID008 unknown_scope, '
+    'ID013 invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021.';
 
 CREATE FUNCTION idem.reset_stream(
     scope text,
@@ -683,7 +677,8 @@ COMMENT ON FUNCTION idem.reset_stream IS
     'that its next number may be any. Returns the watermark before, NULL if there was none. Waits '
     'for a transaction that is advancing the source, up to the scope''s wait. For superusers and '
     'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021.';
+    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID013 invalid_tenant, '
+    '40001, 42501, 22021.';
 
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
@@ -787,10 +782,10 @@ AS 'MODULE_PATHNAME', 'idem_claim_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.claim(text, uuid, jsonb, text, interval, interval, interval) IS
-    'The same as idem.claim() with the text of the key, in lower case with hyphens. '
-    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
-    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    '40001, 42501, 22021, 22023, 22004, 54000.';
+    'The same as idem.claim() with the text of the key, in lower case with hyphens. Raises ID001 '
+    'in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 '
+    'invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 '
+    'invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.try_claim(
     scope text,
@@ -806,8 +801,9 @@ AS 'MODULE_PATHNAME', 'idem_try_claim_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.try_claim(text, uuid, jsonb, text, interval, interval, interval) IS
-    'The same as idem.try_claim() with the text of the key, in lower case with hyphens. '
-    'Raises ID007 invalid_key, ID008 unknown_scope, 40001, 42501, 22021, 22023, 22004, 54000.';
+    'The same as idem.try_claim() with the text of the key, in lower case with hyphens. Raises '
+    'ID007 invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, '
+    '22004, 54000.';
 
 CREATE FUNCTION idem.execute(
     scope text,
@@ -823,8 +819,8 @@ AS 'MODULE_PATHNAME', 'idem_execute_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval, interval) IS
-    'The same as idem.execute() with the text of the key, in lower case with hyphens. '
-    'Raises ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, 40001, 42501, '
+    'The same as idem.execute() with the text of the key, in lower case with hyphens. Raises '
+    'ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, ID013, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.forbid(
@@ -838,9 +834,9 @@ AS 'MODULE_PATHNAME', 'idem_forbid_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.forbid(text, uuid, text, jsonb) IS
-    'The same as idem.forbid() with the text of the key, in lower case with hyphens. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
-    'stale_key, 40001, 42501, 22021, 22023, 54000.';
+    'The same as idem.forbid() with the text of the key, in lower case with hyphens. Raises ID001 '
+    'in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
+    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.lookup(
     scope text,
@@ -853,8 +849,8 @@ AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.lookup(text, uuid, text, interval) IS
-    'The same as idem.lookup() with the text of the key, in lower case with hyphens. '
-    'Raises ID007, ID008, 42501, 22021, 22023.';
+    'The same as idem.lookup() with the text of the key, in lower case with hyphens. Raises '
+    'ID007, ID008, ID013, 42501, 22021, 22023.';
 
 CREATE FUNCTION idem.once(
     scope text,
@@ -867,10 +863,10 @@ AS 'MODULE_PATHNAME', 'idem_once_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.once(text, uuid, jsonb, text) IS
-    'The same as idem.once() with the text of the key, in lower case with hyphens. '
-    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
-    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    '40001, 42501, 22021, 22023, 22004, 54000.';
+    'The same as idem.once() with the text of the key, in lower case with hyphens. Raises ID001 '
+    'in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 '
+    'invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 '
+    'invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Sizing
@@ -883,34 +879,41 @@ CREATE FUNCTION idem.retention_window(
     clock_skew interval
 )
 RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_retention_window'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN caller_deadline + retry_horizon + network_delay + clock_skew;
 
 COMMENT ON FUNCTION idem.retention_window IS
     'Returns how long keys must be remembered so that every retry finds its answer: the sum of '
     'the caller''s deadline for one try, the time for which it retries, the delay of the network '
     'and the difference between the clocks. '
-    'Raises 22004, 22023.';
+    'Raises 22008.';
 
+-- 100 * 1.1 is slightly more than 110 in binary. The cast to numeric rounds to 15 digits, so that
+-- this excess is not rounded up to another record.
 CREATE FUNCTION idem.records_needed(
     claims_per_second double precision,
     ttl interval,
     margin double precision DEFAULT 0.2
 )
 RETURNS bigint
-AS 'MODULE_PATHNAME', 'idem_records_needed'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ceil((claims_per_second * extract(epoch FROM ttl)::double precision * (1 + margin))::numeric
+           )::double precision::bigint;
 
 COMMENT ON FUNCTION idem.records_needed IS
     'Returns how many records exist at a time: rate times TTL times (1 + margin), rounded up. '
-    'Raises 22004, 22023, 22003.';
+    'Raises 22003.';
 
 CREATE FUNCTION idem.collision_probability(records bigint, entropy_bits integer)
 RETURNS double precision
-AS 'MODULE_PATHNAME', 'idem_collision_probability'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+           WHEN records IS NULL OR entropy_bits IS NULL THEN NULL
+           WHEN records < 2 OR entropy_bits > 1000 THEN 0  -- beyond, power() underflows
+           ELSE least(1, records::double precision * (records - 1)::double precision / 2
+                         * power(2::double precision, -greatest(entropy_bits, 0)))
+       END;
 
 COMMENT ON FUNCTION idem.collision_probability IS
     'Returns the probability that any two of that many random keys with that many bits of entropy '
-    'are equal: n(n-1)/(2*2^bits), at most 1. '
-    'Raises 22004, 22023.';
+    'are equal: n(n-1)/(2*2^bits), at most 1.';

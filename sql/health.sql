@@ -288,7 +288,7 @@ SELECT
            'records expire as are claimed, and the file system of idem.record has %s free.',
            pg_size_pretty(g.bytes), pg_size_pretty(g.free)),
     'Provide more space; or store less: shorten the ttl or set the answer_ttl of a scope with '
-    'idem.alter_scope(), or limit its tenants with claims_per_minute or max_bytes. '
+    'idem.alter_scope(), or limit its tenants with claims_per_minute. '
     'SELECT scope, ttl, live, answer_bytes FROM idem.overview shows what takes the space.'
 FROM growth g
 WHERE g.bytes > g.free
@@ -347,18 +347,6 @@ SELECT
            'SELECT idem.alter_scope(%L, claims_per_minute => -1)', k.scope)
 FROM known k
 WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
-
-UNION ALL
-SELECT
-    'limits',
-    'warn',
-    k.scope,
-    format('Scope "%s" allows the records of each tenant %s bytes, but nothing enforces this '
-           'limit: idem is not preloaded.', k.scope, k.max_bytes),
-    format('Add idem to shared_preload_libraries and restart the server; or remove the limit: '
-           'SELECT idem.alter_scope(%L, max_bytes => -1)', k.scope)
-FROM known k
-WHERE k.max_bytes IS NOT NULL AND NOT idem.preloaded()
 
 UNION ALL
 SELECT
@@ -876,7 +864,6 @@ line (section, n, title, words) AS (
                   END,
                   'at most ' || max_attempts || ' attempts',
                   'at most ' || claims_per_minute || ' new claims per minute per tenant',
-                  'at most ' || max_bytes || ' bytes of records per tenant',
                   CASE WHEN NOT store_response THEN 'responses are not stored' END)
     FROM rules
 

@@ -48,7 +48,7 @@ CREATE TABLE idem.scope (
                                             'www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
-    max_bytes           bigint,
+    max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             boolean     NOT NULL DEFAULT false
 );
 

@@ -29,7 +29,7 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         header_exclude,
         tenant_from,
         explain_conflicts,
-        max_bytes,
+        max_answer_size,
         records
     FROM idem.scope
     WHERE pg_catalog.pg_has_role(owner::pg_catalog.oid, 'USAGE')
@@ -482,7 +482,7 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.tenant_required,
         s.tenant_from,
         s.min_ttl,
-        s.max_bytes
+        s.max_answer_size
     FROM idem.survey() v
         LEFT JOIN idem.scope s ON s.name = v.scope
     OFFSET 0;

@@ -114,6 +114,16 @@ my %over_http = map { my ($codes, $status) = @$_; map { $_ => $status } listed($
 is_deeply(\%over_http, { map { $_ => $error{$_}{status} } grep { $own{$_} || $error{$_}{status} !~ /^[25]00$/ } keys %error },
 	'the guide has the HTTP statuses of the code');
 
+# The packages' copies, for when the database is not reachable: SERVER_ERRORS of Python has classes.
+for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\w+)", "([^"]+)"\)/ ],
+	[ 'clients/node/http.js', qr/(ID\d+): \[(\d+), '(\w+)', '([^']+)'\]/ ])
+{
+	my ($file, $entry) = @$copy;
+	my @entries = slurp($file) =~ /$entry/g;
+	is_deeply(\@entries, [ map { $_->[0], @$_[ 2, 1, 3 ] } map { [ /"(\w+)", "(\w+)", (\d+), "([^"]+)"/ ] } $table =~ /(\{"ID\d+",.*?\})/sg ],
+		"$file has the errors of the code");
+}
+
 my %described = slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nHTTP status: (\d+)\n/mg;
 is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys %own }, 'the reference has a section for each of our errors');
 

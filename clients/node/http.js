@@ -12,22 +12,31 @@ const NEVER_STORED = new Set([
   'te', 'trailer', 'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
 ]);
 
-// What idem.problem() says of the errors that concern the client, for when the database is away.
+// What idem.problem() says of idem's own errors, for when the database is away.
 const PROBLEMS = {
   ID001: [409, 'in_progress', 'Operation in progress'],
   ID002: [422, 'key_conflict', 'Key used for a different request'],
   ID003: [409, 'key_failed', 'Operation failed permanently'],
+  ID004: [409, 'lease_lost', 'Operation taken over by a newer attempt'],
+  ID005: [409, 'not_claimed', 'Operation not claimed'],
+  ID006: [500, 'claim_incomplete', 'Operation left incomplete'],
   ID007: [400, 'invalid_key', 'Idempotency key missing or invalid'],
+  ID008: [500, 'unknown_scope', 'Unknown scope'],
   ID009: [429, 'limit_exceeded', 'Too many operations'],
   ID010: [412, 'stale_key', 'Idempotency key too old'],
+  ID011: [428, 'claim_required', 'Idempotency key required'],
+  ID012: [409, 'sequence_gap', 'Gap in the sequence'],
+  ID013: [500, 'invalid_tenant', 'Tenant missing or invalid'],
 };
 
-// The status that idem.http_status() has for an error that the client should see; else undefined.
+// The status that idem.http_status() has for an error; undefined for 500, which the application logs
+// and answers.
 function statusOf(error) {
   const code = sqlstate(error) ?? '';
-  if (PROBLEMS[code]) return PROBLEMS[code][0];
+  if (PROBLEMS[code]) return PROBLEMS[code][0] === 500 ? undefined : PROBLEMS[code][0];
   if (error instanceof Failure) return 409;
   if (code.startsWith('22')) return 400;
+  if (code === '42501') return 403;
   return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
 }
 

@@ -96,7 +96,7 @@ BEGIN
     c := idem.try_claim(stored.scope, stored.key, NULL, stored.tenant,
                         ttl => stored.expires_at - instant);
     -- Keep the row if idem does not store its key now: a retry is moving it, or idem refuses it
-    -- because of a limit or of the key's age.
+    -- because of a limit of the scope or of the key's age.
     CONTINUE WHEN c.outcome IN ('in_progress', 'limited', 'stale_key');
     IF c.claimed THEN PERFORM idem.complete(c.token, stored.response, stored.status); END IF;
     DELETE FROM migrate.old o

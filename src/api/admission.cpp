@@ -6,8 +6,8 @@
 #include "core/weakness.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guc.hpp"
-#include "pg/ledger.hpp"
 #include "pg/limiter.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -18,29 +18,17 @@ namespace {
 namespace report = pg::report;
 
 constinit bool warned_of_rate = false;
-constinit bool warned_of_storage = false;
 
 }  // namespace
 
+void check_open_claims(std::int32_t scope_id) {
+    if (pg::claims_held() < pg::guc::max_open_claims) return;
+    pg::count(scope_id, pg::Counter::limited);
+    report::too_many_open_claims(pg::guc::max_open_claims);
+}
+
 void require_limits_available(const char* limit) {
-    Assert(pg::limits_available() == pg::ledger_available());
     if (!pg::limits_available()) report::limit_unavailable(limit);
-}
-
-Storage storage_of(const pg::Scope& scope, std::string_view tenant) {
-    if (!scope.max_bytes) return {};
-    if (!pg::ledger_available()) {
-        if (!std::exchange(warned_of_storage, true))
-            report::warn_of_missing_limit(scope.name, "max_bytes");
-        return {};
-    }
-    const std::optional<std::int64_t> bytes = pg::stored_bytes(scope.id, tenant);
-    return {!bytes || *bytes >= *scope.max_bytes, bytes};
-}
-
-void refuse_storage(const pg::Scope& scope, const Storage& storage) {
-    if (storage.bytes) report::too_many_bytes(scope.name, *storage.bytes, *scope.max_bytes);
-    report::too_many_tenants(scope.name, pg::guc::limited_tenants);
 }
 
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
@@ -84,11 +72,9 @@ void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_
         refuse_stale_key(key);
     }
     check_strength(scope, key);
-    const Storage storage = storage_of(scope, tenant);
-    const std::int64_t wait = storage.used_up ? 0 : charge_claim(scope, tenant, now);
-    if (!storage.used_up && wait <= 0) return;
+    const std::int64_t wait = charge_claim(scope, tenant, now);
+    if (wait <= 0) return;
     pg::count(scope.id, pg::Counter::limited);
-    if (storage.used_up) refuse_storage(scope, storage);
     report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
 }
 

@@ -1,5 +1,4 @@
-// The scope's rules for keys that have no record: not stale, not weak, not one too many, and not
-// beyond what its tenant may store.
+// The scope's rules for keys that have no record: not stale, not weak, and not one too many.
 //
 // They do not apply to a key that has a record: a retry is always answered, however old or weak its
 // key is.
@@ -21,28 +20,20 @@ bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now,
 // For a weak key: raises ID007, warns or does nothing, depending on the scope's weak_keys.
 void check_strength(const pg::Scope& scope, std::string_view key);
 
+// Raises 54000 if this transaction holds as many key locks as idem.max_open_claims allows.
+void check_open_claims(std::int32_t scope_id);
+
 // Charges a new claim to its tenant, for the scope's claims_per_minute. Returns 0 if the claim is
 // admitted, otherwise the microseconds to wait. A server without shared memory of idem's, such as
 // one that has restored a dump, admits the claim and warns once per session: refusing every claim
 // would do more harm.
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now);
 
-// Whether the tenant of a new claim has used up the scope's max_bytes. A server without shared
-// memory of idem's does as charge_claim() does.
-struct Storage {
-    bool used_up = false;
-    std::optional<std::int64_t> bytes;  // used up: what is stored; nothing: no account was free
-};
-Storage storage_of(const pg::Scope& scope, std::string_view tenant);
-
-// Raises 54000 for such a tenant.
-[[noreturn]] void refuse_storage(const pg::Scope& scope, const Storage& storage);
-
 // All these rules, for a record with the scope's TTL: raises the error of the one that is broken.
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                    TimestampTz now);
 
-// Raises 55000 if this server cannot enforce the limit, claims_per_minute or max_bytes.
+// Raises 55000 if this server cannot enforce the limit claims_per_minute.
 void require_limits_available(const char* limit);
 
 }  // namespace idem::api

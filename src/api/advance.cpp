@@ -8,11 +8,11 @@
 //
 // Locking: the key lock of the source's digest, then the watermark table. The key lock is kept when
 // the watermark moves and released in the same call otherwise; reset_stream() releases it always.
+#include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "api/stream.hpp"
 #include "core/decision.hpp"
-#include "pg/guc.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
@@ -79,8 +79,7 @@ void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
 // of the transaction's, and is given up with its savepoint.
 void remember(const Call& call) {
     if (pg::find_claim(call.source.digest) != nullptr) return;
-    if (pg::claims_held() >= pg::guc::max_open_claims)
-        report::too_many_open_claims(pg::guc::max_open_claims);
+    check_open_claims(call.scope->id);
     pg::Claim claim{};
     claim.token = {core::TokenKind::atomic, call.source.digest, core::first_attempt,
                    pg::random_bits()};

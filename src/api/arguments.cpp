@@ -105,12 +105,12 @@ std::string_view checked_source(std::optional<std::string_view> source) {
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     const std::string_view meant = tenant ? *tenant : std::string_view(pg::guc::tenant);
     if (meant.size() > core::max_tenant_bytes)
-        report::invalid_key("tenant is too long",
-                            psprintf("The %s has %zu bytes; at most %zu are allowed.",
-                                     tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"",
-                                     meant.size(), core::max_tenant_bytes),
-                            tenant ? "Pass a tenant of at most 255 bytes."
-                                   : "Set \"idem.tenant\" to at most 255 bytes.");
+        report::invalid_tenant("tenant is too long",
+                               psprintf("The %s has %zu bytes; at most %zu are allowed.",
+                                        tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"",
+                                        meant.size(), core::max_tenant_bytes),
+                               tenant ? "Pass a tenant of at most 255 bytes."
+                                      : "Set \"idem.tenant\" to at most 255 bytes.");
     check_encoding(meant);
     return meant;
 }
@@ -141,7 +141,7 @@ using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
 pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
                   DigestOf digest_of) {
     tenant = tenant_in(scope, tenant);
-    pg::KeyName name{scope.id, tenant, key, {}, scope.max_bytes.has_value(), table};
+    pg::KeyName name{scope.id, tenant, key, {}, table};
     if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
     return name;
 }
@@ -150,9 +150,9 @@ pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_v
 
 void require_tenant(const pg::Scope& scope, std::string_view tenant) {
     if (!scope.tenant_required || !tenant.empty()) return;
-    report::invalid_key("tenant is missing",
-                        psprintf("Scope \"%s\" requires a tenant.", scope.name),
-                        "Pass the argument \"tenant\", or set \"idem.tenant\".");
+    report::invalid_tenant("tenant is missing",
+                           psprintf("Scope \"%s\" requires a tenant.", scope.name),
+                           "Pass the argument \"tenant\", or set \"idem.tenant\".");
 }
 
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {

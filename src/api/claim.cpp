@@ -84,7 +84,7 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             locked = false;
             if (!bound.nap(pg::key_event(call.name.digest), *record.lease_end))
-                return give_up({std::nullopt, record.created, record.lease_end});
+                return give_up(lease_of(record));
         }
     }
 }
@@ -114,6 +114,13 @@ ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::str
             .ttl = ttl.value_or(scope.ttl),
             .wait = wait.value_or(scope.wait),
             .lease = std::nullopt};
+}
+
+report::Holder lease_of(const pg::Record& record) {
+    return {.pid = std::nullopt,
+            .since = record.created,
+            .lease_end = record.lease_end,
+            .released = !record.nonce};
 }
 
 bool is_open_here(const core::Digest& digest) {
@@ -221,11 +228,7 @@ ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& 
     if (is_new && is_stale_key(*call.scope, call.name.key, seen.now, call.ttl))
         return {.outcome = Outcome::stale_key};
     if (is_new) check_strength(*call.scope, call.name.key);
-    if (pg::claims_held() >= pg::guc::max_open_claims) return {.outcome = Outcome::too_many};
-    if (is_new && call.scope->max_bytes) {
-        const Storage used = storage_of(*call.scope, call.name.tenant);
-        if (used.used_up) return {.outcome = Outcome::storage, .used = used};
-    }
+    check_open_claims(call.scope->id);
     const std::int64_t wait =
         is_new ? charge_claim(*call.scope, call.name.tenant, seen.now) : std::int64_t{0};
     if (wait > 0) return {.outcome = Outcome::limited, .retry_after = wait};
@@ -285,7 +288,7 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 // stored: later ones may differ in members that the scope excludes from the comparison.
 varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
     if (old.request != nullptr || !call.scope->store_request) return old.request;
-    check_stored_size("request", {call.request});
+    check_stored_size("request", *call.scope, {call.request});
     return reinterpret_cast<varlena*>(call.request);
 }
 
@@ -332,7 +335,11 @@ ClaimResult stored_answer(const ClaimCall& call, const Look& seen, Outcome outco
 }
 
 ClaimResult conflict(const ClaimCall& call, const Look& seen) {
+    const bytea* first = seen.found.record.fingerprint;
     ClaimResult result{.outcome = Outcome::conflict};
+    result.requests = first == nullptr          ? report::Requests::second_only
+                      : call.request == nullptr ? report::Requests::first_only
+                                                : report::Requests::both;
     if (call.scope->explain_conflicts)
         result.differences = pg::find_differences(call.request, seen.found.record.fingerprint,
                                                   call.scope->request_exclude);
@@ -380,6 +387,7 @@ void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Rec
 
 std::int64_t retry_after(const report::Holder& holder) {
     const TimestampTz now = GetCurrentTimestamp();
+    if (holder.released) return std::max<TimestampTz>(*holder.lease_end - now, 0);
     const std::int64_t age = now - holder.since.value_or(now);
     return holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
                             : core::retry_after(age);
@@ -389,7 +397,8 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.name.key;
     switch (result.outcome) {
         case Outcome::failed:
-            report::stored_failure(key, result.record.error);
+            report::stored_failure(key, result.record.error, pg::completed_at(result.record),
+                                   pg::is_of_any(result.record.fingerprint));
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:
@@ -397,16 +406,12 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:
-            report::key_conflict(key, result.differences);
+            report::key_conflict(key, result.requests, result.differences);
         case Outcome::stale_key:
             refuse_stale_key(key);
-        case Outcome::too_many:
-            report::too_many_open_claims(pg::guc::max_open_claims);
         case Outcome::limited:
             report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
                                                result.retry_after);
-        case Outcome::storage:
-            refuse_storage(*call.scope, result.used);
         case Outcome::claimed:
         case Outcome::completed:
             break;
@@ -432,7 +437,7 @@ void note_conflict(const ClaimCall& call, const ClaimResult& result) {
     pg::note_conflict();
     if (pg::guc::log_conflicts != 0 && !pg::rehearsing)
         report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
-                             call.name.key, result.differences);
+                             call.name.key, result.requests, result.differences);
 }
 
 void count_outcome(const ClaimCall& call, const ClaimResult& result) {
@@ -453,9 +458,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
             return note_conflict(call, result);
         case Outcome::stale_key:
             return pg::count(call.scope->id, Counter::stale);
-        case Outcome::too_many:
         case Outcome::limited:
-        case Outcome::storage:
             return pg::count(call.scope->id, Counter::limited);
     }
 }
@@ -578,9 +581,6 @@ Result row_of(const ClaimResult& result) {
             return conflict_row(result);
         case Outcome::stale_key:
             return refusal_row("stale_key");
-        case Outcome::too_many:
-        case Outcome::storage:
-            return refusal_row("limited");
         case Outcome::limited:
             return retry_row("limited", result.retry_after);
     }

@@ -43,9 +43,7 @@ enum class Outcome {
     open_here,    // this transaction has claimed the key and has not finished it
     conflict,     // the key belongs to a different request
     stale_key,    // a new key that is older than what the scope can remember
-    too_many,     // this transaction holds too many key locks
     limited,      // the tenant has made too many new claims
-    storage,      // the tenant's records take too many bytes
 };
 
 struct ClaimResult {
@@ -55,18 +53,18 @@ struct ClaimResult {
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
-    const pg::report::Differences* differences = nullptr;  // conflict; NULL if not known
-    Storage used{};                                        // storage
+    pg::report::Requests requests = pg::report::Requests::both;  // conflict
+    const pg::report::Differences* differences = nullptr;        // conflict; NULL if not known
 };
 
-// Claims the key. Raises 40001 if the transaction's snapshot cannot see the answer, and for a new
-// key the errors of the scope's rules: no tenant, no request, a ttl that is too short, a weak key.
-// Everything else is an outcome.
+// Claims the key. Raises 54000 if this transaction holds too many key locks, 40001 if the
+// transaction's snapshot cannot see the answer, and for a new key the errors of the scope's rules:
+// no tenant, no request, a ttl that is too short, a weak key. Everything else is an outcome.
 ClaimResult claim_key(const ClaimCall& call);
 
 // Takes over the operation whose row was found, as claim_key() does, for a caller that holds the
-// key lock, has judged the row at that time, and lets another attempt begin. An outcome other than
-// claimed is too_many or, when another transaction has locked the row, in_progress.
+// key lock, has judged the row at that time, and lets another attempt begin. The outcome is
+// claimed or, when another transaction has locked the row, in_progress.
 ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
                       const pg::WaitBound& bound);
 
@@ -83,6 +81,9 @@ core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& 
 
 // When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
 std::int64_t retry_after(const pg::report::Holder& holder);
+
+// Of an operation under a lease, or of one that was released and is not due yet.
+pg::report::Holder lease_of(const pg::Record& record);
 
 // Whether this transaction has claimed the key and has not finished it.
 bool is_open_here(const core::Digest& digest);

@@ -44,7 +44,8 @@ StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
 StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
     const StoredAnswer stored = redact(answer, scope);
     const Answer& kept = stored.answer;
-    check_stored_size("answer", {kept.headers, kept.response, kept.body, kept.error});
+    if (scope != nullptr)
+        check_stored_size("answer", *scope, {kept.headers, kept.response, kept.body, kept.error});
     return stored;
 }
 
@@ -89,12 +90,17 @@ pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t 
                            GetCurrentTimestamp(), ttl, attempt, fingerprint, std::nullopt);
 }
 
-void check_stored_size(const char* what, std::initializer_list<const void*> values) {
+void check_stored_size(const char* what, const pg::Scope& scope,
+                       std::initializer_list<const void*> values) {
     Size size = 0;
     for (const void* value : values)
-        if (value != nullptr) size += VARSIZE_ANY_EXHDR(value);
-    if (size > Size{1024} * static_cast<Size>(pg::guc::max_answer_size))
-        pg::report::too_large(what, size);
+        if (value != nullptr) size += toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
+    if (size > static_cast<Size>(scope.max_answer_size))
+        pg::report::too_large(what, size, scope.name, scope.max_answer_size);
+}
+
+void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {
+    check_stored_size(what, scope, {record.request, record.recovery_state, record.error});
 }
 
 // ---- How a claim ends ---------------------------------------------------------------------------
@@ -147,6 +153,7 @@ void release_leased(const LeasedClaim& leased, const Release& how) {
     record.expires = expires_after(leased.record(), *record.lease_end);
     record.nonce = std::nullopt;
     if (how.error != nullptr) record.error = how.error;
+    if (how.error != nullptr) check_unfinished_size("error", *leased.scope, record);
     update_record(leased, record);
     note_released(*leased.note);
     if (last) log_transition(Transition::exhaustion, *leased.note);
@@ -175,11 +182,7 @@ void finish(std::optional<std::string_view> text, const Answer& answer) {
 TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
-    const pg::KeyName name{claim.scope_id,
-                           claim.tenant,
-                           claim.key,
-                           claim.token.digest,
-                           scope != nullptr && scope->max_bytes,
+    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest,
                            claim.table};
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored = stored_part(answer, scope);
@@ -256,7 +259,6 @@ IDEM_FUNCTION(idem_release) {
     const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),
                            pg::jsonb_arg(fcinfo, 2)};
     if (how.error != nullptr) pg::check_last_error(how.error);
-    api::check_stored_size("error", {how.error});
     api::release(pg::text_arg(fcinfo, 0), how);
     PG_RETURN_VOID();
 }

@@ -46,10 +46,13 @@ Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint);
 
-// Raises 54000 if the values that one call stores exceed idem.max_answer_size together; a NULL
-// counts nothing. The size is that of the values as passed, before compression and TOAST, so that
-// the same answer is always accepted or always refused. The limit protects the storage of the
-// database's owner, and keeps out answers that are too large to be read again.
-void check_stored_size(const char* what, std::initializer_list<const void*> values);
+// Raises 54000 if the values, which a record would hold at a time, exceed the scope's
+// max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
+// so that the same answer is always accepted or always refused. The limit protects the storage of
+// the database's owner. `what` names the value that the caller has passed.
+void check_stored_size(const char* what, const pg::Scope& scope,
+                       std::initializer_list<const void*> values);
+// The same for the record of an unfinished operation.
+void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
 }  // namespace idem::api

@@ -11,7 +11,6 @@
 #include "api/locked_key.hpp"
 #include "api/lookup.hpp"
 #include "pg/document.hpp"
-#include "pg/guc.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
@@ -38,8 +37,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
                    Jsonb* error) {
     const TimestampTz now = GetCurrentTimestamp();
     check_new_key(scope, name.tenant, name.key, now);
-    if (pg::claims_held() >= pg::guc::max_open_claims)
-        pg::report::too_many_open_claims(pg::guc::max_open_claims);
+    check_open_claims(scope.id);
     pg::Claim claim{};
     claim.token = {core::TokenKind::atomic, name.digest, core::first_attempt, pg::random_bits()};
     claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none

@@ -30,6 +30,7 @@ void checkpoint(const LeasedClaim& leased, std::string_view name, Jsonb* state) 
     pg::Record record = leased.record();
     record.recovery_point = pg::text_of(name);
     record.recovery_state = state;
+    check_unfinished_size("recovery state", *leased.scope, record);
     update_record(leased, record);
     pg::commit_durably();
 }
@@ -52,7 +53,6 @@ IDEM_FUNCTION(idem_checkpoint) {
     if (!name) pg::report::missing_argument("name");
     api::check_name(*name);
     Jsonb* state = pg::jsonb_arg(fcinfo, 2);
-    api::check_stored_size("recovery state", {state});
     const api::LeasedClaim leased = api::lock_leased_claim(pg::text_arg(fcinfo, 0), "checkpoint");
     api::checkpoint(leased, *name, state);
     PG_RETURN_VOID();

@@ -3,7 +3,6 @@
 #include "api/claim.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
-#include "pg/guc.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -67,10 +66,10 @@ pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wa
             return found;
         }
         lock.release();
-        const pg::Record& record = found.record;
-        pg::free_contents(record);
-        if (!bound.nap(pg::key_event(name.digest), *record.lease_end))
-            refuse_in_flight(name.key, {std::nullopt, record.created, record.lease_end});
+        const report::Holder holder = lease_of(found.record);
+        pg::free_contents(found.record);
+        if (!bound.nap(pg::key_event(name.digest), *holder.lease_end))
+            report::leased(name.key, holder, retry_after(holder));
     }
 }
 
@@ -161,7 +160,6 @@ NamedKey key_named_by(const core::Token& token) {
     auto name = find_name(token);
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
     if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
-    name->limited = scope->max_bytes.has_value();
     return {scope, *name};
 }
 
@@ -202,8 +200,7 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
 pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Record& record) {
     pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) return *known;
-    if (pg::claims_held() >= pg::guc::max_open_claims)
-        report::too_many_open_claims(pg::guc::max_open_claims);
+    check_open_claims(key.name.scope_id);
     pg::Claim claim{};
     claim.token = token;
     claim.scope_id = key.name.scope_id;

@@ -75,7 +75,7 @@ struct Batch {
         return pg::view_of(DatumGetTextPP(keys[static_cast<std::size_t>(element.position)]));
     }
     pg::KeyName name(const Element& element) const {
-        return {scope.id, tenant, key(element), element.digest, scope.max_bytes.has_value(), table};
+        return {scope.id, tenant, key(element), element.digest, table};
     }
 };
 

@@ -47,7 +47,7 @@ enum Argument {
     arg_header_exclude,
     arg_tenant_from,
     arg_explain_conflicts,
-    arg_max_bytes,
+    arg_max_answer_size,
     arg_records,
     arguments,
     arg_force = arguments,          // of alter_scope() only
@@ -76,7 +76,7 @@ constexpr std::array<const char*, create_arguments> argument_names = {"name",
                                                                       "header_exclude",
                                                                       "tenant_from",
                                                                       "explain_conflicts",
-                                                                      "max_bytes",
+                                                                      "max_answer_size",
                                                                       "records",
                                                                       "if_not_exists"};
 
@@ -87,8 +87,7 @@ const char* name_of(int argument) {
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
-           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl ||
-           argument == arg_max_bytes;
+           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
@@ -161,8 +160,8 @@ const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
     return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
 }
 
-template <class Limit>
-std::optional<Limit> checked_limit(int n, std::optional<Limit> limit, Purpose purpose) {
+std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
+    const auto limit = pg::int_arg(fcinfo, n);
     if (!limit || *limit >= 1) return limit;
     if (purpose == Purpose::create)
         report::invalid_argument(name_of(n), "The limit must be at least 1.");
@@ -171,20 +170,22 @@ std::optional<Limit> checked_limit(int n, std::optional<Limit> limit, Purpose pu
     return limit;
 }
 
-std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    return checked_limit(n, pg::int_arg(fcinfo, n), purpose);
-}
-
 std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
     const auto rate = limit_arg(fcinfo, arg_claims_per_minute, purpose);
     if (rate && *rate != pg::no_limit) require_limits_available(name_of(arg_claims_per_minute));
     return rate;
 }
 
-std::optional<std::int64_t> bytes_arg(FunctionCallInfo fcinfo, Purpose purpose) {
-    const auto bytes = checked_limit(arg_max_bytes, pg::bigint_arg(fcinfo, arg_max_bytes), purpose);
-    if (bytes && *bytes != pg::no_limit) require_limits_available(name_of(arg_max_bytes));
-    return bytes;
+// A larger answer could be stored, but not be read as text.
+constexpr std::int32_t min_answer_size = 1024;
+constexpr std::int32_t max_answer_size = 512 * 1024 * 1024;
+
+std::optional<std::int32_t> size_arg(FunctionCallInfo fcinfo) {
+    const auto size = pg::int_arg(fcinfo, arg_max_answer_size);
+    if (size && (*size < min_answer_size || *size > max_answer_size))
+        report::invalid_argument("max_answer_size",
+                                 "The size must be between 1024 and 536870912 bytes.");
+    return size;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
@@ -222,7 +223,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .header_exclude = headers_arg(fcinfo, arg_header_exclude),
         .tenant_from = tenant_from_arg(fcinfo),
         .explain_conflicts = pg::bool_arg(fcinfo, arg_explain_conflicts),
-        .max_bytes = bytes_arg(fcinfo, purpose),
+        .max_answer_size = size_arg(fcinfo),
         .records = pg::bool_arg(fcinfo, arg_records),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
     };

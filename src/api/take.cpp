@@ -12,7 +12,6 @@
 #include "core/duration.hpp"
 #include "pg/backlog.hpp"
 #include "pg/boundary.hpp"
-#include "pg/guc.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -52,7 +51,6 @@ Candidate look(const TakeCall& call, const pg::Due& due) {
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
     if (!key) return {{}, {}, now, false};
-    key->name.limited = call.scope->max_bytes.has_value();
     pg::Found seen = key->found;
     seen.in_snapshot = true;
     const bool wanted = key->name.scope_id == call.filter.scope_id &&
@@ -128,8 +126,7 @@ bool wait_until_due(const TakeCall& call, const pg::WaitBound& bound, const pg::
 }
 
 std::optional<Taken> take(const TakeCall& call) {
-    if (pg::claims_held() >= pg::guc::max_open_claims)
-        report::too_many_open_claims(pg::guc::max_open_claims);
+    check_open_claims(call.scope->id);
     const pg::WaitBound bound(call.wait);
     pg::Backlog backlog(call.filter);
     const MemoryContext memory =

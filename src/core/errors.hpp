@@ -50,6 +50,8 @@ inline constexpr std::array own_errors = std::to_array<Error>({
     {"ID011", "claim_required", 428, "Idempotency key required", Retry::futile},
     // The messages in between are still to come.
     {"ID012", "sequence_gap", 409, "Gap in the sequence", Retry::may_cure},
+    // The service passes the tenant, not its client; another session of its pool may have set it.
+    {"ID013", "invalid_tenant", 500, "Tenant missing or invalid", Retry::may_cure},
 });
 
 // A code of five characters, or a class of two. A code comes before its class.

@@ -350,8 +350,12 @@ bytea* fingerprint_of_any() {
                                     static_cast<int>(core::fingerprint_of_any.size()));
 }
 
+bool is_of_any(const bytea* stored) {
+    return stored != nullptr && core::is_of_any(core::as_bytes(view_of(stored)));
+}
+
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
-    if (stored != nullptr && core::is_of_any(core::as_bytes(view_of(stored)))) return true;
+    if (is_of_any(stored)) return true;
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
     const std::string_view bytes = view_of(stored);
     core::Fingerprint bound;

@@ -107,6 +107,9 @@ bytea* without_members(bytea* fingerprint);
 // A fingerprint that every request matches, NULL included; palloc'd.
 bytea* fingerprint_of_any();
 
+// Whether a stored fingerprint, which may be NULL, is this one.
+bool is_of_any(const bytea* stored);
+
 // Whether the stored fingerprint was made from this request. It is compared in constant time, under
 // the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);

@@ -7,7 +7,6 @@ namespace idem::pg::guc {
 constinit char* tenant = nullptr;
 constinit int max_open_claims = 2000;
 constinit int counted_scopes = 1000;
-constinit int max_answer_size = 64 * 1024;
 constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
 constinit int purge_rate = 100'000;
@@ -55,18 +54,10 @@ void define() {
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
-    // Answers are stored in tables of the extension's owner, so an ordinary role may not raise this
-    // either. An answer above the maximum could be stored, but not be read as text.
-    DefineCustomIntVariable(
-        "idem.max_answer_size", "Sets the maximum size of what one call stores.",
-        "For an answer: response, headers, body and error together, before compression.",
-        &max_answer_size, max_answer_size, 1, 512 * 1024, PGC_SUSET, GUC_UNIT_KB, nullptr, nullptr,
-        nullptr);
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants whose claims are counted for "
-                            "\"claims_per_minute\", and whose bytes for \"max_bytes\", at the same "
-                            "time.",
-                            "Each takes about 600 bytes of shared memory. Has no effect unless "
+                            "\"claims_per_minute\" at the same time.",
+                            "Each takes about 300 bytes of shared memory. Has no effect unless "
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);

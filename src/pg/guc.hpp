@@ -6,7 +6,6 @@ namespace idem::pg::guc {
 extern char* tenant;         // idem.tenant: the tenant of calls that name none
 extern int max_open_claims;  // idem.max_open_claims: key locks per transaction
 extern int counted_scopes;   // idem.counted_scopes: scopes with counters in shared memory
-extern int max_answer_size;  // idem.max_answer_size: of what one call stores, in kB
 extern int limited_tenants;  // idem.limited_tenants: token buckets in shared memory
 extern int purge_naptime;    // idem.purge_naptime: between two visits, in ms; 0: no purging
 extern int log_conflicts;    // idem.log_conflicts: a level of elog.h; 0: off

@@ -2,7 +2,6 @@
 
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
-#include "pg/ledger.hpp"
 #include "pg/report.hpp"
 #include "pg/table.hpp"
 
@@ -137,10 +136,7 @@ KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
     bool null;
     return {DatumGetInt32(column(slot, column_scope, null)),
             view_of(varlena_column<text>(slot, column_tenant)),
-            view_of(text_of(RowKey(slot).view())),
-            digest,
-            false,
-            as_given(slot->tts_tableOid)};
+            view_of(text_of(RowKey(slot).view())), digest, as_given(slot->tts_tableOid)};
 }
 
 bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
@@ -293,30 +289,6 @@ bool is_row(const Found& found) {
     return found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
 }
 
-// The size of a row that this transaction has just written or replaced; 0 when it is gone.
-std::int64_t row_size_at(Relation table, ItemPointerData tid) {
-    TupleTableSlot* slot = table_slot_create(table, nullptr);
-    const bool found = table_tuple_fetch_row_version(table, &tid, SnapshotAny, slot);
-    const std::int64_t size = found ? row_size(slot) : 0;
-    ExecDropSingleTupleTableSlot(slot);
-    return size;
-}
-
-// A row that has moved to another block counts as a new one, because a sweep may miss it there. So
-// does one that replaces an expired row, which the sweep does not count.
-void note_written(const Records& records, const KeyName& name, const Found& old,
-                  ItemPointerData written) {
-    if (!name.limited || !ledger_available()) return;
-    const bool in_place =
-        is_row(old) && old.record.expires > GetCurrentTimestamp() &&
-        ItemPointerGetBlockNumber(&old.tid) == ItemPointerGetBlockNumber(&written);
-    const std::int64_t before = in_place ? row_size_at(records.table(), old.tid) : 0;
-    const std::int64_t after = row_size_at(records.table(), written);
-    const RecordBlock block =
-        record_block(RelationGetRelid(records.table()), ItemPointerGetBlockNumber(&written));
-    note_growth(name.scope_id, name.tenant, block, std::max<std::int64_t>(after - before, 0));
-}
-
 Found read_hit(const DigestScan& scan, Contents contents) {
     Found found;
     TupleTableSlot* slot = scan.slot();
@@ -423,21 +395,6 @@ std::int32_t record_scope(TupleTableSlot* slot) {
 std::string_view record_tenant(TupleTableSlot* slot) {
     bool null;
     return view_of(DatumGetTextPP(column(slot, column_tenant, null)));
-}
-
-std::int64_t row_size(TupleTableSlot* slot) {
-    bool shared;
-    const HeapTuple tuple = ExecFetchSlotHeapTuple(slot, false, &shared);
-    Size size = MAXALIGN(tuple->t_len) + sizeof(ItemIdData);
-    if (shared) heap_freetuple(tuple);
-    for (int i = 0; i < slot->tts_tupleDescriptor->natts; ++i) {
-        bool null;
-        const Datum value = slot_getattr(slot, i + 1, &null);
-        if (null || TupleDescAttr(slot->tts_tupleDescriptor, i)->attlen != -1) continue;
-        const auto* stored = reinterpret_cast<const varlena*>(DatumGetPointer(value));
-        if (VARATT_IS_EXTERNAL_ONDISK(stored)) size += toast_datum_size(value);
-    }
-    return static_cast<std::int64_t>(size);
 }
 
 RecordHead record_head(TupleTableSlot* slot) {
@@ -632,7 +589,6 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
     if (is_row(old)) result = replace(records, name, old, slot, bound);
     if (result.outcome == WriteOutcome::gone) result = insert(records, name, slot, bound);
     Assert(result.outcome != WriteOutcome::gone);
-    if (result.outcome == WriteOutcome::written) note_written(records, name, old, slot->tts_tid);
     ExecDropSingleTupleTableSlot(slot);
     CommandCounterIncrement();
     return result;
@@ -723,7 +679,6 @@ bool BulkWriter::write(const KeyName& name, const Record& record, const Found& f
     const MemoryContext before = MemoryContextSwitchTo(memory_);
     store_row(row_, name, record);
     const bool written = found.presence == core::Presence::absent ? insert() : replace(name, found);
-    if (written) note_written(records_, name, found, row_->tts_tid);
     ExecClearTuple(row_);
     MemoryContextSwitchTo(before);
     return written;

@@ -34,7 +34,6 @@ struct KeyName {
     std::string_view tenant;
     std::string_view key;
     core::Digest digest;
-    bool limited = false;        // the scope has max_bytes: what is written is noted in the ledger
     Oid table = common_records;  // where its record is (pg/record_tables)
 };
 
@@ -131,9 +130,6 @@ std::int32_t record_scope(TupleTableSlot* slot);
 
 // The tenant of the row in the slot, into which it points.
 std::string_view record_tenant(TupleTableSlot* slot);
-
-// How many bytes the row in the slot takes, as it is stored (see pg/ledger.hpp).
-std::int64_t row_size(TupleTableSlot* slot);
 
 // The key of the row in the slot. A text may point into the slot.
 class RowKey {

@@ -231,12 +231,12 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
 }
 
 // Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
-OpenAttempt open_records_at_once(Oid table, LOCKMODE mode) {
-    if (fault_before_lock(table).kind != Fault::none) return {nullptr, false};
-    if (!ConditionalLockRelationOid(table, mode)) return {nullptr, true};
+Relation open_records_at_once(Oid table, LOCKMODE mode) {
+    if (fault_before_lock(table).kind != Fault::none) return nullptr;
+    if (!ConditionalLockRelationOid(table, mode)) return nullptr;
     Relation relation = try_open_records(table, NoLock);
     if (relation == nullptr) UnlockRelationOid(table, mode);
-    return {relation, false};
+    return relation;
 }
 
 std::optional<RecordTableFault> fault_of_record_table(Oid table) {
@@ -271,14 +271,6 @@ List* record_tables() {
         known_since = before;  // a change meanwhile counts for the next call
     }
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
-}
-
-bool has_new_record_table(const List* known) {
-    InvalidateCatalogSnapshot();
-    const List* tables = marked_relations();
-    for (int i = 0; i < list_length(tables); ++i)
-        if (!list_member_oid(known, list_nth_oid(tables, i))) return true;
-    return false;
 }
 
 Datum tenant_value(TupleDesc table, std::string_view tenant) {

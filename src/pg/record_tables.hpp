@@ -59,20 +59,12 @@ bool is_marked_table(Oid table);
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);
 
-// The same without waiting for the lock.
-struct OpenAttempt {
-    Relation relation;  // NULL: it is gone, not a record table, or locked
-    bool locked;        // by another transaction, against this mode
-};
-OpenAttempt open_records_at_once(Oid table, LOCKMODE mode);
+// The same without waiting for the lock: NULL also if another transaction holds it.
+Relation open_records_at_once(Oid table, LOCKMODE mode);
 
 // All record tables of this database, and tables that look like one: idem.record first, the others
 // by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
 List* record_tables();
-
-// Whether there is a table beside these, even one whose transaction has just committed and has yet
-// to announce it.
-bool has_new_record_table(const List* known);
 
 // Calls visit(relation) for each record table, opened with this lock, which is released.
 template <class Visit>

@@ -253,6 +253,9 @@ int failure_errcode(const char* state) {
 namespace {
 
 char* holder_detail(const Holder& holder) {
+    if (holder.released && holder.lease_end)
+        return psprintf("Its last attempt was released, and the next one is due at %s.",
+                        timestamptz_to_str(*holder.lease_end));
     if (holder.lease_end && holder.since) {
         char* since = pstrdup(timestamptz_to_str(*holder.since));
         return psprintf("The key was claimed at %s, under a lease that ends at %s.", since,
@@ -270,22 +273,42 @@ char* holder_detail(const Holder& holder) {
     return pstrdup("Another transaction, possibly a prepared one, holds this key.");
 }
 
+int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
+    (void)own_error("in_progress");
+    (void)errretry(retry_after);
+    (void)errsince(holder.since);
+    (void)(holder.released ? errmsg("operation \"%s\" is not due yet", c_string(key))
+                           : errmsg("operation \"%s\" is in progress", c_string(key)));
+    return errdetail_internal("%s", holder_detail(holder));
+}
+
+// Rounded up to a tenth, as the field is to a millisecond.
+double seconds_of(std::int64_t retry_after) {
+    return static_cast<double>((retry_after + 99'999) / 100'000) / 10;
+}
+
 }  // namespace
 
 // Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                  WaitSetBy wait) {
-    const double seconds = static_cast<double>(retry_after) / USECS_PER_SEC;
+    const double seconds = seconds_of(retry_after);
     ereport(ERROR,
-            (own_error("in_progress"), errretry(retry_after), errsince(holder.since),
-             errmsg("operation \"%s\" is in progress", c_string(key)),
-             errdetail_internal("%s", holder_detail(holder)),
-             wait == WaitSetBy::argument
+            (errin_progress(key, holder, retry_after),
+             holder.released ? errhint("Retry with the same key after %.1f seconds.", seconds)
+             : wait == WaitSetBy::argument
                  ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
                            seconds)
                  : errhint("Retry after %.1f seconds, or raise the scope's \"wait\" with "
                            "idem.alter_scope().",
                            seconds)));
+    pg_unreachable();
+}
+
+void leased(std::string_view key, const Holder& holder, std::int64_t retry_after) {
+    ereport(ERROR, (errin_progress(key, holder, retry_after),
+                    errhint("Wait for the end of the operation. If its worker is gone or must not "
+                            "go on, call idem.revoke() first.")));
     pg_unreachable();
 }
 
@@ -312,6 +335,20 @@ namespace {
 constexpr const char* conflict_hint =
     "Use a new key for a new operation, and send the same request again for a retry. List members "
     "of the request that may differ between retries in the scope's \"request_exclude\".";
+
+const char* conflict_hint_for(Requests requests) {
+    switch (requests) {
+        case Requests::first_only:
+            return "For a retry, pass the request of the first call. For a new operation, use a "
+                   "new key.";
+        case Requests::second_only:
+            return "For a retry, pass no request, as the first call did. For a new operation, use "
+                   "a new key.";
+        case Requests::both:
+            return conflict_hint;
+    }
+    pg_unreachable();
+}
 
 void append_names(StringInfo out, std::span<char* const> names) {
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -369,20 +406,26 @@ ArrayType* array_of(const Differences& differences) {
                               TYPALIGN_INT);
 }
 
-void key_conflict(std::string_view key, const Differences* differences) {
+void key_conflict(std::string_view key, Requests requests, const Differences* differences) {
     ereport(ERROR,
             (own_error("key_conflict"), errdiffers(differences),
              errmsg("key \"%s\" was used for a different request", c_string(key)),
-             errdetail("The request differs from the one that the key was first used with%s.",
-                       account_of(differences)),
-             errhint("%s", conflict_hint)));
+             requests == Requests::first_only
+                 ? errdetail("The key was first used with a request, and this call has none.")
+             : requests == Requests::second_only
+                 ? errdetail("The key was first used without a request, and this call has one.")
+                 : errdetail("The request differs from the one that the key was first used with%s.",
+                             account_of(differences)),
+             errhint("%s", conflict_hint_for(requests))));
     pg_unreachable();
 }
 
 // Statement and context are left out: they may have the request in them.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  const Differences* differences) {
-    const char* account = account_of(differences);
+                  Requests requests, const Differences* differences) {
+    const char* account = requests == Requests::first_only    ? ": only the first call has one"
+                          : requests == Requests::second_only ? ": the first call has none"
+                                                              : account_of(differences);
     ereport(
         level,
         (own_error("key_conflict"), errdiffers(differences),
@@ -391,7 +434,7 @@ void log_conflict(int level, std::string_view scope, std::string_view tenant, st
              ? errdetail("Key \"%s\" was used for a different request%s.", c_string(key), account)
              : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.",
                          c_string(key), c_string(tenant), account),
-         errhint("%s", conflict_hint), errhidestmt(true), errhidecontext(true)));
+         errhint("%s", conflict_hint_for(requests)), errhidestmt(true), errhidecontext(true)));
 }
 
 namespace {
@@ -439,7 +482,8 @@ void log_purge(std::int64_t records) {
 }
 
 // Whatever the code, the fields tell a replayed failure from an error that is raised now.
-void stored_failure(std::string_view key, Jsonb* error) {
+void stored_failure(std::string_view key, Jsonb* error, std::optional<TimestampTz> since,
+                    bool cancelled) {
     const char* message = error_member(error, "message");
     const char* detail = error_member(error, "detail");
     const char* hint = error_member(error, "hint");
@@ -449,8 +493,16 @@ void stored_failure(std::string_view key, Jsonb* error) {
         message = psprintf("operation \"%s\" has failed permanently", c_string(key));
     if (without_code && detail == nullptr)
         detail = "The failure is stored, and every retry receives it.";
+    else if (!without_code && since)
+        detail = psprintf("%s%sThe failure was stored at %s, and every retry receives it.",
+                          detail == nullptr ? "" : detail, detail == nullptr ? "" : "\n",
+                          timestamptz_to_str(*since));
     if (without_code && hint == nullptr)
-        hint = "To run the operation again, use a new key. idem.lookup() shows the stored failure.";
+        hint = cancelled
+                   ? "Do not send the request again, also not with a new key: the caller that "
+                     "gave it up may have done so."
+                   : "To run the operation again, use a new key. idem.lookup() shows the "
+                     "stored failure.";
     ereport(ERROR, (errcode(code), erridem("key_failed"), errmsg_internal("%s", message),
                     detail != nullptr ? errdetail_internal("%s", detail) : 0,
                     hint != nullptr ? errhint("%s", hint) : 0));
@@ -590,6 +642,12 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
 
 void invalid_key(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (own_error("invalid_key"), errmsg_internal("%s", message),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
+    pg_unreachable();
+}
+
+void invalid_tenant(const char* message, const char* detail, const char* hint) {
+    ereport(ERROR, (own_error("invalid_tenant"), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
@@ -852,23 +910,25 @@ void imported_owner_missing(std::string_view role) {
 // ---- Limits -------------------------------------------------------------------------------------
 
 void too_many_open_claims(int limit) {
-    ereport(ERROR, (own_error("limit_exceeded"), errmsg("too many claims in one transaction"),
-                    errdetail("This transaction holds %d key locks, the most that "
+    ereport(ERROR,
+            (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many claims in one transaction"),
+             errdetail_plural("This transaction holds %d key lock, the most that "
                               "\"idem.max_open_claims\" allows.",
-                              limit),
-                    errhint("Commit in smaller batches. The limit protects the lock table, which "
-                            "the whole server shares.")));
+                              "This transaction holds %d key locks, the most that "
+                              "\"idem.max_open_claims\" allows.",
+                              static_cast<unsigned long>(limit), limit),
+             errhint("Commit in smaller batches. The limit protects the lock table, which "
+                     "the whole server shares.")));
     pg_unreachable();
 }
 
-// The hint is rounded up to a tenth of a second, as the field is to a millisecond.
 void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
     ereport(ERROR, (own_error("limit_exceeded"), errretry(retry_after),
                     errmsg("too many new claims in scope \"%s\"", scope),
                     errdetail("The scope allows %d new claims per minute per tenant.", limit),
                     errhint("Retry with the same key after %.1f seconds. Retries of finished "
                             "operations are still answered.",
-                            static_cast<double>((retry_after + 99'999) / 100'000) / 10)));
+                            seconds_of(retry_after))));
     pg_unreachable();
 }
 
@@ -896,36 +956,14 @@ void warn_of_missing_limit(const char* scope, const char* limit) {
                       errhint("%s", preload_hint)));
 }
 
-void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit) {
-    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-                    errmsg("the tenant's records in scope \"%s\" take too much space", scope),
-                    errdetail("They take " INT64_FORMAT " bytes; \"max_bytes\" allows " INT64_FORMAT
-                              " bytes.",
-                              bytes, limit),
-                    errhint("Retry with the same key when records of the tenant have expired, or "
-                            "raise \"max_bytes\" with idem.alter_scope(). Retries of finished "
-                            "operations are still answered.")));
-    pg_unreachable();
-}
-
-void too_many_tenants(const char* scope, int limit) {
-    ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-                    errmsg("too many tenants have records in scopes with \"max_bytes\""),
-                    errdetail("Scope \"%s\" limits the space of each tenant, and the server "
-                              "counts that of %d tenants, the most that \"idem.limited_tenants\" "
-                              "allows.",
-                              scope, limit),
-                    errhint("Ask an administrator to raise \"idem.limited_tenants\" and restart "
-                            "the server. Retries of finished operations are still answered.")));
-    pg_unreachable();
-}
-
-void too_large(const char* what, Size size) {
+void too_large(const char* what, Size size, const char* scope, std::int32_t limit) {
     ereport(ERROR,
             (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
-             errdetail("It has %zu bytes; \"idem.max_answer_size\" allows %zu bytes.", size,
-                       Size{1024} * static_cast<Size>(guc::max_answer_size)),
-             errhint("Store large values in a table of your own, and pass a reference to them.")));
+             errdetail("The key's record would hold %zu bytes; \"max_answer_size\" of scope \"%s\" "
+                       "allows %d bytes.",
+                       size, scope, limit),
+             errhint("Store large values in a table of your own, and pass a reference to them; or "
+                     "raise the limit with idem.alter_scope().")));
     pg_unreachable();
 }
 
@@ -1051,14 +1089,6 @@ void not_a_final_sqlstate(const char* argument, std::string_view element) {
                               why_not_final(element)),
                      "List SQLSTATEs that your operations raise as a final failure, such as "
                      "\"P0001\", or classes of them, such as \"23\".");
-}
-
-void too_many_records() {
-    ereport(ERROR, (errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-                    errmsg("number of records is out of range"),
-                    errdetail("The number does not fit into type bigint."),
-                    errhint("Check \"claims_per_second\", \"ttl\" and \"margin\".")));
-    pg_unreachable();
 }
 
 // ---- Where a call is made -----------------------------------------------------------------------

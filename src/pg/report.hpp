@@ -40,6 +40,7 @@ struct Holder {
     std::optional<TimestampTz> since;
     std::optional<TimestampTz> lease_end;  // of a leased claim
     std::optional<TransactionId> prepared{};
+    bool released = false;  // under no lease: its next attempt is due at lease_end
 };
 
 // Where the bound of a wait is set: by an argument of the call, or by the scope only.
@@ -47,6 +48,8 @@ enum class WaitSetBy : bool { argument, scope };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                               WaitSetBy wait);
+// The same for a call of an administrator that meets a running lease.
+[[noreturn]] void leased(std::string_view key, const Holder& holder, std::int64_t retry_after);
 // As the server ends a wait for a lock, also where the wait is for something else.
 [[noreturn]] void lock_timeout();
 // hint: NULL for idem.claim().
@@ -62,11 +65,15 @@ struct Differences {
 // The names of changed and added members as text[], and a NULL for each missing member.
 ArrayType* array_of(const Differences& differences);
 
+// Which of two calls with the same key have a request.
+enum class Requests : std::uint8_t { both, first_only, second_only };
+
 // differences: NULL if they are not known.
-[[noreturn]] void key_conflict(std::string_view key, const Differences* differences);
+[[noreturn]] void key_conflict(std::string_view key, Requests requests,
+                               const Differences* differences);
 // The same, at a level below ERROR.
 void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  const Differences* differences);
+                  Requests requests, const Differences* differences);
 
 // What becomes of an operation, other than that it starts and is completed or released.
 enum class Transition : std::uint8_t {
@@ -85,7 +92,9 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
 void log_purge(std::int64_t records);
 
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
-[[noreturn]] void stored_failure(std::string_view key, Jsonb* error);
+// cancelled: by idem.forbid(), so that the operation has never run.
+[[noreturn]] void stored_failure(std::string_view key, Jsonb* error,
+                                 std::optional<TimestampTz> since, bool cancelled);
 // The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
 // call: the function that would throw the recovery point away, such as "idem.forget()".
@@ -117,6 +126,7 @@ enum class Unfinished : std::uint8_t { by_single_statement, at_commit, at_prepar
 // ---- New keys -----------------------------------------------------------------------------------
 
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
+[[noreturn]] void invalid_tenant(const char* message, const char* detail, const char* hint);
 // The time inside the key is out of what the scope can remember; made is that time.
 [[noreturn]] void stale_key(std::string_view key, TimestampTz made, bool from_future);
 // weakness as core/weakness.hpp names it.
@@ -162,10 +172,8 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 // limit: the setting of the scope.
 [[noreturn]] void limit_unavailable(const char* limit);
 void warn_of_missing_limit(const char* scope, const char* limit);
-[[noreturn]] void too_many_bytes(const char* scope, std::int64_t bytes, std::int64_t limit);
-[[noreturn]] void too_many_tenants(const char* scope, int limit);
 // what: "answer", or what else was to be stored.
-[[noreturn]] void too_large(const char* what, Size size);
+[[noreturn]] void too_large(const char* what, Size size, const char* scope, std::int32_t limit);
 // A stream without gaps has one.
 [[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 
@@ -187,7 +195,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
                                    const char* hint = nullptr);
 // An element of the list of final SQLSTATEs that none can be.
 [[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
-[[noreturn]] void too_many_records();
 
 // ---- Where a call is made -----------------------------------------------------------------------
 

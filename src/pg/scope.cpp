@@ -58,11 +58,6 @@ std::optional<std::int32_t> read_int(TupleTableSlot* slot, Column which) {
     return value ? std::optional(DatumGetInt32(*value)) : std::nullopt;
 }
 
-std::optional<std::int64_t> read_bigint(TupleTableSlot* slot, Column which) {
-    const auto value = column(slot, which);
-    return value ? std::optional(DatumGetInt64(*value)) : std::nullopt;
-}
-
 bool read_bool(TupleTableSlot* slot, Column which) {
     return DatumGetBool(*column(slot, which));
 }
@@ -112,7 +107,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.header_exclude = read_text_list(slot, column_header_exclude);
     scope.tenant_from = read_tenant_from(slot);
     scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
-    scope.max_bytes = read_bigint(slot, column_max_bytes);
+    scope.max_answer_size = DatumGetInt32(*column(slot, column_max_answer_size));
     scope.final_sqlstates = read_text_list(slot, column_final_sqlstates);
     scope.records = read_bool(slot, column_records);
 }
@@ -143,11 +138,6 @@ void set_limit(ScopeRow& row, Column which, std::optional<std::int32_t> limit) {
     row.set_int(which, limit);
 }
 
-void set_limit(ScopeRow& row, Column which, std::optional<std::int64_t> limit) {
-    if (limit == no_limit) return row.clear(which);
-    row.set_bigint(which, limit);
-}
-
 void set_limit(ScopeRow& row, Column which, const Interval* limit) {
     if (limit != nullptr && duration("limit", *limit) == 0) return row.clear(which);
     row.set_pointer(which, limit);
@@ -173,7 +163,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_pointer(column_header_exclude, rules.header_exclude);
     if (rules.tenant_from) row.set_text(column_tenant_from, *rules.tenant_from);
     row.set_bool(column_explain_conflicts, rules.explain_conflicts);
-    set_limit(row, column_max_bytes, rules.max_bytes);
+    row.set_int(column_max_answer_size, rules.max_answer_size);
     row.set_bool(column_records, rules.records);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
 }

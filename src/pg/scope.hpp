@@ -47,8 +47,8 @@ struct Scope {
     TextList header_exclude;
     TenantFrom tenant_from;
     bool explain_conflicts;
-    std::optional<std::int64_t> max_bytes;  // per tenant; nothing: no limit
-    TextList final_sqlstates;               // codes and classes that execute() stores as failures
+    std::int32_t max_answer_size;  // bytes that a record may hold
+    TextList final_sqlstates;      // codes and classes that execute() stores as failures
     bool records;  // in the tables that transactions choose, and never in idem.record
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
@@ -115,7 +115,7 @@ enum Column {
     column_header_exclude,
     column_tenant_from,
     column_explain_conflicts,
-    column_max_bytes,
+    column_max_answer_size,
     column_records,
     columns
 };
@@ -188,7 +188,7 @@ struct ScopeRules {
     ArrayType* header_exclude;
     std::optional<std::string_view> tenant_from;
     std::optional<bool> explain_conflicts;
-    std::optional<std::int64_t> max_bytes;
+    std::optional<std::int32_t> max_answer_size;
     std::optional<bool> records;
     std::optional<Oid> owner;
 };

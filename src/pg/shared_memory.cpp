@@ -2,7 +2,6 @@
 
 #include "pg/census.hpp"
 #include "pg/hot_keys.hpp"
-#include "pg/ledger.hpp"
 #include "pg/limiter.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
@@ -23,7 +22,6 @@ constexpr std::array pieces = {
     Piece{"idem_census", 0, census_size, attach_census},
     // Before the statistics, which clear the sketches of a slot that they restore.
     Piece{"idem_hot_keys", hot_keys_locks, hot_keys_size, attach_hot_keys},
-    Piece{"idem_ledger", ledger_locks, ledger_size, attach_ledger},
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
     Piece{"idem_visit", 0, visit_size, attach_visit},

@@ -2,7 +2,6 @@
 
 #include "pg/compat.hpp"
 #include "pg/hash_table.hpp"
-#include "pg/ledger.hpp"
 #include "pg/lock.hpp"
 #include "pg/record.hpp"
 #include "pg/scope.hpp"
@@ -46,7 +45,6 @@ struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
     std::optional<std::int64_t> answer_ttl;
-    bool limited;  // has max_bytes
 };
 
 struct Sweep {
@@ -59,7 +57,6 @@ struct Sweep {
     MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
-    bool counts;                                 // for max_bytes, by the ledger
 
     bool is_full() const { return left == 0 || blocks == 0; }
 };
@@ -85,13 +82,12 @@ void learn_scopes(Sweep& sweep) {
             scopes.enter(DatumGetInt32(*scope_row::column(slot, scope_row::column_id)), known);
         scope->dropped = false;
         scope->answer_ttl = scope_row::answer_ttl(slot);
-        scope->limited = scope_row::column(slot, scope_row::column_max_bytes).has_value();
     });
     const List* dropped = dropped_scopes();
     for (int i = 0; i < list_length(dropped); ++i) {
         bool known;
         KnownScope* scope = scopes.enter(list_nth_int(dropped, i), known);
-        if (!known) *scope = {scope->id, true, std::nullopt, false};
+        if (!known) *scope = {scope->id, true, std::nullopt};
     }
 }
 
@@ -99,7 +95,7 @@ const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
     const std::int32_t id = record_scope(slot);
     bool known;
     KnownScope* scope = sweep.scopes.enter(id, known);
-    if (!known) *scope = {id, false, std::nullopt, false};
+    if (!known) *scope = {id, false, std::nullopt};
     return *scope;
 }
 
@@ -122,27 +118,16 @@ bool should_erase(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
     return outlived;
 }
 
-// The size before an answer is removed: what it gives back is found by the next round.
-void count_bytes(Sweep& sweep, const KnownScope& scope, TupleTableSlot* slot) {
-    if (!sweep.counts || !scope.limited) return;
-    const RecordBlock block =
-        record_block(RelationGetRelid(sweep.records), ItemPointerGetBlockNumber(&slot->tts_tid));
-    count_row(scope.id, record_tenant(slot), {block, ItemPointerGetOffsetNumber(&slot->tts_tid)},
-              row_size(slot));
-}
-
-// A record of our own transaction does not expire within it, and keeps its answer. The ledger
-// counts it when it commits.
+// A record of our own transaction does not expire within it, and keeps its answer.
 void visit(Sweep& sweep, TupleTableSlot* slot) {
     if (record_expires(slot) <= sweep.now) {
         if (!written_here(slot)) purge(sweep, slot);
         return;
     }
     const KnownScope& scope = scope_of(sweep, slot);
-    if (!scope.dropped && !scope.answer_ttl && !scope.limited) return;
+    if (!scope.dropped && !scope.answer_ttl) return;
     if (written_here(slot)) return;
     if (scope.dropped) return purge(sweep, slot);
-    count_bytes(sweep, scope, slot);
     if (scope.answer_ttl && should_erase(sweep, slot, *scope.answer_ttl)) erase(sweep, slot);
 }
 
@@ -170,13 +155,11 @@ bool sweep_blocks(Sweep& sweep, BlockNumber from, BlockNumber until) {
         if (sweep.is_full()) return false;
         const auto size = static_cast<BlockNumber>(
             std::min<std::int64_t>({stretch, until - block, sweep.blocks}));
-        if (sweep.counts) begin_reading(record_block(table, block + size));
         const BlockNumber next = sweep_stretch(sweep, block, size);
         sweep.result.blocks += next - block;
         sweep.blocks -= next - block;
         block = next;
         sweep.hand = record_block(table, block);
-        if (sweep.counts && block < until) end_reading(sweep.hand);
     }
     return true;
 }
@@ -200,7 +183,7 @@ struct Parts {
 
 Part measure(Oid table) {
     Part part{table, 0, false};
-    Relation relation = open_records_at_once(table, RowExclusiveLock).relation;
+    Relation relation = open_records_at_once(table, RowExclusiveLock);
     if (relation == nullptr) return part;
     part.subscribed = is_subscribed(relation);
     part.blocks = RelationGetNumberOfBlocks(relation);
@@ -214,6 +197,8 @@ Parts measure_all() {
     for (int i = 0; i < all.size(); ++i) all.parts[i] = measure(list_nth_oid(all.tables, i));
     return all;
 }
+
+constexpr RecordBlock every_block = ~RecordBlock{0};
 
 // How many blocks of the tables that are not left out come before this one.
 std::int64_t blocks_before(const Parts& all, RecordBlock block) {
@@ -237,44 +222,18 @@ int first_from(const Parts& all, RecordBlock block) {
 // Reads the part's blocks from one to another. The lock on a table that was changed is kept until
 // the transaction ends. False if a limit was reached.
 bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber until) {
-    const OpenAttempt attempt = part.subscribed
-                                    ? OpenAttempt{nullptr, true}
-                                    : open_records_at_once(part.table, RowExclusiveLock);
-    if (attempt.relation == nullptr) {
-        if (sweep.counts && attempt.locked) miss_rows();
+    if (part.subscribed) return true;
+    sweep.records = open_records_at_once(part.table, RowExclusiveLock);
+    if (sweep.records == nullptr) return true;
+    if (is_subscribed(sweep.records)) {  // since it was measured
+        table_close(sweep.records, RowExclusiveLock);
         return true;
     }
-    if (is_subscribed(attempt.relation)) {  // since it was measured
-        if (sweep.counts) miss_rows();
-        table_close(attempt.relation, RowExclusiveLock);
-        return true;
-    }
-    sweep.records = attempt.relation;
     sweep.changed = false;
     const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
-    if (sweep.counts)
-        begin_count(sweep.records, record_block(part.table, from),
-                    record_block(part.table, std::max(from, blocks)));
     const bool complete = sweep_blocks(sweep, from, std::min(until, blocks));
     table_close(sweep.records, sweep.changed ? NoLock : RowExclusiveLock);
     return complete;
-}
-
-// From now on all that is written counts as missed by this round. If a table has appeared since the
-// step began, what was written there before counted as still to be read.
-void complete_round(const Parts& all) {
-    begin_reading(every_block);
-    if (has_new_record_table(all.tables)) miss_rows();
-    end_reading(0);
-}
-
-void move_hand(Sweep& sweep, const Parts& all, RecordBlock next) {
-    sweep.hand = next;
-    if (!sweep.counts) return;
-    if (next == 0)
-        complete_round(all);
-    else
-        end_reading(next);
 }
 
 // Of the table with this number, or of the first one after the last.
@@ -297,7 +256,7 @@ void sweep_all(Sweep& sweep, const Parts& all) {
         const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
         if (last && until == 0) return;
         if (!sweep_part(sweep, all.parts[table], from, until)) return;
-        move_hand(sweep, all, last ? start : first_block(all, table + 1));
+        sweep.hand = last ? start : first_block(all, table + 1);
     }
 }
 
@@ -370,9 +329,7 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
     Hand hand = take_hand();
     sweep.hand = hand.block;
-    sweep.counts = hand.moves && ledger_available();
     sweep_all(sweep, all);
-    if (sweep.counts) end_count();
     result.position = blocks_before(all, sweep.hand);
     put_hand(hand, sweep.hand);
     MemoryContextDelete(sweep.memory);

@@ -6,7 +6,6 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/ledger.hpp"
 #include "pg/hash_table.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -69,7 +68,6 @@ void note_database(Launcher& self, Oid oid, std::int64_t now) {
 void forget_databases(Launcher& self) {
     self.databases.for_each([&self](const Database& database) {
         if (database.round == self.round) return;
-        pg::close_accounts(database.oid);
         self.databases.remove(database.oid);
     });
 }

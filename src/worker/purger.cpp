@@ -6,7 +6,6 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/ledger.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
@@ -75,7 +74,6 @@ void forget_statistics(pg::Installation installation) {
         if (scope.database == MyDatabaseId &&
             (scope.relation != relation || !list_member_int(existing, scope.scope_id)))
             pg::give_up_stats(scope);
-    if (!installed) pg::close_accounts(MyDatabaseId);
 }
 
 // Purges one batch and returns how it ended. The sweep has been around all tables if

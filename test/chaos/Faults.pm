@@ -245,7 +245,7 @@ sub do_scope
 	my $wait = 50 + int rand 100;
 	my $scope = (qw(lasting brief events streams))[ int rand 4 ];
 	# The limit is never reached.
-	my $setting = ("wait => '$wait ms'", 'explain_conflicts => true', 'max_bytes => 1000000000')[ int rand 3 ];
+	my $setting = ("wait => '$wait ms'", 'explain_conflicts => true', 'max_answer_size => 1000000')[ int rand 3 ];
 	return $self->job(scope => "SELECT idem.alter_scope('$scope', $setting)");
 }
 

@@ -147,13 +147,13 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'empty key', $$SELECT idem.claim('errors', '')$$),
     ('ID007', 'a key of 256 bytes', $$SELECT idem.claim('errors', repeat('k', 256))$$),
     ('ID007', 'a key of 256 bytes in 128 characters', $$SELECT idem.claim('errors', repeat('é', 128))$$),
-    ('ID007', 'a tenant of 256 bytes', $$SELECT idem.claim('errors', 'new', tenant => repeat('t', 256))$$),
-    ('ID007', 'the setting idem.tenant of 256 bytes', $$SELECT set_config('idem.tenant', repeat('t', 256), true); SELECT idem.claim('errors', 'new')$$),
-    ('ID007', 'no tenant where the scope wants one', $$SELECT idem.claim('tenants', 'new')$$),
-    ('ID007', 'empty tenant where the scope wants one', $$SELECT set_config('idem.tenant', 'acme', true); SELECT idem.claim('tenants', 'new', tenant => '')$$),
+    ('ID013', 'a tenant of 256 bytes', $$SELECT idem.claim('errors', 'new', tenant => repeat('t', 256))$$),
+    ('ID013', 'the setting idem.tenant of 256 bytes', $$SELECT set_config('idem.tenant', repeat('t', 256), true); SELECT idem.claim('errors', 'new')$$),
+    ('ID013', 'no tenant where the scope wants one', $$SELECT idem.claim('tenants', 'new')$$),
+    ('ID013', 'empty tenant where the scope wants one', $$SELECT set_config('idem.tenant', 'acme', true); SELECT idem.claim('tenants', 'new', tenant => '')$$),
     ('ID007', 'try_claim without a key', $$SELECT idem.try_claim('errors', NULL)$$),
     ('ID007', 'lookup without a key', $$SELECT idem.lookup('errors', NULL)$$),
-    ('ID007', 'lookup without a tenant', $$SELECT idem.lookup('tenants', 'new')$$),
+    ('ID013', 'lookup without a tenant', $$SELECT idem.lookup('tenants', 'new')$$),
     ('ID007', 'the key''s shape comes before the scope', $$SELECT idem.claim('unknown', '')$$),
     ('ID008', 'unknown scope', $$SELECT idem.claim('unknown', 'new')$$),
     ('ID008', 'no scope', $$SELECT idem.claim(NULL, 'new')$$),
@@ -162,7 +162,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID008', 'nor cut at 63 bytes', $$SELECT idem.create_scope(repeat('s', 63)); SELECT idem.claim(repeat('s', 64), 'new')$$),
     ('ID008', 'try_claim of an unknown scope', $$SELECT idem.try_claim('unknown', 'new')$$),
     ('ID008', 'lookup in an unknown scope', $$SELECT idem.lookup('unknown', 'new')$$),
-    ('ID009', 'too many claims', $$SET LOCAL idem.max_open_claims = 1; SELECT idem.claim('errors', 'new')$$),
+    ('54000', 'too many claims', $$SET LOCAL idem.max_open_claims = 1; SELECT idem.claim('errors', 'new')$$),
     ('22023', 'ttl 0', $$SELECT idem.claim('errors', 'new', ttl => '0')$$),
     ('22023', 'negative ttl', $$SELECT idem.claim('errors', 'new', ttl => '-1 s')$$),
     ('22023', 'ttl beyond 365,000 days', $$SELECT idem.claim('errors', 'new', ttl => '1014 years')$$),
@@ -181,7 +181,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a last error that is none', $$SELECT idem.release(token, error => '{"sqlstate": "00000"}') FROM idem.claim('errors', 'new', lease => '1 min')$$),
     ('ID008', 'taking from an unknown scope', $$SELECT idem.take('unknown')$$),
     ('ID008', 'taking from no scope', $$SELECT idem.take(NULL)$$),
-    ('ID007', 'taking from a tenant of 256 bytes', $$SELECT idem.take('errors', tenant => repeat('t', 256))$$),
+    ('ID013', 'taking from a tenant of 256 bytes', $$SELECT idem.take('errors', tenant => repeat('t', 256))$$),
     ('22023', 'taking for no time', $$SELECT idem.take('errors', '0')$$),
     ('22023', 'taking with a negative wait', $$SELECT idem.take('errors', wait => '-1 s')$$),
     ('22004', 'rehearse without a call', $$SELECT idem.rehearse(NULL)$$),
@@ -202,14 +202,14 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID002', 'once with another request', $$SELECT idem.once('errors', 'done')$$),
     ('P0042', 'once of a stored failure', $$SELECT idem.once('errors', 'own')$$),
     ('ID007', 'once without a key', $$SELECT idem.once('errors', NULL)$$),
-    ('ID007', 'once without a tenant where the scope wants one', $$SELECT idem.once('tenants', 'new')$$),
+    ('ID013', 'once without a tenant where the scope wants one', $$SELECT idem.once('tenants', 'new')$$),
     ('ID008', 'once in an unknown scope', $$SELECT idem.once('unknown', 'new')$$),
     ('22004', 'once without the request that the scope wants', $$SELECT idem.once('requests', 'new')$$),
     ('ID001', 'once_each of a key that is claimed here', $$SELECT idem.claim('errors', 'new'); SELECT idem.once_each('errors', '{other,new}')$$),
     ('ID007', 'once_each with a NULL element', $$SELECT idem.once_each('errors', '{new,NULL}')$$),
     ('ID007', 'once_each with an empty key', $$SELECT idem.once_each('errors', '{new,""}')$$),
     ('ID007', 'once_each with a key of 256 bytes', $$SELECT idem.once_each('errors', ARRAY['new', repeat('k', 256)])$$),
-    ('ID007', 'once_each without a tenant where the scope wants one', $$SELECT idem.once_each('tenants', '{new}')$$),
+    ('ID013', 'once_each without a tenant where the scope wants one', $$SELECT idem.once_each('tenants', '{new}')$$),
     ('ID008', 'once_each in an unknown scope', $$SELECT idem.once_each('unknown', '{}')$$),
     ('22004', 'once_each without keys', $$SELECT idem.once_each('errors', NULL)$$),
     ('22023', 'once_each with a matrix', $$SELECT idem.once_each('errors', '{{new}}')$$),
@@ -218,9 +218,9 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'advance without a source', $$SELECT idem.advance('errors', NULL, 1)$$),
     ('ID007', 'advance of an empty source', $$SELECT idem.advance('errors', '', 1)$$),
     ('ID007', 'advance of a source of 256 bytes', $$SELECT idem.advance('errors', repeat('s', 256), 1)$$),
-    ('ID007', 'advance without a tenant where the scope wants one', $$SELECT idem.advance('tenants', 'new', 1)$$),
+    ('ID013', 'advance without a tenant where the scope wants one', $$SELECT idem.advance('tenants', 'new', 1)$$),
     ('ID008', 'advance in an unknown scope', $$SELECT idem.advance('unknown', 'new', 1)$$),
-    ('ID009', 'too many sources', $$SET LOCAL idem.max_open_claims = 1; SELECT idem.advance('errors', 'new', 1)$$),
+    ('54000', 'too many sources', $$SET LOCAL idem.max_open_claims = 1; SELECT idem.advance('errors', 'new', 1)$$),
     ('ID012', 'a gap', $$SELECT idem.advance('errors', 'new', 1); SELECT idem.advance('errors', 'new', 3, contiguous => true)$$),
     ('22004', 'advance to nowhere', $$SELECT idem.advance('errors', 'new', NULL)$$),
     ('22004', 'advance, contiguous or not', $$SELECT idem.advance('errors', 'new', 1, contiguous => NULL)$$),
@@ -235,18 +235,18 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'fail with a sqlstate of no error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "02000"}')$$),
     ('22023', 'fail with a sqlstate of idem', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "ID001"}')$$),
     ('22023', 'fail with a transient sqlstate', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '{"sqlstate": "40001"}')$$),
-    ('54000', 'a response that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
-    ('54000', 'headers and body that are too large together', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.complete((idem.claim('errors', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
-    ('54000', 'an error that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.fail((idem.claim('errors', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
-    ('54000', 'a response of a leased claim that is too large', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a recovery state that is too large', $$SET LOCAL idem.max_answer_size = 1;
-                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
-    ('54000', 'a last error of more than idem.max_answer_size', $$SET LOCAL idem.max_answer_size = '1kB';
-                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('errors', 'new', lease => '1 min')$$),
+    ('54000', 'a response that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$),
+    ('54000', 'headers and body that are too large together', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete((idem.claim('idle', 'new')).token, headers => jsonb_build_object('x', repeat('x', 600)), body => decode(repeat('00', 600), 'hex'))$$),
+    ('54000', 'an error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.fail((idem.claim('idle', 'new')).token, jsonb_build_object('message', repeat('x', 1025)))$$),
+    ('54000', 'a response of a leased claim that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.complete(token, to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a recovery state that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
+    ('54000', 'a last error that is too large', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 1025))) FROM idem.claim('idle', 'new', lease => '1 min')$$),
     ('54000', 'an answer of execute that is too large', $$CREATE FUNCTION pg_temp.much(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(repeat($x$x$x$, 1025))';
-                  SET LOCAL idem.max_answer_size = 1; SELECT idem.execute('errors', 'new', 'pg_temp.much(jsonb)')$$),
+                  SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.execute('idle', 'new', 'pg_temp.much(jsonb)')$$),
     ('54000', 'a digest that is taken by another key', $$SELECT idem.claim('errors', 'collided')$$),
     ('54000', 'lookup of such a digest', $$SELECT idem.lookup('errors', 'collided')$$),
     ('42710', 'a scope twice', $$SELECT idem.create_scope('errors')$$),
@@ -261,11 +261,17 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with tenant_from NULL', $$SELECT idem.create_scope('new', tenant_from => NULL)$$),
     ('22023', 'a scope with an unknown tenant_from', $$SELECT idem.create_scope('new', tenant_from => 'session')$$),
     ('22004', 'a scope with explain_conflicts NULL', $$SELECT idem.create_scope('new', explain_conflicts => NULL)$$),
-    ('22023', 'a scope with max_bytes 0', $$SELECT idem.create_scope('new', max_bytes => 0)$$),
-    ('22023', 'a scope altered to max_bytes -2', $$SELECT idem.alter_scope('errors', max_bytes => -2)$$),
+    ('22004', 'a scope with max_answer_size NULL', $$SELECT idem.create_scope('new', max_answer_size => NULL)$$),
+    ('22023', 'a scope with max_answer_size 1023', $$SELECT idem.create_scope('new', max_answer_size => 1023)$$),
+    ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('idle', max_answer_size => 536870913)$$),
+    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('idle', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
+    ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
+                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 600)))
+                    FROM idem.claim('idle', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
     ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
     ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
-    ('54000', 'a stored request that is too large', $$SET LOCAL idem.max_answer_size = 1; SELECT idem.alter_scope('idle', store_request => true);
+    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
                   SELECT idem.claim('idle', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
     ('ID008', 'the statement of an unknown scope', $$SELECT idem.scope_ddl('unknown')$$),
     ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
@@ -325,8 +331,6 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a failure with a header without a name', $$SELECT idem.fail(token, '{"message": "m"}', headers => '{"": "a"}') FROM idem.claim('errors', 'new')$$),
     ('22023', 'headers that are no object',
      $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "completed", "headers": 1}') r$$),
-    ('22004', 'a window without a deadline', $$SELECT idem.retention_window(NULL, '0', '0', '0')$$),
-    ('22023', 'a window with a negative delay', $$SELECT idem.retention_window('0', '0', '-1 s', '0')$$),
     ('22004', 'a record table without a name', $$SELECT idem.create_record_table(NULL)$$),
     ('22023', 'a record table with a column without a type', $$SELECT idem.create_record_table('new', 'tenant_id')$$),
     ('22023', 'a record table with a column without a name', $$SELECT idem.create_record_table('new', '', 'text')$$),
@@ -349,11 +353,6 @@ INSERT INTO wrong (state, what, call) VALUES
     ('55000', 'a scope altered under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.alter_scope('errors', ttl => '2 days')$$),
     ('55000', 'a scope dropped under an open claim', $$SELECT idem.claim('errors', 'open'); SELECT idem.drop_scope('errors')$$),
     ('22004', 'an altered scope with force NULL', $$SELECT idem.alter_scope('errors', force => NULL)$$),
-    ('22004', 'sizing without a rate', $$SELECT idem.records_needed(NULL, '1 day')$$),
-    ('22023', 'sizing with a rate that is no number', $$SELECT idem.records_needed('NaN', '1 day')$$),
-    ('22003', 'sizing beyond bigint', $$SELECT idem.records_needed(1e300, '1 day')$$),
-    ('22004', 'collisions of nothing', $$SELECT idem.collision_probability(NULL, 128)$$),
-    ('22023', 'collisions of less than no bits', $$SELECT idem.collision_probability(1, -1)$$),
     ('22023', 'a scope with max_attempts 0', $$SELECT idem.create_scope('new', max_attempts => 0)$$),
     ('22023', 'a scope with weak_keys unheard of', $$SELECT idem.create_scope('new', weak_keys => 'never')$$),
     ('22023', 'a scope altered to claims_per_minute -2', $$SELECT idem.alter_scope('errors', claims_per_minute => -2)$$),
@@ -365,14 +364,14 @@ INSERT INTO wrong (state, what, call) VALUES
     ('55000', 'forgetting a recovery point', $$SELECT idem.checkpoint(token, 'p'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
                                                SELECT idem.forget('errors', 'new')$$),
     ('22004', 'forgetting no tenant', $$SELECT idem.forget_tenant('errors', NULL)$$),
-    ('ID007', 'forgetting a tenant of 256 bytes', $$SELECT idem.forget_tenant('errors', repeat('t', 256))$$),
+    ('ID013', 'forgetting a tenant of 256 bytes', $$SELECT idem.forget_tenant('errors', repeat('t', 256))$$),
     ('ID008', 'forgetting a tenant in an unknown scope', $$SELECT idem.forget_tenant('unknown', 'new')$$),
     ('ID008', 'erasing in an unknown scope', $$SELECT idem.erase('unknown', 'new')$$),
     ('ID007', 'erasing no key', $$SELECT idem.erase('errors', NULL)$$),
     ('55000', 'erasing what an attempt needs', $$SELECT idem.checkpoint(token, 'p', '1'), idem.release(token) FROM idem.claim('errors', 'new', lease => '1 min');
                                                  SELECT idem.erase('errors', 'new')$$),
     ('22004', 'erasing no tenant', $$SELECT idem.erase_tenant('errors', NULL)$$),
-    ('ID007', 'erasing a tenant of 256 bytes', $$SELECT idem.erase_tenant('errors', repeat('t', 256))$$),
+    ('ID013', 'erasing a tenant of 256 bytes', $$SELECT idem.erase_tenant('errors', repeat('t', 256))$$),
     ('ID008', 'revoking in an unknown scope', $$SELECT idem.revoke('unknown', 'new')$$),
     ('ID007', 'revoking no key', $$SELECT idem.revoke('errors', '')$$),
     ('ID007', 'resetting no source', $$SELECT idem.reset_stream('errors', NULL)$$),
@@ -523,12 +522,11 @@ INSERT INTO advice (call, says, never) VALUES
     ($$SELECT idem.advance('errors', 'new', NULL)$$, 'no default', 'scope|leave'),
     ($$SELECT idem.advance('errors', 'new', 1, contiguous => NULL)$$, 'leave it out', 'no default|scope'),
     ($$SELECT idem.create_scope('new', ttl => NULL)$$, 'leave it out', 'no default|requires'),
-    ($$SELECT idem.records_needed(1, '1 day', NULL)$$, 'leave it out', 'no default|scope'),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done')$$, 'read-write.*idem\.lookup\(\)', NULL),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.once_each('errors', '{done}')$$, 'read-write.*idem\.lookup\(\)', NULL),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.advance('errors', 's', 1)$$, 'read-write.*idem\.streams', 'lookup'),
     ($$SET LOCAL transaction_read_only = on; SELECT idem.create_scope('new')$$, 'read-write', 'lookup'),
-    ($$SET LOCAL idem.max_answer_size = 1; SELECT idem.complete((idem.claim('errors', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
+    ($$SELECT idem.alter_scope('idle', max_answer_size => 1024); SELECT idem.complete((idem.claim('idle', 'new')).token, to_jsonb(repeat('x', 1025)))$$,
      'bytes.*allows 1024 bytes', 'kB'),
     ($$SELECT idem.drop_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.alter_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
@@ -601,7 +599,7 @@ SELECT results_eq(format('SELECT outcome, claimed, token FROM pg_temp.result_of(
                   format('VALUES (%L::text, false, NULL::text)', outcome), outcome || ': ' || call)
   FROM reported;
 SET LOCAL idem.max_open_claims = 1;
-SELECT is(outcome, 'limited', 'limited: a second open claim') FROM idem.try_claim('errors', 'new');
+SELECT throws_ok($$SELECT idem.try_claim('errors', 'new')$$, '54000', NULL, 'no retry cures a second open claim');
 RESET idem.max_open_claims;
 SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before', 'these calls leave nothing either');
 SELECT is((idem.try_claim('errors', 'own')).error,

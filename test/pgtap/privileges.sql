@@ -370,7 +370,6 @@ SELECT is((pg_temp.attempt('test_super', format($call$DO $do$ BEGIN
 -- idem.max_open_claims protects the whole server; idem.tenant is the caller's own.
 SELECT is((pg_temp.attempt(role, 'SET LOCAL ' || setting)).state, expected, format('%s: SET %s', role, setting))
   FROM (VALUES ('test_stranger', 'idem.max_open_claims = 100000', '42501'),
-               ('test_stranger', 'idem.max_answer_size = $$1GB$$', '42501'),
                ('test_stranger', 'idem.tenant = acme', 'ok'),
                ('test_super', 'idem.max_open_claims = 100000', 'ok')) AS attempt (role, setting, expected);
 

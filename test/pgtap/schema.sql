@@ -36,7 +36,7 @@ SELECT set_eq(
     ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_bytes bigint DEFAULT NULL::bigint, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
@@ -51,7 +51,7 @@ SELECT set_eq(
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_bytes bigint DEFAULT NULL::bigint, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
@@ -109,10 +109,10 @@ SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'rehearse', 'report')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('findings', 'health', 'report') THEN 'sql' ELSE 'c' END
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
-    'every function is C, but for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
+    'every function is C, but for sizing, and for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
@@ -168,7 +168,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
     'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'final_sqlstates text[]',
     'store_request boolean', 'answer_ttl interval', 'min_ttl interval', 'header_exclude text[]',
-    'tenant_from text', 'explain_conflicts boolean', 'max_bytes bigint', 'records boolean'], 'columns of the view scopes');
+    'tenant_from text', 'explain_conflicts boolean', 'max_answer_size integer', 'records boolean'], 'columns of the view scopes');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
@@ -191,7 +191,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
     'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
-    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval', 'max_bytes bigint'],
+    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval', 'max_answer_size integer'],
     'columns of the view overview');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.hot_keys')$$, ARRAY[
@@ -286,7 +286,6 @@ SELECT set_eq(
              ('idem.limited_tenants', '10000', 'sighup', 'integer', '64'),
              ('idem.log_conflicts', 'off', 'superuser', 'enum', NULL),
              ('idem.log_transitions', 'off', 'superuser', 'enum', NULL),
-             ('idem.max_answer_size', '65536', 'superuser', 'integer', '1'),
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
              ('idem.purge_rate', '100000', 'sighup', 'integer', '0'),

@@ -1,7 +1,7 @@
 -- A claimed operation, its answer, and every way to get the answer again.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
-SELECT idem.create_scope('payments');
+SELECT idem.create_scope('payments', max_answer_size => 2000000);
 CREATE TABLE payment (id serial PRIMARY KEY, amount numeric);
 CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;

@@ -33,7 +33,9 @@ SELECT idem.once('messages', 'm5', '{"n": 1}'), idem.once('messages', 'm5', '{"n
 SELECT bound FROM seen WHERE key = 'm5';
 -- once raises what claim raises
 SELECT idem.fail((idem.claim('messages', 'm6')).token, '{"sqlstate": "P0042", "message": "poisoned"}');
+\set VERBOSITY terse
 SELECT idem.once('messages', 'm6');
+\set VERBOSITY default
 BEGIN;
 SELECT claimed FROM idem.claim('messages', 'm7');
 SELECT idem.once('messages', 'm7');

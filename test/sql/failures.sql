@@ -9,6 +9,7 @@ BEGIN
   PERFORM idem.claim('failures', key);
 EXCEPTION WHEN OTHERS THEN
   GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+  detail := regexp_replace(detail, '\d{4}-\d\d-\d\d [^,]*', 'TIME');
   RETURN NEXT;
 END $$;
 

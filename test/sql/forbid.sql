@@ -21,7 +21,9 @@ SELECT encode(fingerprint, 'hex') AS fingerprint, created + interval '1 day' <= 
 SELECT state, error FROM idem.forbid('f', 'k', error => '{"message": "another"}');
 -- an error of the caller's
 SELECT state, error FROM idem.forbid('f', 'own', error => '{"sqlstate": "P0042", "message": "withdrawn", "hint": "Order again."}');
+\set VERBOSITY terse
 SELECT idem.claim('f', 'own', '1');
+\set VERBOSITY default
 \echo :LAST_ERROR_SQLSTATE
 SELECT state FROM idem.forbid('f', 'bad', error => '{"sqlstate": "40001"}');
 SELECT state FROM idem.forbid('f', 'bad', error => '"text"');

@@ -77,14 +77,41 @@ INSERT INTO answer SELECT 8, c FROM idem.try_claim('http', 'failed 402') c;
 INSERT INTO answer SELECT 9, c FROM idem.try_claim('http', 'nothing') c;
 SELECT idem.alter_scope('http', reject_stale_keys => true);
 INSERT INTO answer SELECT 10, c FROM idem.try_claim('http', '018f0000-0000-7000-8000-000000000000') c;
-BEGIN;
-SET LOCAL idem.max_open_claims = 1;
-SELECT idem.once('http', 'one');
-INSERT INTO answer SELECT 11, c FROM idem.try_claim('http', 'two') c;
-COMMIT;
 SELECT n, (c).outcome, idem.http_status(c), regexp_replace(idem.http_headers(c)::text, '(?<=Retry-After": ")\d+', 'N') AS headers, idem.problem(c) - 'type' - 'title' AS problem FROM answer ORDER BY n;
 SELECT count(*), bool_and(idem.problem(c) - 'detail' - 'status' = idem.problem(idem.problem(c)->>'sqlstate') - 'status') AS same_problem
   FROM answer WHERE idem.problem(c) IS NOT NULL;
+
+-- One code, one meaning: what claim() raises has the status and the problem that the row of
+-- try_claim() has.
+CREATE FUNCTION raised(key text, request jsonb DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.claim('http', key, request, wait => '0');
+  RETURN '00000';
+EXCEPTION WHEN OTHERS THEN
+  RETURN SQLSTATE;
+END $$;
+SELECT idem.alter_scope('http', max_attempts => 1);
+SELECT claimed FROM idem.claim('http', 'running', lease => '1 hour');
+SELECT claimed FROM idem.claim('http', 'exhausted', lease => '1 microsecond');
+SELECT key, raised(key, request), c.outcome, idem.http_status(c) = idem.http_status(raised(key, request)) AS same_status,
+       idem.problem(c)->>'type' = idem.problem(raised(key, request))->>'type' AS same_problem
+  FROM (VALUES ('running', NULL::jsonb), ('exhausted', NULL), ('failed', '1'), ('nothing', NULL), ('018f0000-0000-7000-8000-000000000000', NULL)) call (key, request),
+       idem.try_claim('http', key, request) c;
+-- No retry cures a transaction with too many claims, and no client a tenant that the service forgot.
+BEGIN;
+SET LOCAL idem.max_open_claims = 1;
+SELECT idem.once('http', 'one');
+SAVEPOINT one;
+SELECT idem.try_claim('http', 'two');
+ROLLBACK TO one;
+SELECT raised('two'), idem.http_status(raised('two'));
+SELECT raised('one');
+ROLLBACK;
+SELECT idem.alter_scope('http', tenant_required => true);
+SELECT raised('three'), idem.http_status(raised('three'));
+SELECT idem.try_claim('http', 'three');
+SELECT idem.alter_scope('http', tenant_required => false, max_attempts => -1);
+DROP FUNCTION raised;
 
 -- The time to wait, in seconds.
 SELECT i AS retry_after, idem.http_headers(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('claimed', false, 'outcome', 'in_progress', 'retry_after', i)))

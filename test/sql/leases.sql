@@ -246,6 +246,7 @@ SAVEPOINT s;
 SELECT idem.renew(:'t');
 ROLLBACK TO s;
 SELECT outcome FROM idem.try_claim('jobs', 'm3', lease => '1 minute');
+ROLLBACK TO s;
 COMMIT;
 SELECT idem.renew(:'t') > now() AS renewed;
 RESET idem.max_open_claims;

@@ -143,14 +143,13 @@ SELECT idem.create_scope('y', header_exclude => '{{a},{b}}');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('y', tenant_from => 'user');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('y', max_bytes => 0);
+SELECT idem.create_scope('y', max_answer_size => 1023);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('y', max_bytes => 1000);  -- needs preload
-SELECT idem.alter_scope('x', header_exclude => '{}', tenant_from => 'role', explain_conflicts => true);
-SELECT header_exclude, tenant_from, explain_conflicts, max_bytes FROM idem.scopes WHERE name = 'x';
+SELECT idem.alter_scope('x', header_exclude => '{}', tenant_from => 'role', explain_conflicts => true, max_answer_size => 1024);
+SELECT header_exclude, tenant_from, explain_conflicts, max_answer_size FROM idem.scopes WHERE name = 'x';
 SELECT idem.alter_scope('x', header_exclude => '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
-  tenant_from => 'argument', explain_conflicts => false, max_bytes => -1);
-SELECT header_exclude, tenant_from, explain_conflicts, max_bytes FROM idem.scopes WHERE name = 'x';
+  tenant_from => 'argument', explain_conflicts => false, max_answer_size => 65536);
+SELECT header_exclude, tenant_from, explain_conflicts, max_answer_size FROM idem.scopes WHERE name = 'x';
 
 -- the tenant is the role that calls, also behind a SECURITY DEFINER function
 CREATE ROLE idem_regress_shop;
@@ -256,7 +255,7 @@ SELECT idem.scope_ddl(NULL);
 \echo :LAST_ERROR_SQLSTATE
 
 -- the request of a leased claim is stored, whole, until the operation is finished
-SELECT idem.create_scope('stored', store_request => true, request_exclude => '{sent_at}');
+SELECT idem.create_scope('stored', store_request => true, request_exclude => '{sent_at}', max_answer_size => 200000);
 SELECT token AS t FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 1}', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t', 'charged');
 SELECT idem.release(:'t');
@@ -294,13 +293,12 @@ SELECT :attempt AS attempt, cardinality(written()) AS requests, written() = :'on
 SELECT idem.complete(:'t');
 DROP FUNCTION written;
 DROP TABLE large;
-SET idem.max_answer_size = 1;
+SELECT idem.alter_scope('stored', max_answer_size => 1024);
 SELECT outcome FROM idem.claim('stored', 'large', to_jsonb(repeat('x', 1025)), lease => '1 minute');
 \echo :LAST_ERROR_SQLSTATE
 BEGIN;
 SELECT outcome FROM idem.claim('stored', 'large', to_jsonb(repeat('x', 1025)));
 ROLLBACK;
-RESET idem.max_answer_size;
 SELECT idem.drop_scope('stored');
 
 -- one key in two scopes and three tenants is six operations

@@ -114,7 +114,24 @@ SELECT began('e') AS t1 \gset
 SELECT idem.checkpoint(:'t1', 'half');
 SELECT idem.release(:'t1', '1 hour', '{"sqlstate": "08006", "message": "gateway down"}');
 SELECT key FROM idem.take('jobs');
-SELECT outcome, retry_after <= interval '10 s' AS soon FROM idem.try_claim('jobs', 'e', '{"job": "e"}');
+SELECT outcome, retry_after > interval '59 minutes' AND retry_after <= interval '1 hour' AS when_due FROM idem.try_claim('jobs', 'e', '{"job": "e"}');
+CREATE FUNCTION told(call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE message text; detail text; hint text; milliseconds bigint;
+BEGIN
+  EXECUTE call;
+  RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT, milliseconds = PG_DATATYPE_NAME;
+  RETURN format('%s %s | %s | %s | %s', SQLSTATE, message, regexp_replace(detail, '\d{4}-.*', 'TIME'), regexp_replace(hint, '\d+\.\d', 'N.N'), milliseconds BETWEEN 3540000 AND 3600000);
+END $$;
+SELECT told($$SELECT idem.claim('jobs', 'e', '{"job": "e"}')$$);
+SELECT told($$SELECT idem.once('jobs', 'e', '{"job": "e"}')$$);
+-- under a lease, no longer wait helps who removes or erases the record
+SELECT began('e2') IS NOT NULL AS begun;
+SELECT told($$SELECT idem.forget('jobs', 'e2')$$);
+SELECT told($$SELECT idem.erase('jobs', 'e2')$$);
+DELETE FROM idem.record WHERE key = 'e2';
+DROP FUNCTION told;
 SELECT state, attempt, lapsed, recovery_point, last_error, lease_end - now() BETWEEN interval '59 min' AND interval '1 hour' AS hour
   FROM idem.in_flight;
 SELECT state, error, lease_end - now() BETWEEN interval '59 min' AND interval '1 hour' AS hour, expires_at - lease_end AS ttl FROM idem.lookup('jobs', 'e');
@@ -218,9 +235,9 @@ SELECT idem.release(:'t', error => '{"message": ""}');
 SELECT idem.release(:'t', error => '{"message": "x", "code": 7}');
 SELECT idem.release(:'t', error => '{"sqlstate": "00000"}');
 SELECT idem.release(:'t', error => '{"sqlstate": "tooLong"}');
-SET idem.max_answer_size = '1kB';
+SELECT idem.alter_scope('jobs', max_answer_size => 1024);
 SELECT idem.release(:'t', error => jsonb_build_object('message', repeat('x', 2000)));
-RESET idem.max_answer_size;
+SELECT idem.alter_scope('jobs', max_answer_size => 65536);
 SELECT idem.release(:'t', error => '{"sqlstate": "ID001"}');
 SELECT idem.release(NULL);
 

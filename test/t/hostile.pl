@@ -328,8 +328,8 @@ install_payments($node, $db);
 $node->safe_psql($db, <<'SQL');
 CREATE EXTENSION amcheck;
 CREATE ROLE worker;
-SELECT idem.create_scope('work', owner => 'worker', wait => '0', final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
-SELECT idem.create_scope('plain', owner => 'worker', wait => '0');
+SELECT idem.create_scope('work', owner => 'worker', wait => '0', max_answer_size => 67108864, final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
+SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864);
 CREATE TABLE effect (key text);
 GRANT ALL ON effect TO PUBLIC;
 SQL
@@ -363,7 +363,7 @@ SELECT idem.forget('$scope', 'op') FROM idem.scopes WHERE name = '$scope';
 COMMIT;
 SQL
 	is(locks($node), 0, 'an operation that misbehaves leaves no lock');
-	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0') WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
+	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864) WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
 }
 
 # Requests and responses ---------------------------------------------------------------------------
@@ -489,7 +489,7 @@ SELECT string_agg(key, ',') FROM effect;
 SELECT response FROM idem.claim('plain', 'too large');
 SQL
 is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open and completes with a smaller answer');
-like($stderr, qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "idem.max_answer_size" allows 67108864 bytes/, 'the error names the limit');
+like($stderr, qr/answer is too large\n.*DETAIL:  The key's record would hold 1000000\d\d bytes; "max_answer_size" of scope "plain" allows 67108864 bytes/, 'the error names the limit');
 is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the failure is stored, the effect is not');
 TRUNCATE effect;
 DO \$\$
@@ -506,21 +506,20 @@ SELECT count(*) + 64 FROM effect;
 SELECT response FROM idem.claim('plain', 'caught');
 SQL
 
-# Hundreds of megabytes, where a superuser allows them; and a gigabyte, which is always too much.
-$node->safe_psql('postgres', q{ALTER ROLE worker SET idem.max_answer_size = '512MB'; ALTER ROLE worker LOGIN});
+# Hundreds of megabytes, where the scope allows them; and a gigabyte, which is always too much.
+$node->safe_psql('postgres', q{ALTER ROLE worker LOGIN});
+$node->safe_psql($db, q{SELECT idem.alter_scope('plain', max_answer_size => 536870912)});
 sub run_as_worker
 {
 	my ($sql) = @_;
 	my (undef, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'worker' ]);
 	return $err =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $out;
 }
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if a superuser allows it');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if the scope allows it');
 is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'an answer of 300 MB is replayed');
 is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'an answer of more than 512 MB is refused');
 is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'a value of a gigabyte is refused');
-my $load = "SELECT idem.current_key() \\gset\n";
-is(run_as_worker("$load SET idem.max_answer_size = '512MB'"), '42501', 'a role cannot raise the limit');
-is(run_sql("$load SET idem.max_answer_size = '513MB'", $db), '22023', 'a superuser cannot raise the limit above 512 MB');
+is(run_as_worker("SELECT idem.alter_scope('plain', max_answer_size => 1024)"), '42501', 'a role that uses a scope cannot change its limit');
 
 # Headers ------------------------------------------------------------------------------------------
 
@@ -561,11 +560,11 @@ SQL
 
 # Many claims --------------------------------------------------------------------------------------
 
-is( run_sql(<<'SQL', $db), "claimed,claimed,claimed,limited\nclaimed,claimed\n3", 'max_open_claims counts through savepoints');
+is( run_sql(<<'SQL', $db), "claimed,claimed,claimed\nclaimed,claimed\n3", 'max_open_claims counts through savepoints');
 SET idem.max_open_claims = 3;
 BEGIN;
 SAVEPOINT s;
-SELECT string_agg((idem.try_claim('plain', 'many ' || i)).outcome, ',') FROM generate_series(1, 4) i;
+SELECT string_agg((idem.try_claim('plain', 'many ' || i)).outcome, ',') FROM generate_series(1, 3) i;
 ROLLBACK TO s;
 SELECT (idem.claim('plain', 'one')).outcome \gset
 SAVEPOINT s2;
@@ -573,6 +572,7 @@ SELECT string_agg((idem.try_claim('plain', 'more ' || i)).outcome, ',') FROM gen
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
 ROLLBACK;
 SQL
+is(run_sql(q{SET idem.max_open_claims = 3; SELECT count(idem.try_claim('plain', 'many ' || i)) FROM generate_series(1, 4) i}, $db), '54000', 'and refuses one more');
 is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), 'ID009', 'the default is 2,000');
 
 # Cancelled calls ---------------------------------------------------------------------------------
@@ -619,13 +619,11 @@ my $plain = idem_node('placeholder', conf => '');
 CREATE ROLE any_role;
 SET ROLE any_role;
 SET idem.max_open_claims = 1000000;
-SET idem.max_answer_size = '512MB';
 SELECT idem.new_key() \gset
 SHOW idem.max_open_claims;
-SHOW idem.max_answer_size;
 SQL
-is($stdout, "2000\n64MB", 'limits that were set before the library was loaded do not count');
-like($stderr, qr/permission denied to set parameter "idem.max_answer_size"/, 'a WARNING says that the placeholder does not count');
+is($stdout, '2000', 'a limit that was set before the library was loaded does not count');
+like($stderr, qr/permission denied to set parameter "idem.max_open_claims"/, 'a WARNING says that the placeholder does not count');
 log_is_clean($plain);
 $plain->stop;
 done_testing();

@@ -92,7 +92,7 @@ is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', '
 my $retry = $node->background_psql('postgres');
 my $claim = q{SELECT response FROM migrate.claim('payments', 'bulk 7', NULL, '', NULL)};
 $retry->query_safe("BEGIN; $claim");
-is(ask('SET idem.max_open_claims = 10; SELECT migrate.move()'), 10, 'a batch that reaches a limit moves as many as fit');
+is(ask('SET idem.max_open_claims = 10; SELECT migrate.move(10)'), 10, 'a batch moves as many as it is told');
 is(ask('SELECT migrate.move()'), 1000, 'a batch moves');
 ask('SELECT migrate.move()');
 ask('SELECT migrate.move()');

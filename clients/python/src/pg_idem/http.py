@@ -45,6 +45,7 @@ OWN_ERRORS = {
     "ID010": (412, "stale_key", "Idempotency key too old"),
     "ID011": (428, "claim_required", "Idempotency key required"),
     "ID012": (409, "sequence_gap", "Gap in the sequence"),
+    "ID013": (500, "invalid_tenant", "Tenant missing or invalid"),
 }
 SERVER_ERRORS = [("22", 400), ("42501", 403), ("25006", 503)] + [
     (of_class, 503) for of_class in ("08", "40", "53", "55", "57", "58", "72")]
@@ -207,7 +208,7 @@ def phrase(status: int) -> str:
 def problem(error: BaseException, status: Optional[int] = None) -> Response:
     """A problem document (RFC 9457). The client does not get messages of internal errors."""
     code = "ID003" if isinstance(error, Failure) else core.sqlstate(error) or "08006"
-    status = status or http_status(code)
+    status = status or http_status("ID003" if isinstance(error, Failure) else code)
     kind, title = "about:blank", phrase(status)
     if code in OWN_ERRORS:
         kind, title = f"urn:idem:problem:{OWN_ERRORS[code][1]}", OWN_ERRORS[code][2]
