@@ -59,11 +59,15 @@ bench:
 	@bench/run
 else
 
-EXTENSION = idem
+EXTENSION = idem test_extension/idem_test
 EXTVERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/core/*.cpp src/pg/*.cpp src/api/*.cpp src/worker/*.cpp)))
-DATA_built = idem--$(EXTVERSION).sql
+DATA_built = idem--$(EXTVERSION).sql idem_test--$(EXTVERSION).sql
+
+# The extension idem_test, for tests, has a library of its own.
+MODULES = test_extension/idem_test
+TEST_OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard test_extension/*.cpp))) src/pg/subtransaction.o
 
 PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
@@ -92,7 +96,7 @@ PROVE_TESTS ?= test/t/*.pl
 override PROVE_FLAGS += -I test/t
 export IDEM_EXAMPLES ?= pay.py pay.pl
 
-EXTRA_CLEAN = $(OBJS:.o=.d) idem--*.sql
+EXTRA_CLEAN = $(OBJS:.o=.d) $(TEST_OBJS) $(TEST_OBJS:.o=.d) idem--*.sql idem_test--*.sql
 
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 # The bitcode rule ignores PG_CXXFLAGS, and the hot paths are not worth inlining into plans.
@@ -102,11 +106,18 @@ include $(PGXS)
 idem--$(EXTVERSION).sql: sql/schema.sql sql/functions.sql sql/views.sql sql/health.sql idem.control
 	cat $(filter %.sql,$^) > $@
 
--include $(OBJS:.o=.d)
+idem_test--$(EXTVERSION).sql: test_extension/idem_test.sql idem.control
+	cp $< $@
+
+$(MODULES)$(DLSUFFIX): $(TEST_OBJS)
+	$(CXX) $(CXXFLAGS) $(TEST_OBJS) $(LDFLAGS) $(LDFLAGS_SL) -shared -lstdc++ \
+	  -Wl,--version-script=src/idem.map -o $@
+
+-include $(OBJS:.o=.d) $(TEST_OBJS:.o=.d)
 
 # TIDY="src/core/key.cpp ..." checks some of them alone. The filter drops the lines that count warnings in
 # the server's own headers.
-TIDY ?= $(OBJS:.o=.cpp)
+TIDY ?= $(OBJS:.o=.cpp) $(filter test_extension/%,$(TEST_OBJS:.o=.cpp))
 CLANG_TIDY ?= clang-tidy
 .PHONY: tidy-sources
 tidy-sources:

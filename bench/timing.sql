@@ -7,7 +7,7 @@ CREATE ROLE timing_member IN ROLE timing_owner;
 CREATE ROLE timing_stranger;
 CREATE SCHEMA timing;
 GRANT USAGE ON SCHEMA timing TO PUBLIC;
-SELECT idem.create_scope('vault', owner => 'timing_owner', wait => '0') \gset ignored_
+SELECT idem.create_scope('vault', owner => 'timing_owner', wait => '0', max_answer_size => 1000000) \gset ignored_
 
 -- Existing keys: finished operations, and leases with a small and a large recovery state.
 SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT 'order-' || i FROM generate_series(1, 20000) i)) \g /dev/null

@@ -655,10 +655,12 @@ REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.erase_tenant IS
     'Erases all records of a tenant as idem.erase() does; all of them or, after an error, none. '
-    'Returns how many records had not expired. A claim in flight that has no record yet is not '
-    'found. Reads all records. For superusers and roles that are granted EXECUTE; the caller '
-    'needs the privileges of the scope''s owner. Raises ID001 in_progress, ID008 unknown_scope, '
-    'ID013 invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021.';
+    'For superusers, the scope NULL means all scopes. Returns how many records had not expired. '
+    'Reads all record tables, and warns of those that it cannot use. A claim in flight that has no '
+    'record yet is not found; a notice says that there is no record at all. For superusers and '
+    'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
+    'Raises ID001 in_progress, ID008 unknown_scope, ID013 invalid_tenant, 55000 for an unfinished '
+    'operation, 40001, 42501, 22004, 22021, 22023.';
 
 CREATE FUNCTION idem.reset_stream(
     scope text,
@@ -738,26 +740,6 @@ COMMENT ON FUNCTION idem.import_identity IS
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
     '42501, 22023, 22004.';
-
--- ---------------------------------------------------------------------------------------------
--- Tests
--- ---------------------------------------------------------------------------------------------
-
-CREATE FUNCTION idem.rehearse(call text, other_request text DEFAULT NULL)
-RETURNS SETOF text
-AS 'MODULE_PATHNAME', 'idem_rehearse'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.rehearse IS
-    'Tests an operation of yours, and returns TAP: whether it claims its key and ends the claim, '
-    'whether a replay gives the same answer and writes nothing, whether another request is '
-    'refused, and whether a rollback, or an error in any call of idem, leaves nothing half done. '
-    'call is one SQL statement that runs the operation with a key that is not in use; '
-    'other_request is the same with the same key and another request. Runs both with the '
-    'caller''s privileges, and rolls back what they do; idem''s statistics and limits do not count '
-    'them. Not undone: sequences, and effects outside the database. '
-    'Raises 22004 for a null call, 22023 unless each is one statement, 55000 without track_counts, '
-    '25006, 25000, 22021, and what the parser raises for a statement, such as 42601.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys of type uuid

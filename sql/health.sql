@@ -452,12 +452,12 @@ writer (name) AS (
 test_setting (name, setting) AS (
     SELECT s.name, s.setting
     FROM pg_settings s
-    WHERE s.name LIKE 'idem.test\_%' AND s.setting !~ '^[0.]*$'
+    WHERE s.name LIKE 'idem\_test.%' AND s.setting !~ '^[0.]*$'
 
     UNION
     SELECT o.option_name, o.option_value
     FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
-    WHERE o.option_name LIKE 'idem.test\_%'
+    WHERE o.option_name LIKE 'idem\_test.%'
         AND o.option_value !~ '^[0.]*$'
         AND d.setdatabase IN (
             0, (SELECT oid FROM pg_database WHERE datname = current_database()))
@@ -503,8 +503,8 @@ finding (check_name, status, scope, detail, hint) AS (
         'tests',
         'warn',
         NULL,
-        format('The setting %s is %s: idem disturbs calls of idem.execute(), for tests of '
-               'clients.', t.name, t.setting),
+        format('The setting %s is %s: idem_test disturbs calls, for tests of clients.', t.name,
+               t.setting),
         format('In production, reset it where it is set: ALTER SYSTEM RESET %1$s, '
                'ALTER DATABASE ... RESET %1$s or ALTER ROLE ... RESET %1$s', t.name)
     FROM test_setting t
@@ -652,6 +652,16 @@ finding (check_name, status, scope, detail, hint) AS (
         t.remedy
     FROM record_table t
     WHERE t.fault IS NOT NULL
+
+    UNION ALL
+    SELECT
+        'purge',
+        'warn',
+        NULL,
+        format('The purge does not reach everything in %s. %s', t.records, t.passed_over),
+        t.remedy
+    FROM record_table t
+    WHERE t.passed_over IS NOT NULL
 
     UNION ALL
     SELECT

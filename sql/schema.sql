@@ -19,6 +19,8 @@ COMMENT ON SCHEMA idem IS
 -- Tables
 -- ---------------------------------------------------------------------------------------------
 
+-- A fingerprint has the number of the list request_exclude that it was made with: its position in
+-- request_lists, which keeps all of them. So retries are compared as before when the list changes.
 -- A scope's id is part of every key digest, so it is never reused. pg_dump includes the sequence.
 CREATE SEQUENCE idem.scope_id AS integer;
 
@@ -49,7 +51,11 @@ CREATE TABLE idem.scope (
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
-    records             boolean     NOT NULL DEFAULT false
+    records             boolean     NOT NULL DEFAULT false,
+    request_lists       text[]      NOT NULL DEFAULT '{}',
+    CONSTRAINT scope_request_exclude CHECK (
+        request_exclude OPERATOR(pg_catalog.=) '{}'
+        OR request_exclude::text OPERATOR(pg_catalog.=) ANY (request_lists))
 );
 
 ALTER SEQUENCE idem.scope_id OWNED BY idem.scope.id;
@@ -154,18 +160,20 @@ CREATE TABLE idem.secret (
 COMMENT ON TABLE idem.secret IS
     'The secrets of this database. Only idem reads them.';
 
--- Where the next purge begins: one row. The table is unlogged, so that it is never published: a
--- table without a key stops a subscription at the first update, and a table with a key would
--- collide with the subscriber's own row. A crash empties it, and the next purge begins at the
--- first block.
+-- Where the next purge begins: the row without an SQLSTATE. Each other row is a place where the
+-- purge passed over rows, with the error that it met there. The table is unlogged, so that it is
+-- never published: a table without a key stops a subscription at the first update, and a table with
+-- a key would collide with the subscriber's own row. A crash empties it, and the next purge begins
+-- at the first block.
 CREATE UNLOGGED TABLE idem.sweep (
-    hand                bigint      NOT NULL
+    hand                bigint      NOT NULL,
+    sqlstate            text
 );
 
 INSERT INTO idem.sweep VALUES (0);
 
 COMMENT ON TABLE idem.sweep IS
-    'The block of idem.record at which the next purge begins.';
+    'The block at which the next purge begins, and those in which it passed over rows.';
 
 -- Every session caches scopes and secrets. idem's functions announce the changes that they make.
 -- These triggers announce all others, including those of a subscription's apply workers

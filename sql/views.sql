@@ -510,7 +510,8 @@ CREATE FUNCTION idem.record_tables(
     OUT records regclass,
     OUT purge_block bigint,
     OUT fault text,
-    OUT remedy text
+    OUT remedy text,
+    OUT passed_over text
 )
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_record_tables'
@@ -519,8 +520,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem.record_tables IS
     'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
     'which they are purged. purge_block is the block at which the next purge begins, in the row of '
-    'the table where that is. fault says why idem does not use a table (NULL: it does), and remedy '
-    'what to do about it.';
+    'the table where that is. fault says why idem does not use a table (NULL: it does), '
+    'passed_over what the purge leaves in a table that idem uses, and remedy what to do about it.';
 
 CREATE FUNCTION idem.free_bytes()
 RETURNS bigint

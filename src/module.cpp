@@ -1,5 +1,4 @@
 // The module: its magic block, and what each process registers when it loads the library.
-#include "pg/faults.hpp"
 #include "pg/guc.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/record_tables.hpp"
@@ -22,7 +21,6 @@ void _PG_init(void) {
     idem::pg::init_scopes();
     idem::pg::init_secrets();
     idem::pg::init_claims();
-    idem::pg::init_faults();
     idem::pg::init_shared_memory();
     idem::worker::register_launcher();
 }

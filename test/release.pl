@@ -69,6 +69,8 @@ for my $phase (sort keys %{ $meta->{prereqs} // {} })
 
 # One version everywhere.
 my ($control) = slurp('idem.control') =~ /^default_version = '(.*)'$/m;
+my ($for_tests) = slurp('test_extension/idem_test.control') =~ /^default_version = '(.*)'$/m;
+is($for_tests, $control, 'test_extension/idem_test.control: the same version');
 is($meta->{version}, $control, 'META.json has the version of idem.control');
 is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
 like(slurp('clients/python/pyproject.toml'), qr/^version = "\Q$control\E"$/m, 'so has the Python package');

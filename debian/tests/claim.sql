@@ -18,3 +18,11 @@ BEGIN
         'a retry in another transaction gets it too';
     ASSERT (SELECT count(*) = 1 FROM effect), 'there is one effect';
 END $$;
+
+-- The package has the extension for tests, too.
+CREATE EXTENSION idem_test;
+DO $$
+BEGIN
+    ASSERT (SELECT count(*) = 0 FROM idem_test.rehearse($c$SELECT idem.once('payments', 'message')$c$) line
+            WHERE line ~ '^not ok [^2]'), 'a rehearsal runs';
+END $$;

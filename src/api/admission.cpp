@@ -8,7 +8,6 @@
 #include "pg/guc.hpp"
 #include "pg/limiter.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
 
@@ -32,7 +31,7 @@ void require_limits_available(const char* limit) {
 }
 
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
-    if (!scope.claims_per_minute || pg::rehearsing) return 0;
+    if (!scope.claims_per_minute) return 0;
     if (!pg::limits_available()) {
         if (!std::exchange(warned_of_rate, true))
             report::warn_of_missing_limit(scope.name, "claims_per_minute");

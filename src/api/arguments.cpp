@@ -2,8 +2,8 @@
 
 #include "core/key.hpp"
 #include "pg/guc.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
+#include "pg/test_seam.hpp"
 
 namespace idem::api {
 namespace {
@@ -76,7 +76,7 @@ void require_writable(const char* call, const char* reading) {
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
     if (InSecurityRestrictedOperation()) report::security_restricted(call);
-    pg::reach(call);
+    (void)pg::at_seam(pg::seam::Event::call, call);
 }
 
 void check_encoding(std::string_view text) {

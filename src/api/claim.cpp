@@ -16,9 +16,9 @@
 #include "pg/document.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
+#include "pg/test_seam.hpp"
 
 namespace idem::api {
 namespace {
@@ -59,7 +59,9 @@ ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since
     for (Look seen = look(call, locked);; seen = look_again(call, locked, memory)) {
         const Next next = next_after(call, seen, locked);
         if (next == Next::grant) {
-            const ClaimResult result = grant(call, seen, bound);
+            const ClaimResult result = pg::at_seam(pg::seam::Event::granting)
+                                           ? give_up(report::Holder{})
+                                           : grant(call, seen, bound);
             if (result.outcome != Outcome::claimed) lock.release();
             return result;
         }
@@ -154,8 +156,8 @@ namespace {
 bool is_same_request(const ClaimCall& call, const pg::Found& found) {
     const bool comparable =
         found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
-    return comparable &&
-           pg::same_request(call.request, found.record.fingerprint, call.scope->request_exclude);
+    return comparable && pg::same_request(call.request, found.record.fingerprint,
+                                          pg::request_list(*call.scope, found.record.fingerprint));
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
@@ -341,8 +343,9 @@ ClaimResult conflict(const ClaimCall& call, const Look& seen) {
                       : call.request == nullptr ? report::Requests::first_only
                                                 : report::Requests::both;
     if (call.scope->explain_conflicts)
-        result.differences = pg::find_differences(call.request, seen.found.record.fingerprint,
-                                                  call.scope->request_exclude);
+        result.differences =
+            pg::find_differences(call.request, seen.found.record.fingerprint,
+                                 pg::request_list(*call.scope, seen.found.record.fingerprint));
     return result;
 }
 
@@ -434,8 +437,8 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 // For the server's administrators: the caller learns of the conflict by the outcome.
 void note_conflict(const ClaimCall& call, const ClaimResult& result) {
     pg::count_conflict(call.scope->id, call.name.digest);
-    pg::note_conflict();
-    if (pg::guc::log_conflicts != 0 && !pg::rehearsing)
+    (void)pg::at_seam(pg::seam::Event::conflict);
+    if (pg::guc::log_conflicts != 0)
         report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
                              call.name.key, result.requests, result.differences);
 }
@@ -443,7 +446,7 @@ void note_conflict(const ClaimCall& call, const ClaimResult& result) {
 void count_outcome(const ClaimCall& call, const ClaimResult& result) {
     switch (result.outcome) {
         case Outcome::claimed:
-            return;  // counted by make_claim()
+            return (void)pg::at_seam(pg::seam::Event::claimed);  // counted by make_claim()
         case Outcome::exhausted:
             report::log_transition(report::Transition::exhaustion, call.scope->name,
                                    call.name.tenant, call.name.key, result.record.attempt);

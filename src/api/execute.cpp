@@ -10,7 +10,6 @@
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/faults.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::api {
@@ -144,20 +143,13 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
     }
 }
 
-Result replay(FunctionCallInfo fcinfo) {
-    const ClaimCall call = read_call(fcinfo);
-    return replay(call, claim_key(call));
-}
-
 // The operation is checked again: it may have been dropped during the wait for the key. The scope
 // of the call is not used after the operation, which may have changed scopes.
 Result execute(FunctionCallInfo fcinfo) {
     const ClaimCall call = read_call(fcinfo);
     const ClaimResult claim = claim_key(call);
     if (claim.outcome != Outcome::claimed) return replay(call, claim);
-    const Result first = run(*claim.claim, checked_operation(fcinfo), call.request);
-    pg::maybe_crash();
-    return pg::is_duplicated() ? replay(fcinfo) : first;
+    return run(*claim.claim, checked_operation(fcinfo), call.request);
 }
 
 }  // namespace

@@ -42,9 +42,9 @@ bool forget(const pg::Scope& scope, pg::KeyName name, bool force, const pg::Wait
 
 // The watermarks say how far the tenant's streams have come.
 std::int64_t forget_tenant(const TenantCall& call, const pg::WaitBound& bound) {
-    const std::int64_t forgotten = change_each_record(call, [&](const pg::KeyName& name) {
-        return forget(*call.scope, name, call.force, bound);
-    });
+    const std::int64_t forgotten = change_each_record(
+        call, Rows::deleted,
+        [&](const pg::KeyName& name) { return forget(*call.scope, name, call.force, bound); });
     const List* sources = pg::sources_of(call.scope->id, call.tenant);
     for (int i = 0; i < list_length(sources); ++i)
         (void)reset_stream(*static_cast<const pg::KeyName*>(list_nth(sources, i)), std::nullopt,
@@ -73,7 +73,7 @@ IDEM_FUNCTION(idem_forget) {
 IDEM_FUNCTION(idem_forget_tenant) {
     using namespace idem;
     api::require_writable("idem.forget_tenant()");
-    const api::TenantCall call = api::read_tenant_call(fcinfo, "forget_tenant");
+    const api::TenantCall call = api::read_tenant_call(fcinfo, "forget_tenant", api::Rows::deleted);
     PG_RETURN_INT64(api::forget_tenant(call, pg::WaitBound(call.scope->wait)));
 }
 

@@ -52,7 +52,8 @@ struct Identity {
 };
 
 void require_superuser(const char* function) {
-    if (!superuser()) report::superuser_only(function);
+    if (!superuser())
+        report::superuser_only(function, "An identity contains the secrets of the database.");
 }
 
 // ---- Export -------------------------------------------------------------------------------------

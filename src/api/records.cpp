@@ -6,6 +6,7 @@
 // same key.
 #include "api/arguments.hpp"
 #include "pg/boundary.hpp"
+#include "pg/owner.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
@@ -119,7 +120,14 @@ Oid create_record_table(const NewTable& table) {
 
 // ---- The list of record tables ------------------------------------------------------------------
 
-enum ListColumn { list_records, list_purge_block, list_fault, list_remedy, list_columns };
+enum ListColumn {
+    list_records,
+    list_purge_block,
+    list_fault,
+    list_remedy,
+    list_passed_over,
+    list_columns
+};
 
 bool is_used(Oid table) {
     const auto fault = pg::fault_of_record_table(table);
@@ -134,6 +142,33 @@ Oid purged_next(const List* tables, pg::RecordBlock block) {
         if (pg::record_block(table, MaxBlockNumber) >= block && is_used(table)) return table;
     }
     return linitial_oid(tables);
+}
+
+// What the purge leaves in the table, and what to do about it, as sentences.
+void set_left_rows(pg::Row<list_columns>& row, Oid table) {
+    Relation relation = pg::try_open_records(table, AccessShareLock);
+    if (relation == nullptr) return;
+    const Oid caller = pg::keeps_from_rewriting(relation);
+    relation_close(relation, AccessShareLock);
+    if (OidIsValid(caller)) {
+        const char* name = pg::qualified_name(caller);
+        row.set_text(list_passed_over,
+                     psprintf("It removes no answers, because %s calls a function that is not "
+                              "built in, and the owner of the table is a superuser.",
+                              name));
+        row.set_text(list_remedy, get_rel_relkind(caller) == RELKIND_PARTITIONED_TABLE
+                                      ? psprintf("ALTER TABLE %s DETACH PARTITION %s", name,
+                                                 pg::qualified_name(table))
+                                      : psprintf("DROP INDEX %s", name));
+    } else if (const auto place = pg::passed_over(table)) {
+        row.set_text(list_passed_over,
+                     psprintf("It has passed over rows from block %u on, because of an error with "
+                              "the SQLSTATE %s.",
+                              pg::number_of(place->block), place->sqlstate));
+        row.set_text(list_remedy,
+                     "The server's log has the error. Correct what it names; the next purge reads "
+                     "the rows again.");
+    }
 }
 
 void list_record_tables(FunctionCallInfo fcinfo) {
@@ -152,6 +187,8 @@ void list_record_tables(FunctionCallInfo fcinfo) {
         if (fault->detail != nullptr) {
             row.set_text(list_fault, fault->detail);
             row.set_text(list_remedy, fault->remedy);
+        } else {
+            set_left_rows(row, table);
         }
         row.add_to_result_of(fcinfo);
     }

@@ -226,6 +226,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .max_answer_size = size_arg(fcinfo),
         .records = pg::bool_arg(fcinfo, arg_records),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
+        .request_lists = nullptr,
     };
 }
 
@@ -277,9 +278,10 @@ ImportedScope checked_scope(HeapTupleHeader row) {
     require_arguments(call);
     const std::string_view name = *pg::text_arg(call, arg_name);
     check_name(name);
-    const pg::ScopeRules rules = read_rules(call, Purpose::create);
+    pg::ScopeRules rules = read_rules(call, Purpose::create);
     check_owner(*rules.owner);
     bool null;
+    rules.request_lists = DatumGetArrayTypeP(GetAttributeByName(row, "request_lists", &null));
     return {DatumGetInt32(GetAttributeByName(row, "id", &null)), name, rules};
 }
 

@@ -22,22 +22,50 @@ void put(StoredFingerprint& out, Bytes bytes) noexcept {
     out.size += bytes.size();
 }
 
+void put_version(StoredFingerprint& out, FingerprintVersion version, ListNumber list) noexcept {
+    const std::byte mark = list == 0 ? std::byte{0} : listed;
+    out.size = 0;
+    put(out, std::array{static_cast<std::byte>(version) | mark});
+    for (; list != 0; list >>= 7) {
+        const std::byte more = list > 0x7f ? std::byte{0x80} : std::byte{0};
+        put(out, std::array{static_cast<std::byte>(list & 0x7f) | more});
+    }
+}
+
+// Takes version and list off the front. False unless the list's number has its shortest form.
+bool take_list(Bytes& stored, ListNumber& out) noexcept {
+    out = 0;
+    if (stored.empty()) return false;
+    bool more = (stored[0] & listed) != std::byte{0};
+    stored = stored.subspan(1);
+    for (unsigned shift = 0; more; shift += 7) {
+        if (stored.empty() || shift > 28) return false;
+        const auto group = std::to_integer<std::uint64_t>(stored[0]);
+        const std::uint64_t bits = (group & 0x7f) << shift;
+        more = group > 0x7f;
+        if ((!more && group == 0) || bits > UINT32_MAX) return false;
+        out |= static_cast<ListNumber>(bits);
+        stored = stored.subspan(1);
+    }
+    return true;
+}
+
 void put_id_and_mac(StoredFingerprint& out, const Fingerprint& fingerprint) noexcept {
     put(out, Bytes(big_endian<4>(fingerprint.secret_id)).last(id_bytes(fingerprint)));
     put(out, Bytes(fingerprint.mac).first(leading_mac_bytes));
 }
 
-// The codes of the members with their number in front; empty if the number is not that of codes
-// which are there.
-Bytes member_part(Bytes stored) noexcept {
-    if (stored.size() < 2) return {};
-    const auto count = std::to_integer<std::size_t>(stored[1]);
+// The codes of the members with their number in front, of what follows the list; empty if the
+// number is not that of codes which are there.
+Bytes member_part(Bytes rest) noexcept {
+    if (rest.empty()) return {};
+    const auto count = std::to_integer<std::size_t>(rest[0]);
     const std::size_t size = 1 + count * sizeof(MemberCode);
-    if (count > max_members || stored.size() < 1 + size) return {};
-    return stored.subspan(1, size);
+    if (count > max_members || rest.size() < size) return {};
+    return rest.first(size);
 }
 
-// What follows the version and the codes of members.
+// What follows the list and the codes of members.
 bool unpack_id_and_mac(Bytes rest, Fingerprint& out) noexcept {
     constexpr std::size_t mac = leading_mac_bytes;
     if (rest.size() < 1 + mac || rest.size() > 4 + mac) return false;
@@ -52,16 +80,14 @@ bool unpack_id_and_mac(Bytes rest, Fingerprint& out) noexcept {
 
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept {
     StoredFingerprint out;
-    out.size = 0;
-    put(out, big_endian<1>(static_cast<std::uint8_t>(FingerprintVersion::leading_mac)));
+    put_version(out, FingerprintVersion::leading_mac, fingerprint.list);
     put_id_and_mac(out, fingerprint);
     return out;
 }
 
 StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& members) noexcept {
     StoredFingerprint out;
-    out.size = 0;
-    put(out, big_endian<1>(static_cast<std::uint8_t>(FingerprintVersion::member_codes)));
+    put_version(out, FingerprintVersion::member_codes, fingerprint.list);
     put(out, big_endian<1>(members.count));
     put(out, std::as_bytes(members.view()));
     put_id_and_mac(out, fingerprint);
@@ -69,23 +95,28 @@ StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& member
 }
 
 bool unpack(Bytes stored, Fingerprint& out) noexcept {
-    if (stored.empty()) return false;
-    std::size_t front = 1;
-    switch (static_cast<FingerprintVersion>(stored[0])) {
-        case FingerprintVersion::leading_mac:
-            break;
-        case FingerprintVersion::member_codes:
-            if (member_part(stored).empty()) return false;
-            front += member_part(stored).size();
-            break;
-        default:
-            return false;
+    const bool with_members = has_version(stored, FingerprintVersion::member_codes);
+    if (!with_members && !has_version(stored, FingerprintVersion::leading_mac)) return false;
+    if (!take_list(stored, out.list)) return false;
+    if (with_members) {
+        const Bytes members = member_part(stored);
+        if (members.empty()) return false;
+        stored = stored.subspan(members.size());
     }
-    return unpack_id_and_mac(stored.subspan(front), out);
+    return unpack_id_and_mac(stored, out);
+}
+
+ListNumber list_number(Bytes stored) noexcept {
+    const bool known = has_version(stored, FingerprintVersion::leading_mac) ||
+                       has_version(stored, FingerprintVersion::member_codes);
+    ListNumber list = 0;
+    return known && take_list(stored, list) ? list : 0;
 }
 
 bool unpack_members(Bytes stored, MemberCodes& out) noexcept {
-    if (!has_version(stored, FingerprintVersion::member_codes)) return false;
+    ListNumber list;
+    if (!has_version(stored, FingerprintVersion::member_codes) || !take_list(stored, list))
+        return false;
     const Bytes part = member_part(stored);
     if (part.empty()) return false;
     const Bytes codes = part.subspan(1);
@@ -121,6 +152,7 @@ void FingerprintSink::flush() noexcept {
 
 bool FingerprintSink::finish(Fingerprint& out) noexcept {
     flush();
+    out.list = 0;
     out.secret_id = secret_id_;
     return hmac.finish(out.mac);
 }

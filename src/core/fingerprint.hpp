@@ -88,11 +88,20 @@ enum class FingerprintVersion : std::uint8_t {
     member_codes = 2,
 };
 
+// Added to the version if members of the request are excluded: the number of the list that names
+// them follows, in groups of seven bits, the lowest first, each but the last with the high bit set.
+inline constexpr std::byte listed{0x80};
+
+// The scope keeps its lists by their numbers, from 1. A retry is compared without the members that
+// the list of its record names, whatever the list of new keys is. 0 is the empty list.
+using ListNumber = std::uint32_t;
+
 // RFC 2104 allows a MAC to be truncated to half its length. A second request with the same 128 bits
 // cannot be computed without the secret, and is met by chance once in 2^128 attempts.
 inline constexpr std::size_t leading_mac_bytes = 16;
 
 struct Fingerprint {
+    ListNumber list;
     std::uint32_t secret_id;
     Hash mac;  // only its leading bytes, if it was stored
 };
@@ -118,7 +127,8 @@ struct MemberCodes {
 };
 
 struct StoredFingerprint {
-    std::array<std::byte, 1 + 1 + max_members * sizeof(MemberCode) + 4 + leading_mac_bytes> buffer;
+    std::array<std::byte, 1 + 5 + 1 + max_members * sizeof(MemberCode) + 4 + leading_mac_bytes>
+        buffer;
     std::size_t size;
 
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
@@ -126,10 +136,12 @@ struct StoredFingerprint {
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
 StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& members) noexcept;
 constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
-    return !stored.empty() && stored[0] == static_cast<std::byte>(version);
+    return !stored.empty() && (stored[0] & ~listed) == static_cast<std::byte>(version);
 }
 // False when the bytes are not a fingerprint of one of these versions.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
+// The list of a fingerprint; 0 when the bytes are none.
+ListNumber list_number(Bytes stored) noexcept;
 // False when there are none in it.
 [[nodiscard]] bool unpack_members(Bytes stored, MemberCodes& out) noexcept;
 

@@ -322,11 +322,13 @@ PathList read_paths(ArrayType* paths, MemoryContext context) {
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
 
-bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version) {
+bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude,
+                       core::FingerprintVersion version) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
-    const Walkable from = walkable(request, exclude);
-    const core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    const Walkable from = walkable(request, exclude.paths);
+    core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    made.list = exclude.number;
     if (version == core::FingerprintVersion::member_codes) {
         Members members;
         if (read_members(from, current.fingerprint, made, members))
@@ -343,6 +345,10 @@ bytea* without_members(bytea* stored) {
         !core::unpack(bytes, rest))
         return stored;
     return bytea_of(core::pack(rest));
+}
+
+core::ListNumber list_number(const bytea* stored) {
+    return stored == nullptr ? 0 : core::list_number(core::as_bytes(view_of(stored)));
 }
 
 bytea* fingerprint_of_any() {

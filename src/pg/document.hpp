@@ -96,10 +96,19 @@ bool walk_without(Jsonb* root, Filter filter, Visit visit) {
 
 // --- What is left: fingerprint and stored response ----------------------------------------------
 
+struct NumberedList {
+    PathList paths;
+    core::ListNumber number;
+};
+
 // The fingerprint of the request without the paths, palloc'd and ready to be stored in this
 // version: member_codes only if the request is an object with few enough members, else leading_mac.
 // NULL for a NULL request, which binds nothing.
-bytea* new_fingerprint(Jsonb* request, PathList exclude, core::FingerprintVersion version);
+bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude,
+                       core::FingerprintVersion version);
+
+// The number of the list that the stored fingerprint was made with; 0 for none.
+core::ListNumber list_number(const bytea* stored);
 
 // The fingerprint without the codes of members, palloc'd; the same pointer if it has none.
 bytea* without_members(bytea* fingerprint);

@@ -11,8 +11,6 @@ constinit int limited_tenants = 10000;
 constinit int purge_naptime = 10'000;
 constinit int purge_rate = 100'000;
 constinit int log_conflicts = 0;
-constinit double test_crash_rate = 0;
-constinit double test_duplicate_rate = 0;
 constinit int log_transitions = 0;
 
 namespace {
@@ -87,21 +85,6 @@ void define() {
                             "per second.",
                             "0 means no limit.", &purge_rate, purge_rate, 0, INT_MAX, PGC_SIGHUP, 0,
                             nullptr, nullptr, nullptr);
-    // Faults are for tests, and an ordinary role may not send its answers astray.
-    DefineCustomRealVariable("idem.test_crash_rate",
-                             "Sets the share of idem.execute()'s operations whose session is cut "
-                             "off, for tests of clients.",
-                             "One half ends before the transaction commits, the other half after "
-                             "it. The client cannot tell which. 0 disables it.",
-                             &test_crash_rate, 0, 0, 1, PGC_SUSET, GUC_NOT_IN_SAMPLE, nullptr,
-                             nullptr, nullptr);
-    DefineCustomRealVariable("idem.test_duplicate_rate",
-                             "Sets the share of idem.execute()'s operations that are called twice, "
-                             "for tests of clients.",
-                             "The caller gets the answer of the second call, which is a replay. 0 "
-                             "disables it.",
-                             &test_duplicate_rate, 0, 0, 1, PGC_SUSET, GUC_NOT_IN_SAMPLE, nullptr,
-                             nullptr, nullptr);
     MarkGUCPrefixReserved("idem");
 }
 

@@ -12,9 +12,6 @@ extern int log_conflicts;    // idem.log_conflicts: a level of elog.h; 0: off
 extern int log_transitions;  // idem.log_transitions: a level of elog.h; 0: off
 extern int purge_rate;       // idem.purge_rate: records per second; 0: no limit
 
-extern double test_crash_rate;      // idem.test_crash_rate: see pg/faults; a share, 0 to 1
-extern double test_duplicate_rate;  // idem.test_duplicate_rate
-
 void define();
 
 }  // namespace idem::pg::guc

@@ -35,7 +35,8 @@ int milliseconds_until(std::int64_t deadline) {
     return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
 }
 
-// Holds until the subtransaction ends. 0 would mean no timeout.
+}  // namespace
+
 void set_lock_timeout(int milliseconds) {
     Assert(milliseconds > 0);
     char value[16];
@@ -43,6 +44,8 @@ void set_lock_timeout(int milliseconds) {
     (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
                             true, 0, false);
 }
+
+namespace {
 
 // When a backend's transaction began. It is read from the status snapshot, which the server keeps
 // for the rest of a transaction by default; so the snapshot is dropped first.

@@ -33,6 +33,9 @@ struct RowWriter {
     bool valid() const { return TransactionIdIsValid(xid); }
 };
 
+// For all locks that are waited for, until the subtransaction ends. 0 would mean no timeout.
+void set_lock_timeout(int milliseconds);
+
 class WaitBound {
   public:
     // wait microseconds from the first wait on; 0 does not wait.

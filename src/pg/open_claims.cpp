@@ -2,10 +2,13 @@
 
 #include "pg/boundary.hpp"
 #include "pg/census.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/report.hpp"
+#include "pg/test_seam.hpp"
 
 namespace idem::pg {
+
+constinit seam::Seam* test_seam = nullptr;
+
 namespace {
 
 // Digests are uniformly distributed, so six bits of the last byte serve as the hash. 2,000 claims
@@ -50,6 +53,10 @@ const Claim* claim_to_show() {
            (claims->open > 0 ? !is_open_atomic(*claim) : claim->unlocked || claim->of_source))
         claim = claim->older;
     return claim;
+}
+
+const Claim* newest_claim() {
+    return claims == nullptr ? nullptr : claims->newest;
 }
 
 // Updates this backend's entry in the census. Where the same claim stays, only its progress is
@@ -199,6 +206,8 @@ Claim* copy_of(const Claim& from) {
 }  // namespace
 
 void init_claims() {
+    test_seam = seam::find();
+    test_seam->newest_claim = newest_claim;
     RegisterXactCallback(at_transaction_end, nullptr);
     RegisterSubXactCallback(at_subtransaction_end, nullptr);
 }
@@ -236,35 +245,6 @@ const Claim* newest_open_claim(std::int32_t scope_id) {
     return claim;
 }
 
-const Claim* newest_claim() {
-    return claims == nullptr ? nullptr : claims->newest;
-}
-
-namespace {
-
-int& place_in(ClaimTally& tally, const Claim& claim) {
-    switch (claim.phase) {
-        case Phase::open:
-            return is_open_atomic(claim) ? tally.open_atomic : tally.open_leased;
-        case Phase::finished:
-            return claim.failed ? tally.failed : tally.completed;
-        case Phase::released:
-            return tally.released;
-    }
-    pg_unreachable();
-}
-
-}  // namespace
-
-ClaimTally claims_since(const Claim* last) {
-    ClaimTally tally;
-    for (const Claim* claim = newest_claim(); claim != last; claim = claim->older) {
-        Assert(claim != nullptr);  // the last claim is still there
-        ++place_in(tally, *claim);
-    }
-    return tally;
-}
-
 Claim& remember_claim(const Claim& from) {
     make_map();
     Assert(from.unlocked || (from.token.attempt >= 1 && from.scope_id > 0));
@@ -295,15 +275,16 @@ void close_claim(Claim& claim, Phase phase) {
     claim.phase = phase;
     claim.closed_in = GetCurrentSubTransactionId();
     show();
+    if (phase == Phase::finished) (void)at_seam(seam::Event::finished);
 }
 
 // A note that exists was made in this subtransaction or in one around it, so it lasts as long as a
-// new one would. A rehearsal wants to know what each run has finished.
+// new one would. A rehearsal (pg/test_seam) wants to know what each run has finished.
 void remember_unlocked(std::string_view scope_name) {
     const Claim* known = claims == nullptr ? nullptr : claims->newest;
     while (known != nullptr && !(known->unlocked && known->scope_name == scope_name))
         known = known->older;
-    if (known != nullptr && !rehearsing) return;
+    if (known != nullptr && !is_tested()) return;
     Claim note{};
     note.scope_name = scope_name;
     note.unlocked = true;

@@ -57,26 +57,6 @@ const Claim* newest_open_claim();
 // The newest open claim of the scope; NULL if there is none.
 const Claim* newest_open_claim(std::int32_t scope_id);
 
-// The newest claim in any phase; NULL if there is none.
-const Claim* newest_claim();
-
-// What became of a number of claims.
-struct ClaimTally {
-    int completed = 0;
-    int failed = 0;
-    int released = 0;
-    int open_atomic = 0;
-    int open_leased = 0;
-
-    int open() const { return open_atomic + open_leased; }
-    int all() const { return completed + failed + released + open(); }
-    bool operator==(const ClaimTally&) const = default;
-};
-
-// Of the claims that were made after the given one, or of all if it is NULL. Claims that were
-// rolled back do not count.
-ClaimTally claims_since(const Claim* last);
-
 // Adds an open claim. Copies everything that it points to.
 Claim& remember_claim(const Claim& claim);
 

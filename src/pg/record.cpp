@@ -220,8 +220,21 @@ void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns
     fill_row(slot, values, nulls);
 }
 
-// Fills a slot of a record table. What it points to is palloc'd, or belongs to the record.
-void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) {
+// The tenant column of a stored row, palloc'd; nothing if the table has none.
+std::optional<Datum> stored_tenant(TupleTableSlot* slot) {
+    const TupleDesc table = slot->tts_tupleDescriptor;
+    if (!has_tenant_column(table)) return std::nullopt;
+    bool null;
+    const Datum value = slot_getattr(slot, 1, &null);
+    if (null) return std::nullopt;
+    const FormData_pg_attribute* type = TupleDescAttr(table, 0);
+    return datumCopy(value, type->attbyval, type->attlen);
+}
+
+// Fills a slot of a record table. What it points to is palloc'd, or belongs to the record. A row
+// that replaces another keeps the value of its tenant column: the text is read but once.
+void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record,
+               const std::optional<Datum>& tenant) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
     // A lease has an end; what is finished has neither a recovery point nor a request.
     [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
@@ -231,7 +244,7 @@ void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record) 
     const TupleDesc table = slot->tts_tupleDescriptor;
     const Row<columns> row = row_of(name, record);
     if (has_tenant_column(table))
-        fill_row_after_tenant(slot, tenant_value(table, name.tenant), row);
+        fill_row_after_tenant(slot, tenant ? *tenant : tenant_value(table, name.tenant), row);
     else
         fill_row(slot, row.values(), row.nulls());
 }
@@ -300,6 +313,7 @@ Found read_hit(const DigestScan& scan, Contents contents) {
     found.in_snapshot = scan.in_snapshot();
     found.replaced = found.presence == core::Presence::deleting && scan.is_replaced();
     found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
+    found.tenant_column = stored_tenant(slot);
     return found;
 }
 
@@ -466,17 +480,22 @@ struct Places {
 
 }  // namespace
 
-std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant) {
+std::span<const RecordPlace> records_of_tenant(const List* tables,
+                                               std::optional<std::int32_t> scope,
+                                               std::string_view tenant) {
     Places found{nullptr, 0, 1024};
     found.places = static_cast<RecordPlace*>(palloc(found.capacity * sizeof(RecordPlace)));
-    for_each_record_table(AccessShareLock, [&](Relation table) {
+    for (int i = 0; i < list_length(tables); ++i) {
+        Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
+        if (table == nullptr) continue;
         scan_committed_rows(table, [&](TupleTableSlot* slot) {
-            if (record_scope(slot) != scope_id || record_tenant(slot) != tenant) return;
+            if ((scope && record_scope(slot) != *scope) || record_tenant(slot) != tenant) return;
             bool null;
             found.add({digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
                        RelationGetRelid(table)});
         });
-    });
+        table_close(table, AccessShareLock);
+    }
     std::sort(found.places, found.places + found.size);
     return {found.places, found.size};
 }
@@ -584,7 +603,7 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
     Assert(KeyLock(name.digest).is_held());
     Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
-    store_row(slot, name, record);
+    store_row(slot, name, record, old.tenant_column);
     WriteResult result{WriteOutcome::gone, InvalidTransactionId};
     if (is_row(old)) result = replace(records, name, old, slot, bound);
     if (result.outcome == WriteOutcome::gone) result = insert(records, name, slot, bound);
@@ -639,7 +658,7 @@ bool try_erase(Relation records, TupleTableSlot* slot) {
     Record rest = erased(read_outcome(slot));
     rest.redacted = true;
     TupleTableSlot* row = table_slot_create(records, nullptr);
-    store_row(row, read_name(slot, digest), rest);
+    store_row(row, read_name(slot, digest), rest, stored_tenant(slot));
     const auto on_duplicate = []() -> bool {
         report::serialization_failure(
             "Another transaction wrote the key's record without the key lock.");
@@ -677,7 +696,7 @@ Found BulkWriter::look(const KeyName& name) {
 
 bool BulkWriter::write(const KeyName& name, const Record& record, const Found& found) {
     const MemoryContext before = MemoryContextSwitchTo(memory_);
-    store_row(row_, name, record);
+    store_row(row_, name, record, found.tenant_column);
     const bool written = found.presence == core::Presence::absent ? insert() : replace(name, found);
     ExecClearTuple(row_);
     MemoryContextSwitchTo(before);

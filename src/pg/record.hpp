@@ -87,6 +87,8 @@ struct Found {
     RowWriter writer{};     // the transaction that inserts or deletes the row
     ItemPointerData tid{};
     Record record{};  // unless absent or inserting; copied, palloc'd
+    // The stored value of the tenant column, if the table has one: kept when the row is rewritten.
+    std::optional<Datum> tenant_column{};
 };
 
 class Records : public KeyedTable {
@@ -178,7 +180,7 @@ enum class Contents {
 };
 
 // The digests of all records of the tenant that are committed now, in ascending order, with their
-// tables; palloc'd. Reads all record tables.
+// tables; palloc'd. Reads these tables; of all scopes or of one.
 struct RecordPlace {
     core::Digest digest;
     Oid table;
@@ -187,7 +189,9 @@ struct RecordPlace {
         return digest == other.digest ? table < other.table : digest < other.digest;
     }
 };
-std::span<const RecordPlace> records_of_tenant(std::int32_t scope_id, std::string_view tenant);
+std::span<const RecordPlace> records_of_tenant(const List* tables,
+                                               std::optional<std::int32_t> scope,
+                                               std::string_view tenant);
 
 // The current hit of a scan for the key's digest, read. Raises 54000 when it is the record of
 // another key.

@@ -823,10 +823,9 @@ void scope_ids_used_up() {
     pg_unreachable();
 }
 
-void superuser_only(const char* function) {
+void superuser_only(const char* function, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                    errmsg("must be superuser to execute %s", function),
-                    errdetail("An identity contains the secrets of the database."),
+                    errmsg("must be superuser to execute %s", function), errdetail("%s", detail),
                     errhint("Ask a superuser to execute it.")));
     pg_unreachable();
 }
@@ -1138,42 +1137,6 @@ void security_restricted(const char* call) {
     pg_unreachable();
 }
 
-// ---- Rehearsals and faults for tests ------------------------------------------------------------
-
-// The code is one that claims and completions do raise, and that never becomes a stored failure.
-void rehearsed_error(const char* call) {
-    ereport(ERROR,
-            (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg("rehearsed error in %s", call),
-             errdetail("idem.rehearse() raises it, to see what the operation makes of an error."),
-             errhint("Let the error pass, or raise it again when the handler has cleaned up.")));
-    pg_unreachable();
-}
-
-void nested_rehearsal() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("a rehearsal is already under way"),
-                    errdetail("The call under rehearsal calls idem.rehearse()."),
-                    errhint("Rehearse the operation itself.")));
-    pg_unreachable();
-}
-
-void changes_not_counted() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("idem.rehearse() needs the setting \"track_counts\""),
-                    errdetail("The server's counters tell which tables a call has written to."),
-                    errhint("As a superuser, run SET track_counts = on.")));
-    pg_unreachable();
-}
-
-// For the log; the client is cut off already.
-void test_crash() {
-    ereport(FATAL, (errcode(ERRCODE_ADMIN_SHUTDOWN),
-                    errmsg("terminating connection before its transaction commits"),
-                    errdetail("The setting \"idem.test_crash_rate\" asks for it."),
-                    errhint("In production, reset the setting.")));
-    pg_unreachable();
-}
-
 // ---- The installation ---------------------------------------------------------------------------
 
 void not_installed(const char* table) {
@@ -1202,6 +1165,37 @@ void no_digest_index(const char* table, const char* columns) {
                     errhint("As a superuser, drop the table's primary key, if it has one, and run "
                             "ALTER TABLE %s ADD PRIMARY KEY (%s).",
                             table, columns)));
+    pg_unreachable();
+}
+
+void table_not_reached(const char* table, const char* detail, const char* remedy) {
+    ereport(WARNING,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the records in table %s were not reached", table), errdetail("%s", detail),
+             errhint("Correct this and call the function again. %s", remedy)));
+}
+
+void no_records_of_tenant(std::string_view tenant) {
+    const auto size = static_cast<int>(tenant.size());
+    if (tenant.empty())
+        ereport(NOTICE, (errmsg("there are no records without a tenant")));
+    else
+        ereport(NOTICE,
+                (errmsg("tenant \"%.*s\" has no records", size, tenant.data()),
+                 errdetail("Tenants are compared exactly, as the calls passed them."),
+                 errhint("To find keys that were claimed without the tenant, look for them in "
+                         "columns that are filled by idem.current_key(), and pass each key to "
+                         "idem.erase() or idem.forget().")));
+}
+
+void foreign_code(const char* table, const char* caller) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("the rows of table %s are not rewritten", table),
+             errdetail("%s calls a function that is not built in, and the owner of the table is a "
+                       "superuser: the function would have the rights of a superuser.",
+                       caller),
+             errhint("Drop the index, or take the table out of the partitioned table.")));
     pg_unreachable();
 }
 
@@ -1288,6 +1282,18 @@ void unknown_fingerprint_version() {
     pg_unreachable();
 }
 
+void unknown_request_list(std::string_view scope, std::uint32_t number) {
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_DATA_CORRUPTED),
+         errmsg("scope \"%s\" has no list %u of excluded members", c_string(scope), number),
+         errdetail("The record was made with a list of \"request_exclude\" that is not among the "
+                   "\"request_lists\" of the scope's row in idem.scope."),
+         errhint("Restore or replicate idem.scope together with the records, or import the "
+                 "identity of the server that has made them.")));
+    pg_unreachable();
+}
+
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
@@ -1339,6 +1345,29 @@ void nothing_purged_on_subscriber() {
     ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
                      errdetail("The publisher purges the records, and its deletes are replicated."),
                      errhint("If this server has become the primary, drop the subscription.")));
+}
+
+namespace {
+
+// What the error says may be of a tenant, so only the log has it.
+void passed_over(const char* what, const ErrorData* error) {
+    ereport(WARNING,
+            (errcode(error->sqlerrcode), errmsg("the purge has passed over %s", what),
+             errdetail("An error with the SQLSTATE %s was raised.",
+                       unpack_sql_state(error->sqlerrcode)),
+             errdetail_log("An error with the SQLSTATE %s was raised: %s.",
+                           unpack_sql_state(error->sqlerrcode), error->message),
+             errhint("Correct what the error names. The next purge reads these rows again.")));
+}
+
+}  // namespace
+
+void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error) {
+    passed_over(psprintf("rows of table %s, from block %u on", table, block), error);
+}
+
+void table_passed_over(Oid table, const ErrorData* error) {
+    passed_over(psprintf("the table with the OID %u", table), error);
 }
 
 void file_failure(const char* attempt, const char* path) {

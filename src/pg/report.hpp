@@ -151,7 +151,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 
 // ---- Identities ---------------------------------------------------------------------------------
 
-[[noreturn]] void superuser_only(const char* function);
+[[noreturn]] void superuser_only(const char* function, const char* detail);
 // what: the change, such as "The seed would change."; the counts are of what it would orphan.
 // An identity that idem.export_identity() cannot have made.
 [[noreturn]] void malformed_identity(const char* detail);
@@ -205,21 +205,18 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void called_by_planner(const char* call);
 [[noreturn]] void security_restricted(const char* call);
 
-// ---- Rehearsals and faults for tests ------------------------------------------------------------
-
-[[noreturn]] void rehearsed_error(const char* call);
-[[noreturn]] void nested_rehearsal();
-[[noreturn]] void changes_not_counted();
-[[noreturn]] void test_crash();  // ends the session
-
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
 [[noreturn]] void library_mismatch(int found_columns, int expected_columns);
+void table_not_reached(const char* table, const char* detail, const char* remedy);
+void no_records_of_tenant(std::string_view tenant);
+[[noreturn]] void foreign_code(const char* table, const char* caller);
 [[noreturn]] void no_digest_index(const char* table, const char* columns);
 [[noreturn]] void no_secrets();
 [[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
+[[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
@@ -241,6 +238,8 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 
 void nothing_purged_on_subscriber();
+void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error);
+void table_passed_over(Oid table, const ErrorData* error);
 // In the server's log. attempt: "read" or "write"; errno says what went wrong.
 void file_failure(const char* attempt, const char* path);
 void invalid_file(const char* path);

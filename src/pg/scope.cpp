@@ -71,6 +71,26 @@ TextList read_text_list(TupleTableSlot* slot, Column which) {
                       [](std::string_view text) { return text; });
 }
 
+// The list as the scope's request_lists have it.
+std::string_view list_text(Datum list) {
+    return OidOutputFunctionCall(F_ARRAY_OUT, list);
+}
+
+PathList list_of_text(std::string_view text) {
+    char* literal = pnstrdup(text.data(), text.size());
+    const Datum list = OidInputFunctionCall(F_ARRAY_IN, literal, TEXTOID, -1);
+    return read_paths(DatumGetArrayTypeP(list), CurrentMemoryContext);
+}
+
+// A constraint of the table sees to it that the list is there.
+core::ListNumber number_in(TextList lists, Datum list) {
+    if (ArrayGetNItems(ARR_NDIM(DatumGetArrayTypeP(list)), ARR_DIMS(DatumGetArrayTypeP(list))) == 0)
+        return 0;
+    const auto found = std::ranges::find(lists, list_text(list));
+    if (found == lists.end()) elog(ERROR, "unexpected request_exclude in table idem.scope");
+    return static_cast<core::ListNumber>(found - lists.begin()) + 1;
+}
+
 WeakKeys read_weak_keys(TupleTableSlot* slot) {
     const auto rule = weak_keys_of(view_of(DatumGetTextPP(*column(slot, column_weak_keys))));
     if (!rule) elog(ERROR, "unexpected weak_keys in table idem.scope");
@@ -102,7 +122,9 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.store_request = read_bool(slot, column_store_request);
     scope.answer_ttl = read_limit(slot, column_answer_ttl, "answer_ttl");
     scope.min_ttl = read_limit(slot, column_min_ttl, "min_ttl");
-    scope.request_exclude = read_path_list(slot, column_request_exclude);
+    scope.request_lists = read_text_list(slot, column_request_lists);
+    scope.request_exclude = {read_path_list(slot, column_request_exclude),
+                             number_in(scope.request_lists, *column(slot, column_request_exclude))};
     scope.response_exclude = read_path_list(slot, column_response_exclude);
     scope.header_exclude = read_text_list(slot, column_header_exclude);
     scope.tenant_from = read_tenant_from(slot);
@@ -143,6 +165,24 @@ void set_limit(ScopeRow& row, Column which, const Interval* limit) {
     row.set_pointer(which, limit);
 }
 
+// The list gets a number when it is first used, and has it again when it returns: fingerprints keep
+// the number. Changes of scopes are serialised, so that two lists never get the same number.
+void number_request_list(ScopeRow& row) {
+    const Datum list = row.values()[column_request_exclude];
+    if (row.nulls()[column_request_lists])
+        row.set_pointer(column_request_lists, construct_empty_array(TEXTOID));
+    ArrayType* lists = DatumGetArrayTypeP(row.values()[column_request_lists]);
+    const TextElements elements = elements_of(lists);
+    const std::string_view text = list_text(list);
+    bool known = text == "{}";
+    for (int i = 0; i < elements.count; ++i) known = known || elements[i] == text;
+    if (known) return;
+    int next = elements.count + 1;
+    row.set(column_request_lists,
+            array_set_element(PointerGetDatum(lists), 1, &next, PointerGetDatum(text_of(text)),
+                              false, -1, -1, false, TYPALIGN_INT));
+}
+
 void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_pointer(column_ttl, rules.ttl);
     row.set_pointer(column_lease, rules.lease);
@@ -166,6 +206,8 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_int(column_max_answer_size, rules.max_answer_size);
     row.set_bool(column_records, rules.records);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
+    row.set_pointer(column_request_lists, rules.request_lists);
+    number_request_list(row);
 }
 
 // The scope's ttl must satisfy the scope's own limits.
@@ -275,6 +317,23 @@ std::optional<bool> records_after_change(std::int32_t id) {
             report::serialization_failure("The scope's \"tenant_from\" was changed meanwhile.");
     });
     return records;
+}
+
+PathList request_list(const Scope& scope, const bytea* fingerprint) {
+    const core::ListNumber number = list_number(fingerprint);
+    if (number == scope.request_exclude.number) return scope.request_exclude.paths;
+    if (number == 0) return {};
+    if (number <= scope.request_lists.size()) return list_of_text(scope.request_lists[number - 1]);
+    std::optional<PathList> list;
+    trivial<std::optional<PathList>>();
+    scan_for(WithId{scope.id}, [&](TupleTableSlot* slot) {
+        const TextElements lists =
+            elements_of(DatumGetArrayTypeP(*column(slot, column_request_lists)));
+        if (number <= static_cast<core::ListNumber>(lists.count))
+            list = list_of_text(lists[static_cast<int>(number) - 1]);
+    });
+    if (!list) report::unknown_request_list(scope.name, number);
+    return *list;
 }
 
 std::int64_t scope_row::ttl(TupleTableSlot* slot) {
@@ -499,6 +558,7 @@ bool insert_scope(std::string_view name, const ScopeRules& rules, NameTaken take
     check_ttls(row);
     if (const auto existing = find_stored(relation, WithName{name})) {
         if (taken == NameTaken::refused) report::scope_exists(name);
+        row.set(column_request_lists, existing->row.values()[column_request_lists]);
         require_equal(RelationGetDescr(relation), name, existing->row, row);
         table_close(relation, NoLock);
         return false;

@@ -42,7 +42,8 @@ struct Scope {
     bool store_request;                      // of a leased claim, until it is finished
     std::optional<std::int64_t> min_ttl;     // of the argument ttl; nothing: no limit
     std::optional<std::int64_t> answer_ttl;  // nothing: as long as the record
-    PathList request_exclude;
+    NumberedList request_exclude;            // of new keys
+    TextList request_lists;  // all lists that were that, as arrays in text form; from number 1
     PathList response_exclude;
     TextList header_exclude;
     TenantFrom tenant_from;
@@ -73,6 +74,11 @@ std::optional<bool> records_after_change(std::int32_t id);
 
 // The most similar name of a scope that the current user may use; NULL if none is similar.
 const char* nearest_scope(std::string_view name);
+
+// The members that do not count when a request is compared with this fingerprint: those of the list
+// that it was made with, in the current memory context. An own look at the table finds a list that
+// is younger than the cache. Raises XX001 if the scope has no such list.
+PathList request_list(const Scope& scope, const bytea* fingerprint);
 
 // Finds the scope and checks that the current user has the privileges of its owner. Raises ID008 or
 // 42501; function is the called function's name for the message. Only superusers may use a scope
@@ -117,6 +123,7 @@ enum Column {
     column_explain_conflicts,
     column_max_answer_size,
     column_records,
+    column_request_lists,
     columns
 };
 
@@ -191,6 +198,7 @@ struct ScopeRules {
     std::optional<std::int32_t> max_answer_size;
     std::optional<bool> records;
     std::optional<Oid> owner;
+    ArrayType* request_lists;  // of an imported scope only
 };
 
 // The call of idem.create_scope() that makes the scope: "SELECT idem.create_scope(...);" with its

@@ -1,7 +1,6 @@
 #include "pg/stats.hpp"
 
 #include "pg/guc.hpp"
-#include "pg/rehearsal.hpp"
 #include "pg/table.hpp"
 
 #include "pg/report.hpp"
@@ -211,11 +210,6 @@ Slot* counted_slot(std::int32_t scope_id) {
     return shared != nullptr ? slot_of(identity(scope_id)) : nullptr;
 }
 
-// NULL in a rehearsal, which is not counted.
-Slot* slot_to_count(std::int32_t scope_id) {
-    return rehearsing ? nullptr : counted_slot(scope_id);
-}
-
 // Returns the value before.
 std::uint64_t add(Slot& slot, Counter which, std::int64_t n) {
     Assert(which < Counter::count);
@@ -276,17 +270,17 @@ bool stats_available() {
 }
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
-    if (Slot* slot = slot_to_count(scope_id); slot != nullptr) add(*slot, which, n);
+    if (Slot* slot = counted_slot(scope_id); slot != nullptr) add(*slot, which, n);
 }
 
 void count_replay(std::int32_t scope_id, const core::Digest& digest) {
-    Slot* slot = slot_to_count(scope_id);
+    Slot* slot = counted_slot(scope_id);
     if (slot == nullptr) return;
     note_hot_replay(number_of(*slot), digest, add(*slot, Counter::replays, 1));
 }
 
 void count_conflict(std::int32_t scope_id, const core::Digest& digest) {
-    Slot* slot = slot_to_count(scope_id);
+    Slot* slot = counted_slot(scope_id);
     if (slot == nullptr) return;
     add(*slot, Counter::conflicts, 1);
     note_hot_conflict(number_of(*slot), digest);

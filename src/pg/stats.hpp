@@ -57,7 +57,6 @@ inline constexpr auto duration_count = static_cast<std::size_t>(Duration::count)
 // False on a server that has not preloaded the library: nothing is counted.
 bool stats_available();
 
-// Calls under rehearsal are not counted: nothing of them stays.
 void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 
 // Adds a duration to its histogram, in microseconds. One below zero, by a clock that was set back,

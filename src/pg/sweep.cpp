@@ -3,10 +3,13 @@
 #include "pg/compat.hpp"
 #include "pg/hash_table.hpp"
 #include "pg/lock.hpp"
+#include "pg/owner.hpp"
 #include "pg/record.hpp"
+#include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
 #include "pg/stats.hpp"
+#include "pg/subtransaction.hpp"
 #include "pg/table.hpp"
 
 namespace idem::pg {
@@ -47,13 +50,25 @@ struct KnownScope {
     std::optional<std::int64_t> answer_ttl;
 };
 
+// Blocks in which the sweep has passed over rows.
+struct Fault {
+    RecordBlock block;    // the first of them
+    int sqlstate;         // the first error
+    ItemPointerData tid;  // of the row that notes it; not valid: it has just been found
+    bool cured;           // this step has read the block without an error
+};
+constexpr int max_faults = 100;
+
 struct Sweep {
     TimestampTz now;
+    int patience;
     std::int64_t left;     // records that may still be changed
     std::int64_t blocks;   // that may still be read
     RecordBlock hand;      // where the next step begins
     Relation records;      // the table that is being read
     bool changed;          // something in it
+    bool rewrites;         // its answers may be removed
+    List* faults;          // Fault
     MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
@@ -103,7 +118,7 @@ void erase(Sweep& sweep, TupleTableSlot* slot) {
     Assert(sweep.left > 0);
     sweep.changed = true;
     const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
-    const bool erased = try_erase(sweep.records, slot);
+    const bool erased = sweep.rewrites && try_erase(sweep.records, slot);
     MemoryContextSwitchTo(before);
     if (!erased) return;  // as for purge()
     ++sweep.result.erased;
@@ -131,9 +146,90 @@ void visit(Sweep& sweep, TupleTableSlot* slot) {
     if (scope.answer_ttl && should_erase(sweep, slot, *scope.answer_ttl)) erase(sweep, slot);
 }
 
+// ---- What fails ---------------------------------------------------------------------------------
+
+constexpr int longest_wait = 1000;  // for a lock, in milliseconds
+
+// What the sweep has counted, to be restored when the work is undone.
+struct Counts {
+    std::int64_t left;
+    bool changed;
+    SweepResult result;
+};
+
+// Runs work() in a subtransaction. Returns its error, after which it counts as not done.
+template <class Work>
+ErrorData* attempt(Sweep& sweep, Work work) {
+    const Counts before{sweep.left, sweep.changed, sweep.result};
+    ErrorData* error = in_subtransaction(work);
+    if (error == nullptr) return nullptr;
+    sweep.left = before.left;
+    sweep.changed = before.changed;
+    sweep.result = before.result;
+    return error;
+}
+
+bool is_cancelled(const ErrorData* error) {
+    return error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+}
+
+// A statement that is cancelled ends, unless it was the time limit of the table.
+template <class Work>
+ErrorData* attempt_on_table(Sweep& sweep, Work work) {
+    if (sweep.patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, sweep.patience);
+    ErrorData* error = attempt(sweep, [&] {
+        AsOwner owner(sweep.records);
+        set_lock_timeout(longest_wait);
+        work();
+        owner.end();
+    });
+    if (sweep.patience > 0) {
+        disable_timeout(STATEMENT_TIMEOUT, false);
+        QueryCancelPending = false;
+    } else if (error != nullptr && is_cancelled(error)) {
+        ReThrowError(error);
+    }
+    return error;
+}
+
+bool is_within(const Fault& fault, RecordBlock from, RecordBlock until) {
+    return fault.block >= from && fault.block < until;
+}
+
+// The worker logs what it has not noted before; a caller of purge() is told each time.
+void pass_over(Sweep& sweep, RecordBlock from, RecordBlock until, const ErrorData* error) {
+    bool known = false;
+    for (int i = 0; i < list_length(sweep.faults); ++i) {
+        auto* fault = static_cast<Fault*>(list_nth(sweep.faults, i));
+        if (!is_within(*fault, from, until)) continue;
+        known = true;
+        fault->cured = false;
+    }
+    if (!known && list_length(sweep.faults) < max_faults) {
+        auto* fault = static_cast<Fault*>(palloc0(sizeof(Fault)));
+        fault->block = from;
+        fault->sqlstate = error->sqlerrcode;
+        ItemPointerSetInvalid(&fault->tid);
+        sweep.faults = lappend(sweep.faults, fault);
+    }
+    if (!known || sweep.patience == 0)
+        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.records)), number_of(from),
+                                 error);
+}
+
+void cure(Sweep& sweep, RecordBlock from, RecordBlock until) {
+    for (int i = 0; i < list_length(sweep.faults); ++i) {
+        auto* fault = static_cast<Fault*>(list_nth(sweep.faults, i));
+        if (is_within(*fault, from, until)) fault->cured = true;
+    }
+}
+
+// ---- A stretch ----------------------------------------------------------------------------------
+
 // Returns the block at which to go on: the one after the stretch, or the one where the limit was
 // reached.
-BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
+template <class Visit>
+BlockNumber read_stretch(Sweep& sweep, BlockNumber first, BlockNumber size, Visit visit) {
     BlockNumber next = first + size;
     scan_blocks(sweep.records, first, size, [&](TupleTableSlot* slot) {
         if (sweep.left == 0) {
@@ -141,10 +237,41 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
             return false;
         }
         ++sweep.result.seen;
-        visit(sweep, slot);
+        visit(slot);
         return true;
     });
     Assert(next >= first && next <= first + size);
+    return next;
+}
+
+// Reads the stretch row by row. Returns the first error of a row, or the error that ended it.
+ErrorData* read_carefully(Sweep& sweep, BlockNumber first, BlockNumber size, BlockNumber& next) {
+    ErrorData* first_error = nullptr;
+    ErrorData* fatal = attempt_on_table(sweep, [&] {
+        next = read_stretch(sweep, first, size, [&](TupleTableSlot* slot) {
+            ErrorData* error = attempt(sweep, [&] { visit(sweep, slot); });
+            if (error != nullptr && is_cancelled(error)) ReThrowError(error);
+            if (first_error == nullptr)
+                first_error = error;
+            else if (error != nullptr)
+                FreeErrorData(error);
+        });
+    });
+    if (fatal != nullptr) next = first + size;
+    return fatal == nullptr ? first_error : fatal;
+}
+
+BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
+    const Oid table = RelationGetRelid(sweep.records);
+    BlockNumber next = first + size;
+    ErrorData* error = attempt_on_table(sweep, [&] {
+        next = read_stretch(sweep, first, size, [&](TupleTableSlot* slot) { visit(sweep, slot); });
+    });
+    if (error != nullptr) error = read_carefully(sweep, first, size, next);
+    const RecordBlock from = record_block(table, first);
+    const RecordBlock until = record_block(table, next);
+    cure(sweep, from, until);
+    if (error != nullptr) pass_over(sweep, from, until, error);
     return next;
 }
 
@@ -194,7 +321,13 @@ Part measure(Oid table) {
 Parts measure_all() {
     Parts all{record_tables(), nullptr};
     all.parts = static_cast<Part*>(palloc(sizeof(Part) * static_cast<std::size_t>(all.size())));
-    for (int i = 0; i < all.size(); ++i) all.parts[i] = measure(list_nth_oid(all.tables, i));
+    for (int i = 0; i < all.size(); ++i) {
+        const Oid table = list_nth_oid(all.tables, i);
+        Part& part = all.parts[i];
+        part = {table, 0, false};
+        ErrorData* error = in_subtransaction([&] { part = measure(table); });
+        if (error != nullptr) report::table_passed_over(table, error);
+    }
     return all;
 }
 
@@ -230,8 +363,11 @@ bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber un
         return true;
     }
     sweep.changed = false;
+    sweep.rewrites = !OidIsValid(keeps_from_rewriting(sweep.records));
     const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
     const bool complete = sweep_blocks(sweep, from, std::min(until, blocks));
+    if (complete && until > blocks)  // what VACUUM has cut off is in order
+        cure(sweep, record_block(part.table, blocks), record_block(part.table, MaxBlockNumber));
     table_close(sweep.records, sweep.changed ? NoLock : RowExclusiveLock);
     return complete;
 }
@@ -268,18 +404,35 @@ struct Hand {
     Relation table;
     RecordBlock block;
     ItemPointerData tid;
-    bool moves;  // false: another step moves it
+    List* faults;  // Fault
+    bool moves;    // false: another step moves it
 };
 
+Fault* fault_in(TupleTableSlot* slot, RecordBlock block, const char* sqlstate) {
+    auto* fault = static_cast<Fault*>(palloc0(sizeof(Fault)));
+    fault->block = block;
+    if (strlen(sqlstate) == 5)
+        fault->sqlstate =
+            MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
+    fault->tid = slot->tts_tid;
+    return fault;
+}
+
 Hand read_hand(LOCKMODE mode) {
-    Hand hand{open_table(Table::sweep, mode), 0, {}, false};
+    Hand hand{open_table(Table::sweep, mode), 0, {}, NIL, false};
     visit_rows(hand.table, compat::begin_table_scan(hand.table, SnapshotSelf),
                [&hand](TupleTableSlot* slot) {
                    bool null;
-                   const Datum block = slot_getattr(slot, 1, &null);
-                   hand.block = static_cast<RecordBlock>(DatumGetInt64(block));
+                   const auto block =
+                       static_cast<RecordBlock>(DatumGetInt64(slot_getattr(slot, 1, &null)));
+                   const Datum sqlstate = slot_getattr(slot, 2, &null);
+                   if (!null) {
+                       const char* code = TextDatumGetCString(sqlstate);
+                       hand.faults = lappend(hand.faults, fault_in(slot, block, code));
+                       return;
+                   }
+                   hand.block = block;
                    hand.tid = slot->tts_tid;
-                   return false;
                });
     return hand;
 }
@@ -293,17 +446,47 @@ Hand take_hand() {
     return hand;
 }
 
-void put_hand(Hand& hand, RecordBlock block) {
-    if (hand.moves && block != hand.block) {
-        const Datum value = Int64GetDatum(static_cast<std::int64_t>(block));
-        const bool null = false;
-        TupleTableSlot* slot = new_row(hand.table, {&value, 1}, {&null, 1});
-        if (!ItemPointerIsValid(&hand.tid))
-            insert_row(hand.table, slot);
-        else if (try_lock_row(hand.table, hand.tid, RowChange::update) == TM_Ok)
-            (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
-        ExecDropSingleTupleTableSlot(slot);
-    }
+TupleTableSlot* row_of_hand(const Hand& hand, RecordBlock block, std::optional<int> sqlstate) {
+    const std::array<Datum, 2> values = {
+        Int64GetDatum(static_cast<std::int64_t>(block)),
+        sqlstate ? CStringGetTextDatum(unpack_sql_state(*sqlstate)) : Datum{0}};
+    const std::array<bool, 2> nulls = {false, !sqlstate};
+    return new_row(hand.table, values, nulls);
+}
+
+void put_block(const Hand& hand, RecordBlock block) {
+    if (block == hand.block) return;
+    TupleTableSlot* slot = row_of_hand(hand, block, std::nullopt);
+    if (!ItemPointerIsValid(&hand.tid))
+        insert_row(hand.table, slot);
+    else if (try_lock_row(hand.table, hand.tid, RowChange::update) == TM_Ok)
+        (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
+    ExecDropSingleTupleTableSlot(slot);
+}
+
+void put_fault(const Hand& hand, Fault& fault, const List* tables) {
+    const bool is_new = !ItemPointerIsValid(&fault.tid);
+    const Oid table = table_of(fault.block);
+    const bool cured =
+        fault.cured || (OidIsValid(table) && !list_member_oid(tables, table));  // or dropped
+    if (cured && !is_new) (void)compat::delete_row(hand.table, &fault.tid, compat::Waiting::no);
+    if (cured || !is_new) return;
+    TupleTableSlot* slot = row_of_hand(hand, fault.block, fault.sqlstate);
+    insert_row(hand.table, slot);
+    ExecDropSingleTupleTableSlot(slot);
+}
+
+// If it fails, the next step begins where this one did.
+void put_hand(Sweep& sweep, Hand& hand, const List* tables) {
+    ErrorData* error = !hand.moves ? nullptr : in_subtransaction([&] {
+        AsOwner owner(hand.table);
+        put_block(hand, sweep.hand);
+        for (int i = 0; i < list_length(sweep.faults); ++i)
+            put_fault(hand, *static_cast<Fault*>(list_nth(sweep.faults, i)), tables);
+        owner.end();
+    });
+    if (error != nullptr)
+        report::rows_passed_over(qualified_name(RelationGetRelid(hand.table)), 0, error);
     table_close(hand.table, NoLock);
 }
 
@@ -321,6 +504,7 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     sweep.now = now;
     sweep.left = limits.records;
     sweep.blocks = limits.blocks;
+    sweep.patience = limits.patience;
     SweepResult& result = sweep.result;
     result.all_blocks = blocks_before(all, every_block);
     result.subscribed = result.all_blocks == 0 && is_any_subscribed(all);
@@ -329,9 +513,10 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
     Hand hand = take_hand();
     sweep.hand = hand.block;
+    sweep.faults = hand.faults;
     sweep_all(sweep, all);
     result.position = blocks_before(all, sweep.hand);
-    put_hand(hand, sweep.hand);
+    put_hand(sweep, hand, all.tables);
     MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();
     CommandCounterIncrement();
@@ -339,6 +524,20 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
 }
 
 // An unlogged table cannot be read on a standby.
+std::optional<PassedOver> passed_over(Oid table) {
+    if (RecoveryInProgress()) return std::nullopt;
+    const Hand hand = read_hand(AccessShareLock);
+    table_close(hand.table, AccessShareLock);
+    std::optional<PassedOver> first;
+    for (int i = 0; i < list_length(hand.faults); ++i) {
+        const auto* fault = static_cast<const Fault*>(list_nth(hand.faults, i));
+        if (table_of(fault->block) != as_given(table)) continue;
+        if (!first || fault->block < first->block)
+            first = {fault->block, pstrdup(unpack_sql_state(fault->sqlstate))};
+    }
+    return first;
+}
+
 RecordBlock next_block() {
     if (RecoveryInProgress()) return 0;
     const Hand hand = read_hand(AccessShareLock);

@@ -16,6 +16,13 @@
 // Records of dropped scopes are purged too. A table notes which scopes were dropped; a scope whose
 // row has not arrived yet, from a dump or by replication, is not among them.
 //
+// One bad row or table does not stop the purge of the database. Each stretch is read in a
+// subtransaction, as the table's owner (pg/owner), within a time limit. If it fails, it is read
+// once more, with a subtransaction for each row. What fails then is passed over, in this round, and
+// noted with its block beside the hand, until the block has been read without an error.
+//
+// A table that must not be rewritten (pg/owner) keeps its answers. Expired records are deleted.
+//
 // A table whose records arrive by subscription is left out: the publisher purges, and its deletes
 // are replicated. The subscription may lag, and the update of a row that is missing here is lost,
 // and with it the key.
@@ -29,6 +36,9 @@ namespace idem::pg {
 struct SweepLimits {
     std::int64_t records;  // to delete, or to remove the answer from
     std::int64_t blocks;   // to read
+    // The time that one table may take, in milliseconds; 0: the session's own limits hold. For a
+    // process without a statement_timeout.
+    int patience = 0;
 };
 
 struct SweepResult {
@@ -45,6 +55,14 @@ struct SweepResult {
 // no longer, within the limits, reading each block at most once. Part of the caller's transaction,
 // which must have an active snapshot (to delete values that are stored out of line).
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits);
+
+// Where the sweep has passed over rows of the table, for the first time, and the error's SQLSTATE;
+// nothing on a standby.
+struct PassedOver {
+    RecordBlock block;
+    const char* sqlstate;  // palloc'd
+};
+std::optional<PassedOver> passed_over(Oid table);
 
 // The block at which the next step begins, if that is known, else 0. Its table may be gone; the
 // step then begins at the next one.

@@ -252,18 +252,29 @@ bool is_digest_index(Relation index, Relation table) {
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
+namespace {
+
+// The index's condition as it is stored. RelationGetIndexPredicate() would simplify it, and so call
+// the functions in it that are immutable.
+const Node* stored_condition(Relation index) {
+    bool null;
+    const Datum stored =
+        SysCacheGetAttr(INDEXRELID, index->rd_indextuple, Anum_pg_index_indpred, &null);
+    Assert(!null);
+    auto* condition = static_cast<Node*>(stringToNode(TextDatumGetCString(stored)));
+    fix_opfuncids(condition);
+    return condition;
+}
+
+}  // namespace
+
 std::optional<CharCondition> partial_condition(Relation index) {
     const FormData_pg_index* form = index->rd_index;
     if (heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr) ||
         !heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, nullptr) ||
         form->indisunique || form->indisexclusion || index->rd_rel->relam != BTREE_AM_OID)
         return std::nullopt;
-    List* conditions = RelationGetIndexPredicate(index);  // all of them must hold
-    std::optional<CharCondition> condition;
-    if (list_length(conditions) == 1)
-        condition = condition_of(static_cast<const Node*>(linitial(conditions)));
-    list_free_deep(conditions);
-    return condition;
+    return condition_of(stored_condition(index));
 }
 
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition) {

@@ -20,6 +20,7 @@ using core::usecs_per_second;
 
 constexpr std::int64_t longest_visit = 2 * usecs_per_second;
 constexpr std::int64_t blocks_a_batch = 1024;
+constexpr int table_patience = 5000;  // milliseconds for a table in a batch
 
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.
@@ -82,7 +83,8 @@ pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
     const pg::Installation installation = pg::lock_installation();
     if (installation == pg::Installation::ready)
-        swept = pg::sweep_step(GetCurrentTimestamp(), {core::batch_records(rate), blocks_a_batch});
+        swept = pg::sweep_step(GetCurrentTimestamp(),
+                               {core::batch_records(rate), blocks_a_batch, table_patience});
     if (installation == pg::Installation::absent) forget_statistics(installation);
     end();
     switch (installation) {

@@ -242,7 +242,7 @@ sub create_database
 {
 	my ($self, $name, $script) = @_;
 	$self->{primary}->safe_psql('postgres', "CREATE DATABASE $name");
-	$self->{primary}->safe_psql($name, "CREATE EXTENSION amcheck; CREATE EXTENSION idem; $script");
+	$self->{primary}->safe_psql($name, "CREATE EXTENSION amcheck; CREATE EXTENSION idem; CREATE EXTENSION idem_test; $script");
 	return;
 }
 

@@ -173,7 +173,7 @@ BEGIN
     PERFORM idem.complete(taken.token, jsonb_build_object('uid', uid));
     RETURN format('took %s did', taken.key);
   WHEN 'rehearse' THEN
-    IF NOT EXISTS (SELECT FROM idem.rehearse(format('SELECT chaos.call(%L, %L, %L, NULL)',
+    IF NOT EXISTS (SELECT FROM idem_test.rehearse(format('SELECT chaos.call(%L, %L, %L, NULL)',
                                                     'claim', key, uid)) line
                    WHERE line = 'ok 3 - a replay writes nothing') THEN
       RETURN 'absent';  -- the key was in use, or a fault came in between

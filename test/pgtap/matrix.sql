@@ -165,7 +165,6 @@ INSERT INTO call VALUES
     ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
     ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
-    ('idem.rehearse(text,text)', 'every role', $$SELECT idem.rehearse('SELECT 1')$$),
     ('idem.preloaded()', 'every role', $$SELECT idem.preloaded()$$),
     -- These only compute.
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),

@@ -81,10 +81,9 @@ SELECT set_eq(
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('purge_block', '', 'bigint'),
     ('free_bytes', '', 'bigint'),
-    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text', 'SETOF record'),
+    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('redacted', 'scope text, response jsonb', 'jsonb'),
-    ('rehearse', 'call text, other_request text DEFAULT NULL::text', 'SETOF text'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
@@ -108,7 +107,7 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'rehearse', 'report')) OR prokind <> 'f'
+       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
@@ -289,9 +288,7 @@ SELECT set_eq(
              ('idem.max_open_claims', '2000', 'superuser', 'integer', '1'),
              ('idem.purge_naptime', '10000', 'sighup', 'integer', '0'),
              ('idem.purge_rate', '100000', 'sighup', 'integer', '0'),
-             ('idem.tenant', '', 'user', 'string', NULL),
-             ('idem.test_crash_rate', '0', 'superuser', 'real', '0'),
-             ('idem.test_duplicate_rate', '0', 'superuser', 'real', '0')$$, 'the settings');
+             ('idem.tenant', '', 'user', 'string', NULL)$$, 'the settings');
 SELECT throws_ok('SET idem.tennant = $$acme$$', '42602', NULL, 'a misspelt setting is refused');
 
 -- What a record takes. A further byte can cost eight, because rows are aligned: the most frequent

@@ -189,6 +189,21 @@ SELECT idem.erase_tenant('e', 'a', NULL);
 SELECT idem.erase_tenant('unknown', 'a');
 \echo :LAST_ERROR_SQLSTATE
 
+-- the tenant in all scopes and all record tables, for superusers
+SELECT idem.create_scope('e2'), idem.create_record_table('elsewhere'), idem.create_record_table('unreachable');
+SELECT idem.complete((idem.claim('e2', 'k', tenant => 'c')).token, '"private"');
+SELECT idem.complete((idem.claim('e', 'k', tenant => 'c')).token, '"private"');
+WITH moved AS (DELETE FROM idem.record WHERE tenant = 'c' AND scope = (SELECT id FROM idem.scope WHERE name = 'e2') RETURNING *)
+  INSERT INTO elsewhere SELECT * FROM moved;
+GRANT UPDATE ON unreachable TO PUBLIC;
+SELECT idem.erase_tenant(NULL, 'c');
+SELECT count(*), count(response) FROM (TABLE idem.record UNION ALL TABLE elsewhere) r WHERE tenant = 'c';
+SELECT idem.erase_tenant(NULL, 'C');
+SELECT idem.forget_tenant('e', 'C');
+SELECT idem.erase_tenant(NULL, '');
+SELECT idem.forget_tenant(NULL, 'c');
+DROP TABLE elsewhere, unreachable;
+
 -- a tenant is forgotten, with its streams
 SELECT token AS t FROM idem.claim('e', 'half way', '{"private": 1}', 'a', lease => '1 hour') \gset
 \set VERBOSITY sqlstate

@@ -145,7 +145,7 @@ COMMIT;
 SELECT key, state FROM idem.record WHERE key IN ('inner', 'outer') ORDER BY key;
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 
--- an operation that changes scopes: what a duplicate looks at is read again
+-- an operation that changes scopes
 CREATE FUNCTION changes(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM idem.alter_scope('other', request_exclude => '{a}');
@@ -153,31 +153,8 @@ BEGIN
   RETURN request;
 END $$;
 SELECT idem.create_scope('other');
-SET idem.test_duplicate_rate = 1;
 SELECT outcome, replayed FROM idem.execute('ops', 'changes 1', 'changes(jsonb)', '{"a": 1}');
 SELECT outcome, replayed FROM idem.execute('ops', 'changes 2', 'changes(jsonb)', '{"a": 2}');
-SET idem.test_duplicate_rate = 0;
-
--- idem.test_duplicate_rate: the caller gets the answer of a second call, of a failure too; and the
--- effect once. Only superusers ask for them.
-TRUNCATE effect;
-SET idem.test_duplicate_rate = 1;
-SELECT outcome, replayed, response FROM run('twice', '{"amount": 7}');
-SELECT outcome, replayed, error->>'message' FROM run('failed twice', '{"do": "raise", "sqlstate": "P0042"}');
-SELECT outcome, replayed, response FROM run('twice', '{"amount": 7}');
-SELECT count(*) FROM effect;
-SET idem.test_duplicate_rate = 0;
-SELECT idem.alter_scope('ops', response_exclude => '{answer}');
-CREATE FUNCTION answers(jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '{"answer": 42, "kept": true}'::jsonb $$;
-SELECT replayed, response, redacted FROM idem.execute('ops', 'whole', 'answers(jsonb)');
-SET idem.test_duplicate_rate = 1;
-SELECT replayed, response, redacted FROM idem.execute('ops', 'as stored', 'answers(jsonb)');
-SET idem.test_duplicate_rate = 1.5;
-SET ROLE regress_idem_op;
-SET idem.test_duplicate_rate = 0;
-SET idem.test_crash_rate = 1;
-RESET ROLE;
-RESET idem.test_duplicate_rate;
 
 \set VERBOSITY default
 SET client_min_messages = warning;

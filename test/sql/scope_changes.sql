@@ -104,3 +104,56 @@ SELECT message FROM refusal($$SELECT idem.alter_scope('t', ttl => '1 day')$$);
 COMMIT;
 SELECT idem.alter_scope('t', ttl => '1 day');
 DROP FUNCTION attempt, refusal;
+
+-- A request is compared by the list of excluded members that its key was claimed with.
+SELECT idem.create_scope('r', wait => '0');
+CREATE FUNCTION attempt(k text, request jsonb) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.try_claim('r', k, request);
+  IF c.claimed THEN PERFORM idem.complete(c.token); RETURN 'ran'; END IF;
+  RETURN c.outcome;
+END $$;
+CREATE VIEW lists AS
+  SELECT request_exclude, request_lists, (SELECT string_agg(format('%s: %s', key, left(encode(fingerprint, 'hex'), 4)), ', ' ORDER BY created) AS stored
+    FROM idem.record WHERE scope = s.id)
+  FROM idem.scope s WHERE name = 'r';
+SELECT attempt('none', '{"a": 1, "b": 1}');
+SELECT idem.alter_scope('r', request_exclude => '{a}');
+SELECT attempt('a', '{"a": 1, "b": 1}');
+SELECT idem.alter_scope('r', request_exclude => '{b, "\"c.d\""}');
+SELECT attempt('b', '{"a": 1, "b": 1}');
+CREATE FUNCTION retries() RETURNS TABLE (key text, unchanged text, a text, b text) LANGUAGE sql AS $$
+  SELECT k, attempt(k, '{"a": 1, "b": 1}'), attempt(k, '{"a": 2, "b": 1}'), attempt(k, '{"a": 1, "b": 2}') FROM unnest('{none,a,b}'::text[]) k $$;
+SELECT * FROM retries();
+-- a list that returns has its number again
+SELECT idem.alter_scope('r', request_exclude => '{}'), idem.alter_scope('r', request_exclude => '{a}'), idem.alter_scope('r', request_exclude => '{e}');
+SELECT * FROM retries();
+SELECT * FROM lists \gx
+SELECT idem.alter_scope('r', request_exclude => '{a}');
+SELECT attempt('a again', '{"a": 1}'), attempt('a again', '{"a": 2}'), attempt('a again', '{"b": 1}');
+SELECT * FROM lists \gx
+-- a leased operation, an erased one, and one that conflicts with an explanation
+SELECT idem.alter_scope('r', request_exclude => '{x}', explain_conflicts => true);
+SELECT token AS t FROM idem.claim('r', 'leased', '{"x": 1, "n": 1}', lease => '1 us') \gset
+SELECT attempt('erased', '{"x": 1, "n": 1}');
+SELECT idem.erase('r', 'erased');
+SELECT idem.alter_scope('r', request_exclude => '{n}');
+SELECT outcome, differs FROM idem.try_claim('r', 'leased', '{"x": 2, "n": 2}');
+SELECT outcome, attempt FROM idem.try_claim('r', 'leased', '{"x": 2, "n": 1}', lease => '1 us');
+SELECT attempt('leased', '{"x": 3, "n": 1}'), attempt('leased', '{"x": 4, "n": 1}'), attempt('leased', '{"x": 1, "n": 2}');
+SELECT attempt('erased', '{"x": 2, "n": 1}'), attempt('erased', '{"x": 1, "n": 2}');
+SELECT idem.create_scope('r', wait => '0', request_exclude => '{n}', explain_conflicts => true, if_not_exists => true);
+-- more lists than one byte can number
+DO $$ BEGIN FOR i IN 1..300 LOOP PERFORM idem.alter_scope('r', request_exclude => ARRAY['m' || i]); END LOOP; END $$;
+SELECT attempt('late', '{"m300": 1}');
+SELECT idem.alter_scope('r', request_exclude => '{}');
+SELECT attempt('late', '{"m300": 2}'), attempt('late', '{"m299": 1}');
+SELECT cardinality(request_lists), (SELECT left(encode(fingerprint, 'hex'), 6) FROM idem.record WHERE key = 'late') FROM lists;
+-- The lists cannot lose the present one; a record whose list is lost is not compared.
+UPDATE idem.scope SET request_exclude = '{unheard}' WHERE name = 'r';
+UPDATE idem.scope SET request_lists = '{"{a}"}' WHERE name = 'r';
+SELECT attempt('a', '{"a": 2, "b": 1}'), attempt('none', '{"a": 1, "b": 1}');
+SELECT attempt('late', '{"m300": 1}');
+DROP VIEW lists;
+DROP FUNCTION retries, attempt;

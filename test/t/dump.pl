@@ -33,6 +33,10 @@ my $child = $from->safe_psql('postgres', "BEGIN; $child_key; ROLLBACK");
 # A record that tells which members of a request differ.
 $from->safe_psql('postgres', q{SELECT idem.create_scope('explained', explain_conflicts => true)});
 $from->safe_psql('postgres', q{SELECT idem.complete(token) FROM idem.claim('explained', 'k', '{"öl": "ü", "amount": 1, "to": 2}')});
+# A record of an earlier list of excluded members.
+$from->safe_psql('postgres', q{SELECT idem.create_scope('listed', request_exclude => '{"\\"größe\\"", x}')});
+$from->safe_psql('postgres', q{SELECT idem.once('listed', 'k', '{"x": 1, "y": 1, "größe": 1}')});
+$from->safe_psql('postgres', q{SELECT idem.alter_scope('listed', request_exclude => '{y}')});
 my $dump = $from->backup_dir . '/dump.sql';
 mkdir $from->backup_dir;
 $from->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
@@ -55,6 +59,8 @@ sub check
 		'conflict', "$kind: and its conflict is one");
 	is($ask->(q{SELECT outcome, differs FROM (VALUES (1, '{"öl": "ü", "amount": 1, "to": 2}'::jsonb), (2, '{"öl": "ö", "amount": 1, "ähm": 2}')) x (n, request),
 			idem.try_claim('explained', 'k', request) ORDER BY n}), "completed|\nconflict|{öl,ähm,NULL}", "$kind: what differs is told");
+	is($ask->(q{SELECT outcome FROM (VALUES (1, '{"x": 2, "y": 1, "größe": 2}'::jsonb), (2, '{"x": 1, "y": 2, "größe": 1}')) v (n, request), idem.try_claim('listed', 'k', request) ORDER BY n}),
+		"completed\nconflict", "$kind: an earlier request is compared by the list of its time");
 	is($ask->($scopes), $rules, "$kind: the scopes' rules are there");
 	is($ask->(q{SELECT count(*), count(DISTINCT id) FROM idem.secret}), '3|3', "$kind: the secrets are there, once");
 	my $left = $kind =~ /while purging/ ? 0 : 1;

@@ -296,9 +296,6 @@ my @infinite = $node->pg_version >= 17 ? (q('infinity'), q('-infinity')) : ();
 # others, so that enough of them succeed.
 my %values = (
 	'scope text' => \@names,
-	'call text' => [ map { quoted($_) } q(SELECT idem.once('steady', 'rehearsed')), q(SELECT idem.try_claim('steady', 'k1')), 'SELECT 1', q(SELECT idem.claim('steady', 'rehearsed', lease => '1 s')),
-		q(SELECT idem.rehearse('SELECT 1')), q(SELECT idem.execute('steady', 'rehearsed', 'op_nest(jsonb)', '{}')), '', 'SELECT 1; SELECT 2', 'ROLLBACK', 'SELECT 1/0' ],
-	'other_request text' => [ map { quoted($_) } q(SELECT idem.once('steady', 'rehearsed', '1')), 'SELECT 1', '', 'COMMIT' ],
 	'name text' => \@names,
 	'key text' => \@keys,
 	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL), q(VARIADIC '{{a},{b}}') ],

@@ -246,20 +246,20 @@ is(health('triggers'), 'ok', 'triggers: cured');
 # Wherever the setting is made, and whatever this session has. The hint names the three places.
 for my $where ('SYSTEM', 'DATABASE postgres', 'ROLE stranger', 'ROLE stranger IN DATABASE postgres')
 {
-	my $setting = 'idem.test_crash_rate';
-	sql("ALTER $where SET $setting = 0.25");
+	my $setting = 'idem_test.crash_rate';
+	sql("LOAD 'idem_test'; ALTER $where SET $setting = 0.25");
 	$node->reload;
 	health_becomes('tests', 'warn', "tests: by ALTER $where");
 	like(health('tests', column => 'detail'), qr/^The setting \Q$setting\E is 0\.25:/, 'tests: the setting');
 	my ($kind) = $where =~ /^(\w+)/;
 	like(hint('tests'), qr/ALTER $kind(?: \.\.\.)? RESET \Q$setting\E/, 'tests: the hint');
-	sql("ALTER $where RESET $setting");
+	sql("LOAD 'idem_test'; ALTER $where RESET $setting");
 	$node->reload;
 	health_becomes('tests', 'ok', 'tests: cured');
 }
-sql('ALTER ROLE stranger SET idem.test_duplicate_rate = 0.0');
+sql('ALTER ROLE stranger SET idem_test.duplicate_rate = 0.0');
 is(health('tests'), 'ok', 'tests: none at the rate 0');
-sql('ALTER ROLE stranger RESET idem.test_duplicate_rate; CREATE DATABASE another; ALTER DATABASE another SET idem.test_duplicate_rate = 1');
+sql('ALTER ROLE stranger RESET idem_test.duplicate_rate; CREATE DATABASE another; ALTER DATABASE another SET idem_test.duplicate_rate = 1');
 is(health('tests'), 'ok', 'tests: not in another database');
 
 # functions ----------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BE
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|rehearse|identity|record_table|use_records'});
+  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|identity|record_table|use_records'});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");

@@ -192,7 +192,6 @@ SELECT idem.redacted('shop', '{"amount": 1}');
 SELECT pg_catalog.length(idem.new_key());
 SELECT idem.derive_key('a', 'b');
 SELECT idem.key_weakness('4711');
-SELECT pg_catalog.count(*) FROM idem.rehearse($$SELECT idem.once('shop', 'rehearsed')$$, $$SELECT idem.once('shop', 'rehearsed', '1')$$);
 SELECT idem.http_status('ID001');
 SELECT idem.problem('ID001', 'x');
 SELECT idem.parse_key('"a\"b";v=1');

@@ -17,6 +17,9 @@ for my $node ($first, $second)
 $first->safe_psql('postgres', <<'SQL');
 SELECT idem.create_scope('dropped'), idem.create_scope('orders', owner => 'shop', explain_conflicts => true);
 SELECT idem.drop_scope('dropped'), idem.rotate_secret();
+SELECT idem.create_scope('listed', owner => 'shop', request_exclude => '{x}');
+SELECT idem.once('listed', 'k', '{"x": 1, "y": 1}');
+SELECT idem.alter_scope('listed', request_exclude => '{y}');
 SQL
 
 # The second server has been tried out: it has scopes, secrets and an old session that cached both.
@@ -65,6 +68,8 @@ for my $table ('idem.record', 'idem.watermark')
 my $outcome = sub { $session->query_safe("SELECT outcome, response, differs FROM idem.try_claim('orders', '$_[0]', '{\"n\": $_[1]}')") };
 is($outcome->('done', 1), 'completed|{"answer": 42}|', 'the second server replays an answer of the first');
 is($outcome->('done', 2), 'conflict||{n}', 'it tells another request, and where it differs');
+is($session->query_safe(q{SELECT string_agg(c.outcome, ',' ORDER BY n) FROM (VALUES (1, '{"x": 2, "y": 1}'::jsonb), (2, '{"x": 1, "y": 2}')) v (n, request), idem.try_claim('listed', 'k', request) c}),
+	'completed,conflict', 'it compares a request by the list that the first server used, not by the present one');
 is($session->query_safe(q{SELECT idem.advance('orders', 'stream', 7)}), 'f', 'it knows how far a stream has come');
 is($outcome->('leased', 1), 'in_progress||', 'it knows a running lease');
 my $child = "SELECT idem.child_key('$token', 'charge')";

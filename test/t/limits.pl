@@ -119,10 +119,6 @@ is( $node->safe_psql('postgres', <<'SQL'), 'claimed|2', 'a takeover is not a new
 SELECT outcome, attempt FROM idem.claim('single', 'leased', tenant => 'e', lease => '1 minute')
 SQL
 
-is( $node->safe_psql('postgres', q{SELECT count(*) FROM idem.rehearse($$SELECT idem.once('single', 'rehearsed', tenant => 'g')$$) l WHERE l ~ '^(not )?ok'}),
-	6, 'a rehearsal is not limited');
-is(outcome('single', 'g'), 'claimed', 'and takes nothing from the tenant');
-
 my $each = sub { return "SELECT idem.once_each('single', '{$_[0]}', 'f')"; };
 is($node->safe_psql('postgres', $each->('message')), 'message', 'a message of once_each is a new claim');
 is(outcome('single', 'f'), 'limited', 'tenant f has had its claim');

@@ -42,6 +42,9 @@ SELECT idem.complete(token, '{"n": 1}') FROM idem.claim('orders', '$when reused'
 SELECT idem.complete(token, '{"n": 2}') FROM idem.claim('orders', '$when reused', ttl => '1 day');
 SELECT idem.once('orders', '$when forgotten'), idem.forget('orders', '$when forgotten');
 SELECT idem.rotate_secret();
+SELECT idem.alter_scope('orders', request_exclude => ARRAY['$when x']);
+SELECT idem.once('orders', '$when listed', '{"n": 1, "$when x": 1}');
+SELECT idem.alter_scope('orders', request_exclude => '{}');
 SELECT idem.create_scope('$when dropped');
 SELECT idem.once('$when dropped', 'k');
 SELECT idem.drop_scope('$when dropped');
@@ -107,6 +110,9 @@ sub answers
 	};
 	my $one = q('{"n": 1}');
 	is($outcome->('atomic', $one), 'completed||', "$database, $when: a replay is answered");
+	is($outcome->('listed', qq('{"n": 1, "$when x": 2}')), 'completed||', "$database, $when: by the list of excluded members of its time");
+	is($outcome->('listed', q('{"n": 1}')), 'completed||', "$database, $when: which leaves the member out");
+	is($outcome->('listed', q('{"n": 2}')), 'conflict||', "$database, $when: and no other");
 	is($outcome->('atomic', q('{"n": 2}')), 'conflict||', "$database, $when: a conflict is one");
 	is($subscriber->safe_psql($database, "SELECT idem.once('orders', md5('$when')::uuid::text, $one)"), 'f', "$database, $when: so is that of a UUID");
 	is($outcome->('leased', $one), 'completed|{"answer": 42}|', "$database, $when: so is what was leased");

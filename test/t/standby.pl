@@ -38,12 +38,12 @@ $primary->safe_psql('postgres', q{BEGIN; SELECT pay('prepared', '{"amount": 3}')
 $primary->wait_for_catchup($standby);
 
 for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_claim('payments', 'k')", "complete('t')",
-	"fail('t', '{}')", "release('t')", "rehearse('SELECT 1')", "take('payments')", "once('payments', 'k')", "once_each('payments', '{k}')",
+	"fail('t', '{}')", "release('t')", "take('payments')", "once('payments', 'k')", "once_each('payments', '{k}')",
 	"advance('payments', 'source', 1)", "create_scope('s')", 'purge()')
 {
 	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
 	like($stderr, qr/25006/, "idem.$call is refused on a standby");
-	my $reading = $call =~ /^(?:create_scope|purge|rehearse)/ ? '$' : $call =~ /^take/ ? 'To see .* idem\.in_flight\.$' : $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
+	my $reading = $call =~ /^(?:create_scope|purge)/ ? '$' : $call =~ /^take/ ? 'To see .* idem\.in_flight\.$' : $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
 	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'the hint says to call it on the primary, and how to read');
 }
 

@@ -108,8 +108,6 @@ SELECT idem.once('payments', 'm1');
 SELECT idem.once_each('payments', '{m1,m2,m3,m2}');
 SQL
 is(stats('payments'), 'claims 3 replays 2 completions 3', 'messages, one by one and as a set');
-sql(q{SELECT idem.rehearse($$SELECT idem.once('payments', 'rehearsed')$$, $$SELECT idem.once('payments', 'rehearsed', '1')$$)});
-is(stats('payments'), 'claims 3 replays 2 completions 3', 'a rehearsal does not count');
 sql('CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE \'no\'; END $$');
 sql('CREATE FUNCTION accept(request jsonb) RETURNS jsonb LANGUAGE sql RETURN request');
 sql("SELECT idem.execute('payments', 'x1', 'refuse(jsonb)'), idem.execute('payments', 'x2', 'accept(jsonb)')");

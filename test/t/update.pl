@@ -27,14 +27,17 @@ my $copy = PostgreSQL::Test::Utils::tempdir;
 my @programs = qw(postgres initdb pg_ctl);
 links($at{bindir}, "$copy$at{bindir}", map { $_ => 1 } @programs);
 links($at{sharedir}, "$copy$at{sharedir}", extension => 1);
-links("$at{sharedir}/extension", "$copy$at{sharedir}/extension", 'idem.control' => 1);
+# idem may be installed in a directory of its own: see tools/stage.
+my $config = slurp_file($ENV{TEMP_CONFIG} // '/dev/null');
+my $idem = $config =~ /^extension_destdir = '(.*)'/m ? "$1$at{sharedir}" : $config =~ /^extension_control_path = '(.*?):/m ? $1 : $at{sharedir};
+links("$at{sharedir}/extension", "$copy$at{sharedir}/extension", map { basename($_) => 1 } glob "$at{sharedir}/extension/idem[.-]*");
 make_path(dirname("$copy$at{pkglibdir}"));
 symlink $at{pkglibdir}, "$copy$at{pkglibdir}" or die $!;
 system_or_bail('cp', (map { "$at{bindir}/$_" } @programs), "$copy$at{bindir}");
 
 # The next version: what its CREATE EXTENSION runs, and the update to it.
 my $extensions = "$copy$at{sharedir}/extension";
-my $control = slurp_file("$at{sharedir}/extension/idem.control");
+my $control = slurp_file("$idem/extension/idem.control");
 my ($current) = $control =~ /^default_version = '(.*)'$/m;
 my $next = '99.0.0';
 sub put { my ($name, $text) = @_; append_to_file("$extensions/$name", $text); return; }
@@ -51,13 +54,16 @@ END;
 REVOKE ALL ON FUNCTION idem.note_of FROM PUBLIC;
 COMMENT ON FUNCTION idem.note_of IS 'What a superuser has noted about a record.';
 SQL
-my $script = slurp_file("$at{sharedir}/extension/idem--$current.sql");
+my $script = slurp_file("$idem/extension/idem--$current.sql");
+put("idem--$current.sql", $script);
 ok($script =~ s/^    extra_attempts      integer,$/$&\n    note                text,/m, 'the next version has one more column');
 put("idem--$next.sql", "$script$function");
 my ($rule) = slurp_file("$ENV{TESTDIR}/docs/releasing.md") =~ /^  ```sql\n(  DO .*?)^  ```/ms;
 put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\n" . ($rule =~ s/new_column integer/note text/r) . $function);
 
-my $node = idem_node('update', conf => '', bare => 1, new => { install_path => "$copy" . dirname($at{bindir}) });
+my $own = join "\n", map { "$_ = ''" } $config =~ /^(extension_destdir)/m;
+$own .= "\nextension_control_path = '\$system'" if $config =~ /^extension_control_path/m;
+my $node = idem_node('update', conf => $own, bare => 1, new => { install_path => "$copy" . dirname($at{bindir}) });
 my $sql = sub { my ($database, $statements) = @_; return $node->safe_psql($database, $statements) };
 
 # Everything that the extension consists of: definitions, privileges, comments, and what a dump

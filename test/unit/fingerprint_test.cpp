@@ -287,6 +287,53 @@ TEST(Fingerprint, OfAnyRequestIsNoOtherFingerprint) {
     EXPECT_FALSE(is_of_any(pack(from).bytes()));
 }
 
+TEST(Fingerprint, IsStoredWithTheNumberOfItsList) {
+    Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
+    from.secret_id = 7;
+    const std::string rest = "07" + hex(Bytes(from.mac).first(16));
+    const std::pair<ListNumber, std::string> numbers[] = {{0, "01"},
+                                                          {1, "8101"},
+                                                          {0x7f, "817f"},
+                                                          {0x80, "818001"},
+                                                          {0x3fff, "81ff7f"},
+                                                          {0x4000, "81808001"},
+                                                          {0xffffffff, "81ffffffff0f"}};
+    for (const auto& [number, bytes] : numbers) {
+        from.list = number;
+        const StoredFingerprint stored = pack(from);
+        EXPECT_EQ(hex(stored.bytes()), bytes + rest);
+        EXPECT_EQ(list_number(stored.bytes()), number);
+        Fingerprint to{};
+        ASSERT_TRUE(unpack(stored.bytes(), to)) << number;
+        EXPECT_EQ(to.list, number);
+        EXPECT_EQ(to.secret_id, 7U);
+        EXPECT_TRUE(same_mac(to, from));
+        for (std::size_t size = 0; size < stored.size; ++size)
+            EXPECT_FALSE(unpack(stored.bytes().first(size), to)) << number << ": " << size;
+    }
+}
+
+TEST(Fingerprint, HasTheNumberOfItsListInOneForm) {
+    Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
+    const StoredFingerprint stored = pack(from);
+    const auto with = [&](std::vector<int> number) {
+        std::vector<std::byte> bytes{std::byte{0x81}};
+        for (const int byte : number) bytes.push_back(static_cast<std::byte>(byte));
+        bytes.insert(bytes.end(), stored.bytes().begin() + 1, stored.bytes().end());
+        return bytes;
+    };
+    Fingerprint to{};
+    EXPECT_TRUE(unpack(with({1}), to));
+    EXPECT_FALSE(unpack(with({0}), to)) << "no list has a number in front";
+    EXPECT_FALSE(unpack(with({0x81, 0}), to)) << "longer than needed";
+    EXPECT_FALSE(unpack(with({0xff, 0xff, 0xff, 0xff, 0x1f}), to)) << "beyond 32 bits";
+    EXPECT_FALSE(unpack(with({0x80, 0x80, 0x80, 0x80, 0x80, 1}), to)) << "too long";
+    EXPECT_EQ(list_number({}), 0U);
+    EXPECT_EQ(list_number(fingerprint_of_any), 0U);
+    EXPECT_EQ(list_number(std::array{std::byte{0xff}, std::byte{1}}), 0U) << "another version";
+    EXPECT_EQ(list_number(std::array{std::byte{0x81}, std::byte{0x80}}), 0U) << "cut off";
+}
+
 TEST(Fingerprint, OfNoOtherFormIsRead) {
     const Fingerprint from = of_pieces(counting<Secret>(), "request", 100);
     Fingerprint to{};

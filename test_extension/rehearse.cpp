@@ -1,22 +1,17 @@
-// idem.rehearse(): runs a call as it runs the first time, as a replay, with another request, after
-// a rollback, and with an error in each of its steps; and tells in TAP what it has seen.
+// idem_test.rehearse(): runs a call as it runs the first time, as a replay, with another request,
+// after a rollback, and with an error in each of its steps; and tells in TAP what it has seen.
 //
 // Everything runs in subtransactions that are rolled back. The parts of this file:
 //   1. A run       the call once, in a subtransaction: its answer, its claims, what it wrote
 //   2. Judgements  what is wrong with a run
 //   3. The plan    which runs follow each other, and what is rolled back between them
 //   4. TAP         lines out
-#include "api/arguments.hpp"
 #include "pg/boundary.hpp"
-#include "pg/open_claims.hpp"
-#include "pg/rehearsal.hpp"
-#include "pg/report.hpp"
 #include "pg/subtransaction.hpp"
+#include "rehearsal.hpp"
 
-namespace idem::api {
+namespace idem::testing {
 namespace {
-
-namespace report = pg::report;
 
 // ---- 1. A run -----------------------------------------------------------------------------------
 
@@ -29,9 +24,9 @@ struct Answer {
 struct Run {
     ErrorData* error;  // NULL: none reached the caller
     Answer answer;
-    List* written;  // see pg::tables_written()
-    pg::ClaimTally claims;
-    pg::Observed observed;
+    List* written;  // see tables_written()
+    ClaimTally claims;
+    Observed observed;
 };
 
 const char* columns_of(TupleDesc description) {
@@ -87,15 +82,15 @@ void pass_on_cancel(ErrorData* error) {
 Run run(SPIPlanPtr call, int failing = 0) {
     Run result{};
     Run* at = &result;
-    const pg::Claim* before = pg::newest_claim();
-    pg::begin_run(failing);
+    const pg::Claim* before = newest_claim();
+    begin_run(failing);
     result.error = pg::in_subtransaction([at, call] {
         at->answer = ask(call);
-        at->written = pg::tables_written();
+        at->written = tables_written();
     });
     pass_on_cancel(result.error);
-    result.observed = pg::observed();
-    result.claims = pg::claims_since(before);
+    result.observed = observed();
+    result.claims = claims_since(before);
     return result;
 }
 
@@ -231,7 +226,7 @@ List* judge_other_request(const Run& first, const Run& other) {
     return NIL;
 }
 
-const char* tally_text(const pg::ClaimTally& tally) {
+const char* tally_text(const ClaimTally& tally) {
     return psprintf("%d completed, %d failed, %d released, %d open", tally.completed, tally.failed,
                     tally.released, tally.open());
 }
@@ -375,14 +370,17 @@ void skip(Script& script, const char* title, const char* reason) {
     put(script, psprintf("ok %d - %s # SKIP %s", ++script.tests, title, reason));
 }
 
+void return_line(FunctionCallInfo fcinfo, const char* line) {
+    const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
+    Datum value = CStringGetTextDatum(line);
+    bool null = false;
+    tuplestore_putvalues(result->setResult, result->setDesc, &value, &null);
+}
+
 void return_lines(FunctionCallInfo fcinfo, const Script& script) {
-    pg::Row<1> row;
-    for (int i = 0; i < list_length(script.lines); ++i) {
-        row.set_text(0, static_cast<const char*>(list_nth(script.lines, i)));
-        row.add_to_result_of(fcinfo);
-    }
-    row.set_text(0, psprintf("1..%d", script.tests));
-    row.add_to_result_of(fcinfo);
+    for (int i = 0; i < list_length(script.lines); ++i)
+        return_line(fcinfo, static_cast<const char*>(list_nth(script.lines, i)));
+    return_line(fcinfo, psprintf("1..%d", script.tests));
 }
 
 // ---- The SQL function ---------------------------------------------------------------------------
@@ -392,20 +390,43 @@ enum Argument { arg_call, arg_other_request };
 constexpr const char* statement_hint =
     "Pass one SQL statement that runs the operation, such as SELECT pay('test-1', 10).";
 
+[[noreturn]] void invalid_argument(const char* name, const char* detail) {
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                    errmsg("invalid value for argument \"%s\"", name),
+                    errdetail_internal("%s", detail), errhint("%s", statement_hint)));
+}
+
+[[noreturn]] void missing_call() {
+    ereport(ERROR,
+            (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("argument \"call\" must not be null"),
+             errdetail("The argument has no default."), errhint("%s", statement_hint)));
+}
+
+[[noreturn]] void nested_rehearsal() {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("a rehearsal is already under way"),
+                    errdetail("The call under rehearsal calls idem_test.rehearse()."),
+                    errhint("Rehearse the operation itself.")));
+}
+
+[[noreturn]] void changes_not_counted() {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("idem_test.rehearse() needs the setting \"track_counts\""),
+                    errdetail("The server's counters tell which tables a call has written to."),
+                    errhint("As a superuser, run SET track_counts = on.")));
+}
+
 // The statement, parsed and analysed, which raises the errors of both.
 SPIPlanPtr prepared(const char* name, const char* statement) {
     SPIPlanPtr plan = SPI_prepare(statement, 0, nullptr);
-    if (plan == nullptr)
-        report::invalid_argument(name, "SPI cannot run the statement.", statement_hint);
+    if (plan == nullptr) invalid_argument(name, "SPI cannot run the statement.");
     const List* sources = SPI_plan_get_plan_sources(plan);
     if (list_length(sources) != 1)
-        report::invalid_argument(
-            name, psprintf("The text has %d statements.", list_length(sources)), statement_hint);
+        invalid_argument(name, psprintf("The text has %d statements.", list_length(sources)));
     const auto* source = static_cast<const CachedPlanSource*>(linitial(sources));
     const Node* parsed = source->raw_parse_tree->stmt;
     if (IsA(parsed, TransactionStmt) || IsA(parsed, CopyStmt))
-        report::invalid_argument(name, "A rehearsal can run neither transaction control nor COPY.",
-                                 statement_hint);
+        invalid_argument(name, "A rehearsal can run neither transaction control nor COPY.");
     return plan;
 }
 
@@ -418,33 +439,34 @@ void rehearse(Script& script) {
     Script* at = &script;
     ErrorData* error = pg::in_subtransaction(
         [at] {
-            pg::begin_rehearsal();
+            begin_rehearsal();
             play(*at);
         },
         pg::Ending::undo);
-    pg::end_rehearsal();
+    end_rehearsal();
     if (error != nullptr) ReThrowError(error);
 }
 
 }  // namespace
-}  // namespace idem::api
+}  // namespace idem::testing
 
-IDEM_FUNCTION(idem_rehearse) {
+IDEM_FUNCTION(idem_test_rehearse) {
     using namespace idem;
-    api::require_writable("idem.rehearse()");
-    const char* call = api::statement_arg(fcinfo, api::arg_call);
-    const char* other_request = api::statement_arg(fcinfo, api::arg_other_request);
-    if (call == nullptr) pg::report::missing_argument("call");
-    if (pg::rehearsing) pg::report::nested_rehearsal();
-    if (!pgstat_track_counts) pg::report::changes_not_counted();
+    PreventCommandIfReadOnly("idem_test.rehearse()");
+    PreventCommandIfParallelMode("idem_test.rehearse()");
+    const char* call = testing::statement_arg(fcinfo, testing::arg_call);
+    const char* other_request = testing::statement_arg(fcinfo, testing::arg_other_request);
+    if (call == nullptr) testing::missing_call();
+    if (testing::rehearsing) testing::nested_rehearsal();
+    if (!pgstat_track_counts) testing::changes_not_counted();
     InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
     if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
-    api::Script script{};
-    script.call = api::prepared("call", call);
+    testing::Script script{};
+    script.call = testing::prepared("call", call);
     if (other_request != nullptr)
-        script.other_request = api::prepared("other_request", other_request);
-    api::rehearse(script);
-    api::return_lines(fcinfo, script);
+        script.other_request = testing::prepared("other_request", other_request);
+    testing::rehearse(script);
+    testing::return_lines(fcinfo, script);
     SPI_finish();
     return Datum{0};
 }

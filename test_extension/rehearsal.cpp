@@ -1,10 +1,9 @@
-#include "pg/rehearsal.hpp"
+#include "rehearsal.hpp"
 
 #include "pg/compat.hpp"
-#include "pg/report.hpp"
-#include "pg/table.hpp"
+#include "pg/test_seam.hpp"
 
-namespace idem::pg {
+namespace idem::testing {
 
 constinit bool rehearsing = false;
 
@@ -43,11 +42,48 @@ void note_step(const char* call) {
     MemoryContextSwitchTo(before);
     if (list_length(run.steps) != run.failing) return;
     run.failed = true;
-    report::rehearsed_error(call);
+    // The code is one that claims and completions do raise, and that never becomes a stored
+    // failure.
+    ereport(ERROR,
+            (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg("rehearsed error in %s", call),
+             errdetail("idem_test.rehearse() raises it, to see what the operation makes of an "
+                       "error."),
+             errhint("Let the error pass, or raise it again when the handler has cleaned up.")));
 }
 
 void note_conflict() {
     run.conflicted = true;
+}
+
+const pg::Claim* newest_claim() {
+    const auto newest = pg::seam::find()->newest_claim;
+    return newest == nullptr ? nullptr : newest();  // NULL until idem is loaded
+}
+
+namespace {
+
+int& place_in(ClaimTally& tally, const pg::Claim& claim) {
+    const bool atomic = claim.token.kind == core::TokenKind::atomic && !claim.of_source;
+    switch (claim.phase) {
+        case pg::Phase::open:
+            return atomic ? tally.open_atomic : tally.open_leased;
+        case pg::Phase::finished:
+            return claim.failed ? tally.failed : tally.completed;
+        case pg::Phase::released:
+            break;
+    }
+    return tally.released;
+}
+
+}  // namespace
+
+ClaimTally claims_since(const pg::Claim* last) {
+    ClaimTally tally;
+    for (const pg::Claim* claim = newest_claim(); claim != last; claim = claim->older) {
+        Assert(claim != nullptr);  // the last claim is still there
+        ++place_in(tally, *claim);
+    }
+    return tally;
 }
 
 namespace {
@@ -57,7 +93,7 @@ bool is_of_application(Oid table) {
     if (get_rel_name(table) == nullptr) return false;  // dropped
     if (IsCatalogRelationOid(table) && table != LargeObjectRelationId) return false;
     if (get_rel_persistence(table) == RELPERSISTENCE_TEMP) return false;
-    return get_rel_namespace(table) != own_schema();
+    return get_rel_namespace(table) != get_namespace_oid("idem", true);
 }
 
 void append_count(StringInfo text, PgStat_Counter count, const char* what) {
@@ -70,7 +106,9 @@ void append_count(StringInfo text, PgStat_Counter count, const char* what) {
 char* description(Oid table, const PgStat_TableXactStatus& counts) {
     StringInfoData text;
     initStringInfo(&text);
-    appendStringInfo(&text, "%s:", qualified_name(table));
+    appendStringInfo(&text, "%s:",
+                     quote_qualified_identifier(get_namespace_name(get_rel_namespace(table)),
+                                                get_rel_name(table)));
     append_count(&text, counts.tuples_inserted, "inserted");
     append_count(&text, counts.tuples_updated, "updated");
     append_count(&text, counts.tuples_deleted, "deleted");
@@ -93,11 +131,11 @@ List* tables_written() {
         pgstat_get_xact_stack_level(GetCurrentTransactionNestLevel());
     List* tables = NIL;
     for (const auto* counts = level->first; counts != nullptr; counts = counts->next) {
-        const Oid table = compat::counted_table(*counts);
+        const Oid table = pg::compat::counted_table(*counts);
         if (has_changes(*counts) && is_of_application(table))
             tables = lappend(tables, description(table, *counts));
     }
     return tables;
 }
 
-}  // namespace idem::pg
+}  // namespace idem::testing

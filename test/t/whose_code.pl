@@ -1,0 +1,165 @@
+# Whose code runs: the purge worker and a superuser's calls meet functions of other roles in the
+# tables that they read and write. And what fails in one row or table, which does not stop the rest.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('whose_code', bare => 1, conf => <<'CONF');
+shared_preload_libraries = 'idem'
+idem.purge_naptime = 0
+CONF
+
+sub sql { return $node->safe_psql('postgres', $_[0]); }
+
+# What a role could put into a function: it notes with whose rights it runs, and tries to get more.
+sql(<<'SQL');
+CREATE EXTENSION idem;
+CREATE ROLE app LOGIN;
+CREATE SCHEMA app AUTHORIZATION app;
+SET ROLE app;
+CREATE TABLE app.ran (as_user text, path text);
+CREATE FUNCTION app.evil() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  BEGIN RESET ROLE; EXCEPTION WHEN OTHERS THEN NULL; END;
+  BEGIN SET SESSION AUTHORIZATION DEFAULT; EXCEPTION WHEN OTHERS THEN NULL; END;
+  INSERT INTO app.ran VALUES (current_user, current_setting('search_path'));
+END $$;
+CREATE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
+CREATE FUNCTION app.is_good(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN true; END $$;
+RESET ROLE;
+SELECT idem.create_scope('answers', answer_ttl => '1 millisecond'), idem.create_scope('short', ttl => '1 millisecond');
+SQL
+
+# Two answers that are kept no longer, and three records that have expired.
+sub fill
+{
+	sql(<<'SQL');
+DELETE FROM idem.record;
+SELECT idem.complete((idem.claim('answers', k)).token, '"old"') FROM unnest('{bad,good}'::text[]) k;
+SELECT count(*) FROM idem.once_each('short', '{a,b,c}');
+SELECT pg_sleep(0.01);
+TRUNCATE app.ran;
+SQL
+	return;
+}
+# Answers that are left, and expired records that are.
+sub left { return sql(q{SELECT count(response), count(*) FILTER (WHERE expires < now()) FROM idem.record}); }
+sub purge_health { return sql(q{SELECT regexp_replace(detail, 'The next purge begins.*', '') || hint FROM idem.health() WHERE check_name = 'purge' AND detail ~ 'reach'}); }
+
+sub by_worker
+{
+	$node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
+	$node->reload;
+	ok($node->poll_query_until('postgres', q{SELECT count(*) FILTER (WHERE expires < now()) = 0 FROM idem.record}),
+		'the worker purges what has expired');
+	ok($node->poll_query_until('postgres', 'SELECT count(*) = ' . shift . ' FROM idem.record WHERE response IS NOT NULL'),
+		'and goes on');
+	sleep 1;    # and once more
+	$node->append_conf('postgresql.conf', q{idem.purge_naptime = 0});
+	$node->reload;
+	return;
+}
+sub by_superuser { return sql('SET search_path = app, public; SELECT idem.purge()'); }
+
+# A superuser owns the table, and has indexed it with functions of a role that has no such rights.
+sql(q{CREATE INDEX of_app ON idem.record (app.text_of(response))});
+fill();
+by_superuser();
+is(left(), '2|0', 'the purge does not write to a table of a superuser that calls functions of others');
+is(purge_health(), 'The purge does not reach everything in idem.record. It removes no answers, because idem.of_app calls a '
+	  . 'function that is not built in, and the owner of the table is a superuser. DROP INDEX idem.of_app',
+	'health() names the index');
+fill();
+by_worker(2);
+is(left(), '2|0', 'nor does the worker');
+is(sql('SELECT count(*) FROM app.ran'), 0, 'no function of another role has run');
+
+is(sqlstate($node, q{SELECT idem.erase('answers', 'good')}), '55000', 'erase() does not write there either');
+
+# The role owns the table, as on servers where the installing role is no superuser.
+sql('ALTER TABLE idem.record OWNER TO app; GRANT USAGE ON SCHEMA idem TO app');
+my $ran = q{SELECT string_agg(DISTINCT as_user || ': ' || path, ', ') FROM app.ran};
+for my $run (\&by_superuser, sub { by_worker(0) })
+{
+	fill();
+	$run->();
+	is(left(), '0|0', 'the purge writes to a table of another role');
+	is(sql($ran), 'app: pg_catalog, pg_temp', 'as that role, which cannot become another');
+}
+
+fill();
+is(sql(q{SELECT idem.erase('answers', 'good'), idem.erase_tenant('answers', '')}), 't|2', 'what a superuser erases');
+is(sql($ran), 'app: pg_catalog, pg_temp', 'is written as that role, too');
+
+# PostgreSQL calls a function with constant arguments when it plans a query. Neither health() nor
+# take() needs that to find the index of unfinished operations.
+fill();
+sql(q{CREATE INDEX part_of_app ON idem.record (scope) WHERE app.is_good('x'); DROP INDEX idem.record_unfinished; TRUNCATE app.ran});
+sql(q{SET search_path = app, public; SELECT * FROM idem.health(); SELECT * FROM idem.take('answers')});
+is(sql($ran), '', 'health() runs no function of another role');
+sql('DROP INDEX idem.of_app, idem.part_of_app; ALTER TABLE idem.record OWNER TO postgres');
+
+# One row whose new version an index refuses.
+for my $run (\&by_superuser, sub { by_worker(1) })
+{
+	fill();
+	sql(q{CREATE INDEX divides ON idem.record ((1 / (length(coalesce(response::text, '')) + CASE key WHEN 'bad' THEN 0 ELSE 1 END)))});
+	my $offset = -s $node->logfile;
+	$run->();
+	is(left(), '1|0', 'a row that cannot be written is passed over');
+	is(sql(q{SELECT string_agg(i.key, ',') FROM idem.record i WHERE response IS NOT NULL}), 'bad', 'and only that row');
+	like(purge_health(), qr/idem.record. It has passed over rows from block 0 on, because of an error with the SQLSTATE 22012. The server's log/,
+		'health() says so');
+	my $times = () = slurp_file($node->logfile, $offset) =~ /SQLSTATE 22012 was raised: division by zero/g;
+	is($times, 1, 'and so does the log, once');
+	sql('DROP INDEX idem.divides; SELECT idem.purge()');
+	is(left(), '0|0', 'when the cause is gone, the next purge corrects the row');
+	is(purge_health(), '', 'and health() forgets it');
+}
+
+# One row whose new version has to wait for another transaction, in a unique index of the
+# administrator's.
+{
+	sql(q{CREATE UNIQUE INDEX one_without_answer ON idem.record ((response IS NULL)) WHERE key IN ('bad', 'held')});
+	fill();
+	my $other = $node->background_psql('postgres');
+	$other->query_safe(q{BEGIN; SELECT FROM idem.once('answers', 'held')});
+	by_superuser();
+	is(left(), '1|0', 'a row that another transaction holds up is passed over');
+	like(purge_health(), qr/SQLSTATE 55P03/, 'and health() says why');
+	$other->query_safe('ROLLBACK');
+	$other->quit;
+	sql('SELECT idem.purge(); DROP INDEX idem.one_without_answer');
+	is(left(), '0|0', 'and corrected later');
+}
+
+# One table that cannot be read.
+sql(<<'SQL');
+SELECT idem.create_record_table('broken');
+INSERT INTO broken (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1, 'c', '', 'k' || i FROM generate_series(1, 100) i;
+SQL
+my $file = $node->data_dir . '/' . sql(q{SELECT pg_relation_filepath('broken')});
+fill();
+$node->stop;
+open(my $block, '+<', $file) or die $!;
+binmode $block;
+print $block 'x' x 64;
+close $block;
+$node->start;
+for my $run (\&by_superuser, sub { by_worker(0) })
+{
+	fill();
+	$run->();
+	is(left(), '0|0', 'a table that cannot be read does not stop the purge of others');
+	like(sql(q{SELECT passed_over FROM idem.record_tables() WHERE records = 'broken'::regclass}), qr/from block 0 on.*XX001/, 'it is named');
+}
+sql('DROP TABLE broken; SELECT idem.purge()');
+is(sql('SELECT count(*) FROM idem.sweep'), 1, 'when it is gone, nothing is kept of it');
+
+$node->stop;
+log_is_clean($node);
+done_testing();

@@ -1,0 +1,40 @@
+// The library of the extension idem_test: its magic block, and the hook by which idem's calls reach
+// it (pg/test_seam).
+#include "faults.hpp"
+#include "pg/test_seam.hpp"
+#include "rehearsal.hpp"
+
+extern "C" {
+PG_MODULE_MAGIC;
+PGDLLEXPORT void _PG_init(void);
+}
+
+namespace idem::testing {
+namespace {
+
+bool at_event(pg::seam::Event event, const char* name) {
+    using pg::seam::Event;
+    switch (event) {
+        case Event::call:
+            if (rehearsing) note_step(name);
+            break;
+        case Event::conflict:
+            note_conflict();
+            break;
+        case Event::granting:
+            return is_busy();
+        case Event::claimed:
+        case Event::finished:
+            maybe_crash();
+            break;
+    }
+    return false;
+}
+
+}  // namespace
+}  // namespace idem::testing
+
+void _PG_init(void) {
+    idem::testing::init_faults();
+    idem::pg::seam::find()->hook = idem::testing::at_event;
+}
