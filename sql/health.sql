@@ -450,9 +450,10 @@ writer (name) AS (
 ),
 -- Of this session, and of others by ALTER ROLE or ALTER DATABASE.
 test_setting (name, setting) AS (
-    SELECT s.name, s.setting
-    FROM pg_settings s
-    WHERE s.name LIKE 'idem\_test.%' AND s.setting !~ '^[0.]*$'
+    -- pg_settings shows them only to sessions that have loaded the library.
+    SELECT name, current_setting(name, true)
+    FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
+    WHERE current_setting(name, true) !~ '^[0.]*$'
 
     UNION
     SELECT o.option_name, o.option_value

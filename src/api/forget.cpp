@@ -83,7 +83,8 @@ IDEM_FUNCTION(idem_purge) {
     api::require_writable("idem.purge()");
     const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
     if (max_records < 1)
-        pg::report::invalid_argument("max_records", "The number must be at least 1.");
+        pg::report::invalid_argument("max_records", "The number must be at least 1.",
+                                     "Pass how many records to purge at most, such as 10000.");
     const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
     if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
     PG_RETURN_INT64(swept.deleted + swept.erased);

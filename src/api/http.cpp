@@ -73,7 +73,8 @@ std::string_view checked_sqlstate(std::optional<std::string_view> sqlstate) {
     if (!sqlstate) report::missing_argument("sqlstate");
     if (!core::is_sqlstate(*sqlstate))
         report::invalid_argument("sqlstate",
-                                 "The value must consist of five characters, 0-9 and A-Z.");
+                                 "The value must consist of five characters, 0-9 and A-Z.",
+                                 "Pass the SQLSTATE of an error, such as '40001'.");
     return *sqlstate;
 }
 

@@ -27,8 +27,9 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     ArrayType* array = pg::array_arg(fcinfo, 0);
     if (array == nullptr) report::missing_argument("parts");
     if (ARR_NDIM(array) != 1)
-        report::invalid_argument("parts",
-                                 "The array must have one dimension and at least one element.");
+        report::invalid_argument(
+            "parts", "The array must have one dimension and at least one element.",
+            "Pass the parts as arguments of their own, or one array of them after VARIADIC.");
     Datum* elements;
     bool* nulls;
     int count;
@@ -47,7 +48,8 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
 std::string_view checked_step(std::optional<std::string_view> step) {
     if (!step) report::missing_argument("step");
     if (step->empty() || step->size() > max_step_bytes)
-        report::invalid_argument("step", "The name of a step must have 1 to 255 bytes.");
+        report::invalid_argument("step", "The name of a step must have 1 to 255 bytes.",
+                                 "Pass a short name of the step, such as 'charge'.");
     check_encoding(*step);
     return utf8(*step);
 }

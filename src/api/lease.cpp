@@ -14,7 +14,9 @@ namespace {
 
 void check_name(std::string_view name) {
     if (name.empty() || name.size() > core::max_key_bytes)
-        pg::report::invalid_argument("name", "The name must have 1 to 255 bytes.");
+        pg::report::invalid_argument(
+            "name", "The name must have 1 to 255 bytes.",
+            "Pass a short name of the step that is done, such as 'charged'.");
 }
 
 TimestampTz renew(const LeasedClaim& leased, std::int64_t lease) {

@@ -353,7 +353,9 @@ void add_key_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int3
 
 BlockNumber max_blocks_arg(FunctionCallInfo fcinfo) {
     const std::int32_t blocks = pg::int_arg(fcinfo, arg_max_blocks).value_or(default_max_blocks);
-    if (blocks < 1) report::invalid_argument("max_blocks", "The number must be at least 1.");
+    if (blocks < 1)
+        report::invalid_argument("max_blocks", "The number must be at least 1.",
+                                 "Pass how many blocks to read at most, such as 1000.");
     return static_cast<BlockNumber>(blocks);
 }
 

@@ -90,7 +90,9 @@ std::span<T> array_of(std::size_t size) {
 
 std::span<Datum> checked_keys(ArrayType* array) {
     if (array == nullptr) report::missing_argument("keys");
-    if (ARR_NDIM(array) > 1) report::invalid_argument("keys", "The array must have one dimension.");
+    if (ARR_NDIM(array) > 1)
+        report::invalid_argument("keys", "The array must have one dimension.",
+                                 "Pass the keys as ARRAY['order-1', 'order-2'].");
     Datum* keys = nullptr;
     bool* nulls = nullptr;
     int count = 0;

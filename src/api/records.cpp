@@ -39,7 +39,8 @@ NewTable read_name(std::string_view name) {
 
 void check_tenant_type(Oid type) {
     if (!pg::is_tenant_type(type))
-        report::invalid_argument("tenant_type", "The type must be text, integer, bigint or uuid.");
+        report::invalid_argument("tenant_type", "The type must be text, integer, bigint or uuid.",
+                                 "Pass one of these, such as 'bigint'.");
 }
 
 // Both arguments about the tenant, or none.
@@ -52,7 +53,8 @@ void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
                                  "idem.record alone.");
     if (PG_ARGISNULL(arg_tenant_column)) return;
     if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
-        report::invalid_argument("tenant_column", "The name is empty.");
+        report::invalid_argument("tenant_column", "The name is empty.",
+                                 "Pass the name of the column, such as 'tenant_id'.");
     check_tenant_type(PG_GETARG_OID(arg_tenant_type));
     table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
     table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));

@@ -100,7 +100,8 @@ void require_arguments(FunctionCallInfo fcinfo) {
 
 void check_name(std::string_view name) {
     if (name.empty() || name.size() > core::max_scope_bytes)
-        report::invalid_argument("name", "The name must have 1 to 63 bytes.");
+        report::invalid_argument("name", "The name must have 1 to 63 bytes.",
+                                 "Pass the name of a family of operations, such as 'payments'.");
 }
 
 const Interval* positive_arg(FunctionCallInfo fcinfo, int n) {
@@ -122,14 +123,15 @@ ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 void check_header_names(const char* name, ArrayType* headers) {
-    if (ARR_NDIM(headers) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    if (ARR_NDIM(headers) > 1)
+        report::invalid_argument(name, "The array must have one dimension.",
+                                 "Write the names as '{set-cookie,cookie}'.");
     const pg::TextElements elements = pg::elements_of(headers);
     for (int i = 0; i < elements.count; ++i)
         if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
             report::invalid_argument(
-                name,
-                "Each element must be the name of a header, of 1 to 255 bytes, "
-                "such as \"set-cookie\".");
+                name, "Each element must be the name of a header, of 1 to 255 bytes.",
+                "Write the names as '{set-cookie,cookie}'.");
 }
 
 ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
@@ -139,7 +141,9 @@ ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 void check_sqlstates(const char* name, ArrayType* states) {
-    if (ARR_NDIM(states) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    if (ARR_NDIM(states) > 1)
+        report::invalid_argument(name, "The array must have one dimension.",
+                                 "Write the list as '{P0001,23}'.");
     const pg::TextElements elements = pg::elements_of(states);
     for (int i = 0; i < elements.count; ++i)
         if (core::listing_fault(elements[i]) != core::FailureFault::none)
@@ -164,9 +168,11 @@ std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose pu
     const auto limit = pg::int_arg(fcinfo, n);
     if (!limit || *limit >= 1) return limit;
     if (purpose == Purpose::create)
-        report::invalid_argument(name_of(n), "The limit must be at least 1.");
+        report::invalid_argument(name_of(n), "The limit must be at least 1.",
+                                 "Pass a limit, or leave the argument out for none.");
     if (limit != pg::no_limit)
-        report::invalid_argument(name_of(n), "The limit must be at least 1, or -1 for no limit.");
+        report::invalid_argument(name_of(n), "The limit must be at least 1.",
+                                 "Pass a limit, or -1 for none.");
     return limit;
 }
 
@@ -183,22 +189,27 @@ constexpr std::int32_t max_answer_size = 512 * 1024 * 1024;
 std::optional<std::int32_t> size_arg(FunctionCallInfo fcinfo) {
     const auto size = pg::int_arg(fcinfo, arg_max_answer_size);
     if (size && (*size < min_answer_size || *size > max_answer_size))
-        report::invalid_argument("max_answer_size",
-                                 "The size must be between 1024 and 536870912 bytes.");
+        report::invalid_argument(
+            "max_answer_size", "The size must be between 1024 and 536870912 bytes.",
+            "Pass a number of bytes, such as 65536. Store larger values in a table of your own.");
     return size;
 }
 
 std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
     const auto from = pg::text_arg(fcinfo, arg_tenant_from);
     if (from && !pg::tenant_from_of(*from))
-        report::invalid_argument("tenant_from", "The value must be argument or role.");
+        report::invalid_argument("tenant_from", "The value must be argument or role.",
+                                 "Pass 'argument' if callers pass their tenant, or 'role' if it is "
+                                 "the role that calls.");
     return from;
 }
 
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
-        report::invalid_argument("weak_keys", "The value must be allow, warn or reject.");
+        report::invalid_argument(
+            "weak_keys", "The value must be allow, warn or reject.",
+            "Pass 'warn' to be warned of weak keys, or 'reject' to refuse them.");
     return rule;
 }
 
@@ -238,15 +249,18 @@ void check_owner(Oid owner) {
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
-// or given to another owner. A claim that is open here was granted by the rules as they are.
+// or given to another owner.
 std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
     const auto name = pg::text_arg(fcinfo, arg_name);
     (void)pg::usable_scope(name, function);
     pg::lock_scopes();
-    const std::int32_t scope = pg::usable_scope(name, function).id;
+    return pg::usable_scope(name, function).id;
+}
+
+// A claim that is open in this transaction was granted by the rules as they are.
+void refuse_open_claim(std::int32_t scope) {
     const pg::Claim* claim = pg::newest_open_claim(scope);
     if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
-    return scope;
 }
 
 // The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
@@ -309,6 +323,7 @@ IDEM_FUNCTION(idem_alter_scope) {
     const bool force = api::force_arg(fcinfo, api::arg_force);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
+    api::refuse_open_claim(scope);
     if (!force) api::check_identity(scope, rules);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();
@@ -326,7 +341,9 @@ IDEM_FUNCTION(idem_scope_ddl) {
 IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("idem.drop_scope()");
-    pg::delete_scope(api::locked_scope(fcinfo, "drop_scope"));
+    const std::int32_t scope = api::locked_scope(fcinfo, "drop_scope");
+    api::refuse_open_claim(scope);
+    pg::delete_scope(scope);
     PG_RETURN_VOID();
 }
 

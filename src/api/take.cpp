@@ -227,7 +227,8 @@ IDEM_FUNCTION(idem_backoff) {
     const auto attempt = pg::int_arg(fcinfo, 0);
     if (!attempt) pg::report::missing_argument("attempt");
     if (*attempt < core::first_attempt)
-        pg::report::invalid_argument("attempt", "The number must be at least 1.");
+        pg::report::invalid_argument("attempt", "The number must be at least 1.",
+                                     "Pass the column \"attempt\" of the claim's result.");
     const auto base = pg::positive_duration_arg(fcinfo, 1, "base");
     const auto cap = pg::positive_duration_arg(fcinfo, 2, "cap");
     PG_RETURN_INTERVAL_P(pg::interval_of(core::backoff(*attempt, base.value_or(api::default_base),

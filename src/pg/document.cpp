@@ -306,14 +306,15 @@ Jsonb* without(Jsonb* document, Filter filter) {
 }  // namespace
 
 void check_paths(const char* name, ArrayType* paths) {
-    if (ARR_NDIM(paths) > 1) report::invalid_argument(name, "The array must have one dimension.");
+    if (ARR_NDIM(paths) > 1)
+        report::invalid_argument(name, "The array must have one dimension.",
+                                 "Write the paths as '{sent_at,meta.trace_id}'.");
     const TextElements elements = elements_of(paths);
     for (int i = 0; i < elements.count; ++i) {
         const std::string_view path = elements[i];
         if (path.empty() || path.size() > core::max_path_bytes)
-            report::invalid_argument(name,
-                                     "Each path must have 1 to 255 bytes, such as "
-                                     "\"meta.trace_id\".");
+            report::invalid_argument(name, "Each path must have 1 to 255 bytes.",
+                                     "Write the paths as '{sent_at,meta.trace_id}'.");
         check_notation(name, path, i + 1);
     }
 }

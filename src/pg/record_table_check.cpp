@@ -1,6 +1,7 @@
 #include "pg/record_table_check.hpp"
 
 #include "pg/compat.hpp"
+#include "pg/owner.hpp"
 #include "pg/record.hpp"
 #include "pg/table.hpp"
 
@@ -141,30 +142,6 @@ Fault privileges_fault(Oid relation, Oid owner) {
 }
 
 // ---- Whose code writing a row would run ---------------------------------------------------------
-
-// An index depends on the functions, operators, types and access methods that it uses, and a
-// partitioned table on those of its partition key. The dependency on a built-in one is not noted.
-bool calls_foreign_code(Oid relation) {
-    constexpr std::array code = std::to_array<Oid>(
-        {ProcedureRelationId, OperatorRelationId, TypeRelationId, OperatorClassRelationId,
-         OperatorFamilyRelationId, AccessMethodRelationId});
-    ScanKeyData keys[2];
-    ScanKeyInit(&keys[0], Anum_pg_depend_classid, BTEqualStrategyNumber, F_OIDEQ,
-                ObjectIdGetDatum(RelationRelationId));
-    ScanKeyInit(&keys[1], Anum_pg_depend_objid, BTEqualStrategyNumber, F_OIDEQ,
-                ObjectIdGetDatum(relation));
-    Relation depend = table_open(DependRelationId, AccessShareLock);
-    SysScanDesc scan =
-        systable_beginscan(depend, DependDependerIndexId, true, nullptr, lengthof(keys), keys);
-    bool found = false;
-    for (HeapTuple tuple; !found && HeapTupleIsValid(tuple = systable_getnext(scan));) {
-        const auto* dependency = reinterpret_cast<FormData_pg_depend*>(GETSTRUCT(tuple));
-        found = dependency->objsubid == 0 && std::ranges::count(code, dependency->refclassid) > 0;
-    }
-    systable_endscan(scan);
-    table_close(depend, AccessShareLock);
-    return found;
-}
 
 // Of a partition, its parents count as well: through them its rows can be written, and their keys
 // are checked for each row.

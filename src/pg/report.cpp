@@ -477,8 +477,10 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
 void log_purge(std::int64_t records) {
     if (guc::log_transitions == 0) return;
     ereport(guc::log_transitions,
-            (errmsg("purge worker has purged %lld records in database \"%s\"",
-                    static_cast<long long>(records), get_database_name(MyDatabaseId))));
+            (errmsg_plural("purge worker has purged %lld record in database \"%s\"",
+                           "purge worker has purged %lld records in database \"%s\"",
+                           static_cast<unsigned long>(records), static_cast<long long>(records),
+                           get_database_name(MyDatabaseId))));
 }
 
 // Whatever the code, the fields tell a replayed failure from an error that is raised now.
@@ -1057,11 +1059,9 @@ void missing_request(const char* scope) {
 }
 
 void invalid_argument(const char* name, const char* detail, const char* hint) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-         errmsg("invalid value for argument \"%s\"", name), errdetail_internal("%s", detail),
-         hint != nullptr ? errhint("%s", hint) : errhint("Pass a valid value for \"%s\".", name)));
+    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                    errmsg("invalid value for argument \"%s\"", name),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
     pg_unreachable();
 }
 

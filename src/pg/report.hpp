@@ -191,8 +191,7 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void missing_argument(const char* name);
 [[noreturn]] void null_argument(const char* name);
 [[noreturn]] void missing_request(const char* scope);
-[[noreturn]] void invalid_argument(const char* name, const char* detail,
-                                   const char* hint = nullptr);
+[[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
 // An element of the list of final SQLSTATEs that none can be.
 [[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 

@@ -217,10 +217,12 @@ void check_ttls(const ScopeRow& row) {
     };
     const std::int64_t ttl = stored(column_ttl);
     if (!row.nulls()[column_min_ttl] && stored(column_min_ttl) > ttl)
-        report::invalid_argument("min_ttl", "The minimum must not exceed the scope's ttl.");
+        report::invalid_argument("min_ttl", "The minimum must not exceed the scope's ttl.",
+                                 "Pass a shorter \"min_ttl\", or a longer \"ttl\" as well.");
     if (!row.nulls()[column_answer_ttl] && stored(column_answer_ttl) > ttl)
         report::invalid_argument("answer_ttl",
-                                 "An answer must not be kept for longer than the scope's ttl.");
+                                 "An answer must not be kept for longer than the scope's ttl.",
+                                 "Pass a shorter \"answer_ttl\", or a longer \"ttl\" as well.");
 }
 
 Relation open_scopes() {

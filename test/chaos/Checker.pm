@@ -8,6 +8,9 @@ use warnings;
 
 use List::Util qw(any first max min);
 
+# What a call is told that a rule for new keys refuses.
+my $new_key_rules = qr/^(?:22004|22023|ID007|ID009|ID010|ID013|limited)/;
+
 # ttl: of the keys that begin with a letter, in seconds. Those of other letters do not expire, and are
 # never forgotten. pause: seconds until an operation that was released with a pause is due again.
 sub new
@@ -116,7 +119,9 @@ sub check
 		if ($key =~ /^s/) { $self->check_stream($key, \@calls, \@effects); next; }
 		$self->check_once($key, \@calls, [ grep { $_->{call} } @effects ]);
 		$self->check_leases($key, \@calls) if any { $_->{answer} =~ /^hold/ } @calls;
+		$self->check_conflicts($key, \@calls);
 		next if $self->is_reset($key);
+		$self->check_rules($key, \@calls);
 		$self->check_end($key, \@calls);
 		$self->check_pauses($key, \@calls);
 		$self->check_points($key, \@calls);
@@ -317,6 +322,30 @@ sub check_leases
 		$self->violation($key, 'attempt backwards', "$hold->{uid} is attempt $attempt, after " . $last->[0])
 		  if $last && $last->[1] < $hold->{invoked} && $attempt < $last->[0];
 		$last = [ $attempt, $hold->{returned} ] if !$last || $attempt > $last->[0];
+	}
+	return;
+}
+
+# Only another request meets a conflict. A scope that changes what it compares changes this for no key.
+sub check_conflicts
+{
+	my ($self, $key, $calls) = @_;
+	for my $call (grep { $_->{kind} ne 'other' && $_->{answer} =~ /^(?:conflict|ID002)/ } @$calls)
+	{
+		$self->violation($key, 'conflict of a retry', "$call->{kind} of $call->{uid}");
+	}
+	return;
+}
+
+# A scope's rules for new keys refuse no key that has a record: those that require a request, a tenant,
+# a strong or fresh key or a longer TTL, and limits.
+sub check_rules
+{
+	my ($self, $key, $calls) = @_;
+	my ($live) = sort { $a->{returned} <=> $b->{returned} } grep { $_->{answer} =~ /^(?:did|had|hold)/ } @$calls or return;
+	for my $call (grep { $_->{invoked} > $live->{returned} && $_->{answer} =~ $new_key_rules } @$calls)
+	{
+		$self->violation($key, 'refused as a new key', "$call->{kind} of $call->{uid} got $call->{answer}, after $live->{uid}");
 	}
 	return;
 }

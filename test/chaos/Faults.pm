@@ -17,7 +17,8 @@ my @kinds = (
 	memory      => 8,     # allocations of one backend fail
 	clock       => 5,     # the servers' clock is set forward, and sometimes back
 	disk        => 3,     # tables cannot grow
-	scope       => 3,     # a scope is altered, or the secret is rotated
+	scope       => 16,    # a rule of a scope is changed and often changed back, or the secret is rotated
+	identity    => 2,     # a change of a scope that would give live keys another identity
 	backend     => 2,     # kill -9 of a backend: all others end, and the server recovers
 	extension   => 2,     # ALTER EXTENSION
 	reindex     => 2,     # REINDEX CONCURRENTLY
@@ -33,6 +34,15 @@ my @kinds = (
 );
 my %needs_library = map { $_ => 1 } qw(clock disk wal memory);
 my %weight = @kinds;
+
+# Rules for new keys, with two values each.
+my @rules = (
+	[qw(request_required true false)],
+	[qw(tenant_required true false)],
+	[qw(claims_per_minute 60 -1)],
+	[qw(weak_keys 'reject' 'allow')],
+	[qw(reject_stale_keys true false)],
+	[ 'min_ttl', q('1 minute'), q('0') ],);
 
 sub kinds { return map { $kinds[ 2 * $_ ] } 0 .. $#kinds / 2 }
 
@@ -238,25 +248,43 @@ sub do_extension
 	return $self->job(extension => 'ALTER EXTENSION idem ADD TABLE chaos.effect; ALTER EXTENSION idem DROP TABLE chaos.effect');
 }
 
+# Rules of comparison stay until the next change, rules for new keys for a moment. None may matter to a
+# key that has a record; the limit and the rest are seldom reached, or never.
 sub do_scope
 {
 	my ($self) = @_;
-	return $self->job(scope => 'SELECT idem.rotate_secret()') if rand() < 0.3;
+	return $self->job(scope => 'SELECT idem.rotate_secret()') if rand() < 0.15;
+	my $scope = (qw(lasting lasting lasting brief brief events streams))[ int rand 7 ];
+	my $exclude = ('{sent_at}', '{sent_at, amount}', '{key, sent_at}', '{sent_at, note.a}')[ int rand 4 ];
+	return $self->job(scope => "SELECT idem.alter_scope('$scope', request_exclude => '$exclude')") if rand() < 0.4;
+	my ($rule, $on, $off) = @{ $rules[ int rand @rules ] };
 	my $wait = 50 + int rand 100;
-	my $scope = (qw(lasting brief events streams))[ int rand 4 ];
-	# The limit is never reached.
-	my $setting = ("wait => '$wait ms'", 'explain_conflicts => true', 'max_answer_size => 1000000')[ int rand 3 ];
-	return $self->job(scope => "SELECT idem.alter_scope('$scope', $setting)");
+	$self->job(scope => "SELECT idem.alter_scope('$scope', $rule => $on, wait => '$wait ms')", 'SELECT pg_sleep(random() * 0.5)',
+		"SELECT idem.alter_scope('$scope', $rule => $off)");
+	return 0;
+}
+
+sub do_identity { my ($self) = @_; return $self->job(identity => 'CALL chaos.change_identity()'); }
+
+# The rules for new keys as they were when the epoch began.
+sub restore_rules
+{
+	my ($self) = @_;
+	for my $scope (qw(lasting brief events streams))
+	{
+		$self->{servers}->sql("SELECT idem.alter_scope('$scope', " . join(', ', map { "$_->[0] => $_->[2]" } @rules) . ')');
+	}
+	return;
 }
 
 # Runs in the background, and counts if it succeeds.
 sub job
 {
-	my ($self, $kind, $sql) = @_;
+	my ($self, $kind, @sql) = @_;
 	return 0 if grep { $_ eq $kind } values %{ $self->{jobs} };
 	my @psql = ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $self->{servers}{primary}->connstr($self->{servers}{database}), '-c', "SET lock_timeout = '5s'");
 	push @psql, '-c', 'SET statement_timeout = 0';
-	push @psql, '-c', $sql;
+	push @psql, map { ('-c', $_) } @sql;
 	my $pid = fork // die "fork: $!";
 	if (!$pid)
 	{

@@ -177,6 +177,8 @@ sub check_servers
 		q{SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid OR NOT indisready});
 	$servers->sql('SELECT idem.purge(1000000)');
 	$servers->sql('VACUUM idem.record');    # autovacuum comes once per minute
+	$servers->sql('CALL chaos.change_identity()');
+	is($servers->sql('SELECT change FROM chaos.accepted'), '', 'no change gave live keys another identity');
 	is($servers->ask('SELECT count(*) FROM pg_prepared_xacts')->[0], 0, 'no transaction is prepared');
 	is($servers->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0], 0, 'no key lock is left');
 	# The check of the sizing divides the claims by a time that the clock has jumped over, and that of the
@@ -226,6 +228,7 @@ sub storm
 	append_to_file("$directory/stop", '');
 	is(finish_clients(@pids), 0, "epoch $epoch: every client ran through");
 	$servers->commit_prepared;
+	$faults->restore_rules unless $unprotected;
 	finish_keys($epoch);
 	check_servers($epoch) unless $unprotected;
 	fetch_effects($epoch);

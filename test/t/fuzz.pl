@@ -9,7 +9,8 @@
 # - a call raises only errors that the function's comment names, or that any statement may raise;
 # - no key lock outlives its transaction, and the memory of a session does not grow without end;
 # - what has completed keeps its answer: in the scope "steady" the calls run honest operations beside
-#   the hostile ones, each of which must have one effect, and the same answer for every retry.
+#   the hostile ones, each of which must have one effect, and the same answer for every retry, while
+#   the test changes what the scope compares and requires.
 #
 # FUZZ_CALLS sets the number of calls. FUZZ_SEED repeats a run: the sessions send the same statements,
 # though they may meet each other differently.
@@ -69,7 +70,8 @@ ALTER TABLE elsewhere.months ATTACH PARTITION elsewhere.past FOR VALUES FROM ('2
 GRANT INSERT ON elsewhere.open TO stranger;
 CREATE TABLE elsewhere.forged AS SELECT * FROM idem.record;
 ALTER TABLE elsewhere.forged OWNER TO stranger;
-SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', records => true);
+SELECT idem.create_scope('own', owner => 'owner', wait => '1 ms', ttl => '1 hour');
+SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', request_exclude => '{at}', records => true);
 CREATE FUNCTION op_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION op_fail(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'P0042', MESSAGE = left($1::text, 1000), HINT = 'hint'; END $$;
 CREATE FUNCTION op_retry(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$;
@@ -134,7 +136,7 @@ END $$;
 CREATE FUNCTION fuzz.honest(kind text, number integer) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
   k text := kind || number;
-  request jsonb := jsonb_build_object('key', k);
+  request jsonb := jsonb_build_object('key', k, 'n', 1, 'at', clock_timestamp());
   c idem.claim_result;
   x idem.execution;
   fresh text[];
@@ -177,14 +179,22 @@ BEGIN
   END CASE;
   RETURN NULL;
 END $$;
-INSERT INTO fuzz.documented SELECT 'honest', unnest('{ID001,ID009,40001}'::text[]);
+INSERT INTO fuzz.documented SELECT 'honest', unnest('{ID001,ID009,40001,22004,22023,ID007,ID013}'::text[]);
+SELECT fuzz.honest('claim', 0);
+
+-- Whether the operation of such a call has had its effect: rules for new keys do not apply then.
+CREATE FUNCTION fuzz.has_effect(call text) RETURNS boolean LANGUAGE sql AS $$
+  SELECT EXISTS (SELECT FROM fuzz.effect e WHERE e.tenant = fuzz.tenant() AND e.key = array_to_string(regexp_match(call, 'honest\(''(\w+)'', (\d+)'), ''));
+$$;
 
 -- Whether the function may raise this. Any statement may be cancelled, and may meet a lock, a
 -- deadlock, a missing privilege, a read-only transaction or too deep a recursion; a warning may
 -- have a character that the client's encoding lacks.
-CREATE FUNCTION fuzz.judge(name text, state text, message text, statement text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fuzz.judge(name text, state text, message text, statement text, had_effect boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF state = ANY ('{57014,55P03,40P01,42501,25006,54001,22P05}')
+  IF had_effect AND state = ANY ('{22004,22023,ID007,ID009,ID013}') THEN
+    RAISE LOG 'fuzz violation: a rule for new keys refused a retry with % "%": %', state, message, statement;
+  ELSIF state = ANY ('{57014,55P03,40P01,42501,25006,54001,22P05}')
      OR EXISTS (SELECT FROM fuzz.documented d WHERE d.name = judge.name AND d.sqlstate = state) THEN
     RETURN;
   END IF;
@@ -204,11 +214,13 @@ DECLARE
   depth integer := 1;
   state text;
   message text;
+  had_effect boolean;
 BEGIN
   WHILE at < cardinality(items) LOOP
     item := items[at];
     statement := items[at + 1];
     at := at + 2;
+    had_effect := item LIKE '%honest' AND fuzz.has_effect(statement);
     IF item = ')' THEN
       RETURN;
     ELSIF item = '!' THEN
@@ -227,7 +239,7 @@ BEGIN
         outcomes := outcomes || (item || ' 00000');
       EXCEPTION WHEN OTHERS OR query_canceled OR assert_failure THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT;
-        PERFORM fuzz.judge(item, state, message, statement);
+        PERFORM fuzz.judge(item, state, message, statement, had_effect);
         outcomes := outcomes || (item || ' ' || state);
       END;
     END IF;
@@ -237,7 +249,7 @@ EXCEPTION
     NULL;
   WHEN OTHERS OR query_canceled OR assert_failure THEN
     GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT;
-    PERFORM fuzz.judge(item, state, message, statement);
+    PERFORM fuzz.judge(item, state, message, statement, had_effect);
     outcomes := outcomes || (item || ' ' || state);
     WHILE depth > 0 AND at < cardinality(items) LOOP
       depth := depth + CASE items[at] WHEN '(' THEN 1 WHEN ')' THEN -1 WHEN '!' THEN -1 ELSE 0 END;
@@ -282,7 +294,7 @@ my @keys = map { quoted($_) } (map { "k$_" } 0 .. 9), '', ' ', '4711', 'Ünïcö
 push @keys, q(repeat('x', 255)), q(repeat('x', 256)), q(repeat('ü', 127)), 'idem.new_key()', 'NULL', q(E'\n\x01'), q('\u0000'), q(repeat('x', 1000000)), q(repeat(E'\xf0\x9f\x98\x80', 63)), q('2026-03-04T05:06:07Z'), q('''; DROP SCHEMA idem; --');
 # Not UTF-8: only for a SQL_ASCII database.
 my @any_bytes = (q(E'\xff'), q(E'key\xc3'), q(E'\xed\xa0\x80'), q(E'\xf8\x88\x80\x80\x80'), q(repeat(E'\xff', 255)));
-my @names = map { quoted($_) } qw(s1 s1 s2 s3 s1 s1 s1 s1 s2 s2 s3 s4 s4 nowhere), '', 'S1', 's1 ';
+my @names = map { quoted($_) } qw(s1 s1 s2 s3 s1 s1 s1 s1 s2 s2 s3 s4 s4 own nowhere), '', 'S1', 's1 ';
 push @names, 'NULL', q(repeat('s', 63)), q(repeat('s', 64)), q(repeat('s', 1000000));
 my @tenants = ("''", "'t1'", "'t2'", 'NULL', 'NULL', q(repeat('t', 256)));
 my @tokens = ((":'t1'") x 3, (map { ":'t$_'" } 1 .. 5) x 8, (map { "(SELECT token FROM fuzz.token WHERE slot = $_)" } 0 .. 31),
@@ -518,6 +530,11 @@ my @care = (
 	(q{SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x}) x 5,
 	'REINDEX INDEX CONCURRENTLY idem.record_pkey', 'VACUUM idem.record', 'SELECT idem.purge()', 'ANALYZE', 'SELECT idem.rotate_secret()', 'SELECT idem.stats_reset()',
 	'SET lock_timeout = 100; VACUUM FULL idem.record', 'SET lock_timeout = 100; VACUUM FULL elsewhere.steady', 'REINDEX INDEX CONCURRENTLY elsewhere.steady_pkey',
+	(map { "SELECT idem.alter_scope('steady', request_exclude => '$_')" } '{at}', '{at, n}', '{key, at}', '{at, a.b}'),
+	(map { my ($rule, $on, $off) = @$_; "SELECT idem.alter_scope('steady', $rule => $on); SELECT pg_sleep(0.05); SELECT idem.alter_scope('steady', $rule => $off)" }
+		[qw(request_required true false)], [qw(tenant_required true false)], [qw(claims_per_minute 100 -1)], [qw(reject_stale_keys true false)], [ 'min_ttl', q('1 hour'), q('0') ]),
+	q{DO $$ BEGIN PERFORM idem.alter_scope('steady', tenant_from => 'role'); RAISE LOG 'fuzz violation: live keys got another identity'; END $$},
+	(map { "SELECT idem.alter_scope('own', tenant_from => '$_', force => true)" } qw(role argument)),
 	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => true) WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
 	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
 

@@ -530,6 +530,35 @@ finds('a key that was not asked for', <<'END');
 effect  e1  u1  c
 END
 
+# Scopes that change -----------------------------------------------------------------------------
+
+accepts('another request meets a conflict, and rules refuse new keys', <<'END');
+1  2  c1  claim  a1  u1  22004
+2  3  c1  claim  a1  u2  did
+4  5  c2  other  a1  u3  conflict
+4  5  c2  claim  a2  u4  limited
+effect  a1  u2  c
+END
+finds('conflict of a retry', <<'END');
+1  2  c1  claim  a1  u1  did
+3  4  c2  try  a1  u2  conflict
+effect  a1  u1  c
+END
+finds('conflict of a retry', <<'END', 'a conflict of a retry of a key that can expire');
+1  2  c1  claim  b1  u1  did
+3  4  c2  wait  b1  u2  ID002
+effect  b1  u1  c
+END
+finds('refused as a new key', <<'END', 'a rule for new keys refuses a retry');
+1  2  c1  claim  a1  u1  did
+3  4  c2  try  a1  u2  22004
+effect  a1  u1  c
+END
+finds('refused as a new key', <<'END', 'a limit refuses to take over');
+1  2  c1  lease  a1  u1  hold 1 -
+3  4  c2  try  a1  u2  limited
+END
+
 # Streams ----------------------------------------------------------------------------------------
 
 accepts('a stream', <<'END');

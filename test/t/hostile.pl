@@ -572,7 +572,7 @@ SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
 ROLLBACK;
 SQL
 is(run_sql(q{SET idem.max_open_claims = 3; SELECT count(idem.try_claim('plain', 'many ' || i)) FROM generate_series(1, 4) i}, $db), '54000', 'and refuses one more');
-is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), 'ID009', 'the default is 2,000');
+is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), '54000', 'the default is 2,000');
 
 # Cancelled calls ---------------------------------------------------------------------------------
 

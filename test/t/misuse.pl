@@ -83,7 +83,7 @@ for my $scope (sort keys %finding)
 }
 like(report('constant'), qr/^Hot keys    key "create", \d{4,} replays, from /m, 'constant: the report names the key to the owner of the scope');
 like(report('rotated'), qr/^Hot keys    key "order-[01]",.* \d{2,} conflicts, from /m, 'rotated: likewise');
-unlike(join('', map { finding($_, 'detail || hint') } keys %finding), qr/create\b(?!_)|order-|north|south/, 'health() tells no key and no tenant');
+unlike(join('', map { finding($_, 'detail || hint') } keys %finding), qr/create\b(?!_| a scope)|order-|north|south/, 'health() tells no key and no tenant');
 
 my $load = load($node, $client{healthy}, '-c', 2);
 $node->poll_query_until('postgres', "SELECT replays > 5000 FROM idem.stats WHERE scope = 'healthy'") or die 'no load';
@@ -98,8 +98,10 @@ sub hint_statements { return finding($_[0], 'hint') =~ /(SELECT idem\.(?:alter_s
 for my $scope (sort keys %finding)
 {
 	my @statements = grep { !/\.\.\./ } hint_statements($scope);
+	# Its remedy would give live keys another identity, so no statement of a hint may apply it.
+	if ($scope eq 'wandering') { is("@statements", '', "$scope: the hint has no statement"); next; }
 	ok(scalar @statements, "$scope: the hint has a statement");
-	sql($_ =~ s/'role'\)/'role')/r) for @statements;
+	sql($_) for @statements;
 	is(finding($scope, 'count(*)'), 0, "$scope: which repairs it");
 }
 is(sql("SELECT try('constant', 'create', '{\"amount\": 2}')"), 'conflict', 'constant: the next operation with the key is refused, not swallowed');

@@ -92,9 +92,9 @@ ok($node->poll_query_until('postgres',
 		"SELECT n_tup_del >= 2500 FROM pg_stat_user_tables WHERE relid = 'idem.record'::regclass"),
 	'autovacuum learns of the dead rows');
 
-$node->wait_for_log(qr/LOG:  purge worker has purged \d+ records in database "postgres"/);
+$node->wait_for_log(qr/LOG:  purge worker has purged \d+ records? in database "postgres"/);
 my $purged = 0;
-$purged += $_ for slurp_file($node->logfile) =~ /purged (\d+) records in database "postgres"/g;
+$purged += $_ for slurp_file($node->logfile) =~ /purged (\d+) records? in database "postgres"/g;
 is($purged, 2500, 'the log says how many records each visit has purged, and nothing of visits without any');
 set_conf('idem.log_transitions' => 'off');
 
