@@ -73,7 +73,9 @@ struct Sweep {
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
 
-    bool is_full() const { return left == 0 || blocks == 0; }
+    bool timed_out;  // a table: what follows is for the next step
+
+    bool is_full() const { return left == 0 || blocks == 0 || timed_out; }
 };
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
@@ -201,7 +203,7 @@ void pass_over(Sweep& sweep, RecordBlock from, RecordBlock until, const ErrorDat
     bool known = false;
     for (int i = 0; i < list_length(sweep.faults); ++i) {
         auto* fault = static_cast<Fault*>(list_nth(sweep.faults, i));
-        if (!is_within(*fault, from, until)) continue;
+        if (!is_within(*fault, from, until) || fault->sqlstate != error->sqlerrcode) continue;
         known = true;
         fault->cured = false;
     }
@@ -267,7 +269,8 @@ BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     ErrorData* error = attempt_on_table(sweep, [&] {
         next = read_stretch(sweep, first, size, [&](TupleTableSlot* slot) { visit(sweep, slot); });
     });
-    if (error != nullptr) error = read_carefully(sweep, first, size, next);
+    sweep.timed_out = error != nullptr && is_cancelled(error);
+    if (error != nullptr && !sweep.timed_out) error = read_carefully(sweep, first, size, next);
     const RecordBlock from = record_block(table, first);
     const RecordBlock until = record_block(table, next);
     cure(sweep, from, until);

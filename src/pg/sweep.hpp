@@ -18,8 +18,9 @@
 //
 // One bad row or table does not stop the purge of the database. Each stretch is read in a
 // subtransaction, as the table's owner (pg/owner), within a time limit. If it fails, it is read
-// once more, with a subtransaction for each row. What fails then is passed over, in this round, and
-// noted with its block beside the hand, until the block has been read without an error.
+// once more, with a subtransaction for each row, unless it took too long. What fails then is passed
+// over, in this round, and noted with its block beside the hand, until the block has been read
+// without an error.
 //
 // A table that must not be rewritten (pg/owner) keeps its answers. Expired records are deleted.
 //

@@ -610,6 +610,158 @@ SQL
 is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'the index has every record');
 is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, coalesce(key, key_uuid::text))) FROM idem.record'), 0, 'no key has two records');
 log_is_clean($node);
+
+# Whose code runs ---------------------------------------------------------------------------------
+
+# On a managed server, the tables belong to a role that is no superuser (SECURITY.md). It plants its
+# functions wherever PostgreSQL allows that, in record tables whose rows have expired, or whose answers
+# have. The purge worker, and the calls with which a superuser cleans up, never run them with more
+# rights than the role's own; and what they cannot clean up, health() names.
+my $power = idem_node('power', bare => 1, conf => "shared_preload_libraries = 'idem'\nidem.purge_naptime = 1s\nfsync = off\nlog_statement = none");
+
+# As the role: a value, or the SQLSTATE of the first error.
+sub as_app
+{
+	my ($database, $sql) = @_;
+	my (undef, $out, $err) = $power->psql($database, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'app' ], on_error_stop => 1);
+	return $err =~ /ERROR:\s+(\w{5})/ ? $1 : $out;
+}
+
+$power->safe_psql('postgres', 'CREATE ROLE app LOGIN; CREATE DATABASE tables OWNER app; CREATE DATABASE own OWNER app');
+# A scope whose records are wherever a call chooses.
+my $chosen = $node->safe_psql($db, q{SELECT atttypid = 'boolean'::regtype FROM pg_attribute WHERE attrelid = 'idem.scopes'::regclass AND attname = 'records'}) eq 't' ? ', records => true' : '';
+for my $database (qw(tables own))
+{
+	$power->safe_psql($database, <<"SQL");
+CREATE EXTENSION idem;
+ALTER TABLE idem.record OWNER TO app;
+GRANT USAGE, CREATE ON SCHEMA idem TO app;
+GRANT USAGE ON TYPE idem.key_digest TO app;
+SELECT idem.create_scope('here', owner => 'app', answer_ttl => '1 ms');
+SELECT idem.create_scope('there', owner => 'app', answer_ttl => '1 ms'$chosen);
+SQL
+	as_app($database, <<'SQL');
+CREATE SCHEMA app;
+CREATE FUNCTION app.spring(trap text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+    RAISE LOG 'sprung with power: %', trap;
+    EXECUTE 'ALTER ROLE app SUPERUSER';
+  END IF;
+END $$;
+CREATE FUNCTION app.text(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('text'); RETURN $1; END $$;
+CREATE FUNCTION app.whole(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('whole'); RETURN 'x'; END $$;
+CREATE FUNCTION app.condition(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('condition'); RETURN true; END $$;
+CREATE FUNCTION app.difference(text, text) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('difference'); RETURN 0; END $$;
+CREATE FUNCTION app.equal(text, text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('equal'); RETURN true; END $$;
+CREATE FUNCTION app.trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('trigger'); RETURN coalesce(NEW, OLD); END $$;
+CREATE OPERATOR app.=== (FUNCTION = app.equal, LEFTARG = text, RIGHTARG = text);
+CREATE DOMAIN app.tenant AS text;
+CREATE DOMAIN app.number AS integer;
+CREATE TYPE app.pair AS (first app.tenant, second text);
+CREATE TYPE app.span AS RANGE (SUBTYPE = text, SUBTYPE_DIFF = app.difference);
+SQL
+}
+
+# What is planted in the table %s.
+my %planting = (
+	'nothing' => 'SELECT',
+	'an index expression' => 'CREATE INDEX ON %s (app.text(tenant))',
+	'an index expression over the answer' => 'CREATE INDEX ON %s (app.whole(response))',
+	'a unique index expression' => 'CREATE UNIQUE INDEX ON %s (digest, app.text(tenant))',
+	'a constant in an index expression' => q{CREATE INDEX ON %s ((app.text('x') || tenant))},
+	'a constant in an index predicate' => q{CREATE INDEX ON %s (scope) WHERE app.condition('x') AND attempt > 0},
+	'a constant in a partition key' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((app.text('x') || tid)); ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT},
+	'an index predicate' => 'CREATE INDEX ON %s (scope) WHERE app.condition(tenant)',
+	'an operator in an index expression' => 'CREATE INDEX ON %s ((tenant OPERATOR(app.===) key))',
+	'a cast to a domain in an index' => 'CREATE INDEX ON %s ((tenant::app.tenant))',
+	'an operator class' => 'CREATE OPERATOR CLASS app.trap FOR TYPE text USING btree AS FUNCTION 1 app.difference(text, text); CREATE INDEX ON %s (tenant app.trap)',
+	'a collation' => q{CREATE COLLATION app.loose (PROVIDER = icu, LOCALE = 'und', DETERMINISTIC = false); CREATE INDEX ON %s (tenant COLLATE app.loose)},
+	'an exclusion constraint' => 'ALTER TABLE %s ADD EXCLUDE USING btree (app.text(coalesce(key, key_uuid::text)) WITH =)',
+	'a CHECK' => 'ALTER TABLE %s ADD CHECK (app.condition(tenant)) NOT VALID',
+	'a generated column' => 'ALTER TABLE %s ADD COLUMN made text GENERATED ALWAYS AS (app.text(tenant)) STORED',
+	'a default' => q{ALTER TABLE %s ADD COLUMN made text DEFAULT app.text('x'), ALTER COLUMN tenant SET DEFAULT app.text('x')},
+	'a column of a domain' => 'ALTER TABLE %s ADD COLUMN made app.tenant',
+	'a domain over the tenant' => 'ALTER TABLE %s ALTER COLUMN tenant TYPE app.tenant',
+	'a domain over the attempt' => 'ALTER TABLE %s ALTER COLUMN attempt TYPE app.number',
+	'a domain over the column of tenants' => 'ALTER TABLE %s ALTER COLUMN tid TYPE app.tenant',
+	'a composite type' => 'ALTER TABLE %s ADD COLUMN made app.pair',
+	'a range type' => 'ALTER TABLE %s ADD COLUMN made app.span',
+	'triggers' => 'CREATE TRIGGER a BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION app.trigger();
+		CREATE TRIGGER b AFTER UPDATE OR DELETE ON %s EXECUTE FUNCTION app.trigger();
+		ALTER TABLE %s ENABLE ALWAYS TRIGGER a; ALTER TABLE %s ENABLE ALWAYS TRIGGER b',
+	'rules' => 'CREATE RULE a AS ON DELETE TO %s DO ALSO SELECT app.spring(OLD.tenant); CREATE RULE b AS ON UPDATE TO %s DO INSTEAD SELECT app.spring(OLD.tenant)',
+	'row security' => 'CREATE POLICY p ON %s USING (app.condition(tenant)); ALTER TABLE %s ENABLE ROW LEVEL SECURITY; ALTER TABLE %s FORCE ROW LEVEL SECURITY',
+	'statistics' => 'CREATE STATISTICS app.estimate ON (app.text(tenant)), (app.text(\'x\') || tenant), scope FROM %s',
+	'a partition key' => 'CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST (app.text(tenant)); ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT',
+	'a partition key with a domain' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((tenant::app.tenant)); ALTER TABLE %s_root ATTACH PARTITION %s FOR VALUES IN ('acme')},
+	'a child' => 'CREATE TABLE %s_child () INHERITS (%s); CREATE INDEX ON %s_child (app.text(tenant)); INSERT INTO %s_child SELECT * FROM %s',
+	'a parent' => 'CREATE TABLE %s_parent (LIKE %s); ALTER TABLE %s INHERIT %s_parent',
+	'a foreign key to it' => 'CREATE TABLE %s_referring (LIKE %s, FOREIGN KEY (digest, tid) REFERENCES %s ON DELETE CASCADE); INSERT INTO %s_referring SELECT * FROM %s;
+		CREATE TRIGGER a BEFORE DELETE ON %s_referring FOR EACH ROW EXECUTE FUNCTION app.trigger()',);
+my @planted = sort keys %planting;
+
+# The domains get their constraints afterwards.
+my $arm = 'ALTER DOMAIN app.tenant ADD CHECK (app.condition(VALUE)) NOT VALID; ALTER DOMAIN app.number ADD CHECK (app.condition(VALUE::text)) NOT VALID';
+my @refused;
+for my $n (0 .. $#planted)
+{
+	$power->safe_psql('tables', "SELECT idem.create_record_table('app.t$n', 'tid', 'text'); ALTER TABLE app.t$n OWNER TO app");
+	is(as_app('tables', <<"SQL"), "t\nt", "a record table for $planted[$n]");
+BEGIN;
+SELECT idem.use_records('app.t$n') \\gset
+SELECT idem.complete(token, '{"card": 4711}') IS NOT NULL FROM idem.claim('there', 'kept $n', tenant => 'acme');
+SELECT idem.complete(token, '{"card": 4711}') IS NOT NULL FROM idem.claim('there', 'expired $n', tenant => 'acme', ttl => '1 ms');
+COMMIT;
+SQL
+	my $answer = as_app('tables', $planting{ $planted[$n] } =~ s/%s/app.t$n/gr);
+	push @refused, "$planted[$n] ($answer)" if $answer =~ /^\w{5}$/;
+}
+note 'PostgreSQL refused the role: ', join ', ', @refused;
+as_app('tables', $arm);
+# A domain of the role over which a superuser makes a table, and a table of a superuser partitioned by
+# a function of the role: either is refused, or harmless.
+$power->psql('tables', <<'SQL', on_error_stop => 0);
+ALTER TABLE idem.record OWNER TO postgres;
+SELECT idem.create_record_table('public.by_domain', 'tid', 'app.tenant');
+CREATE TABLE public.root (LIKE idem.record INCLUDING CONSTRAINTS) PARTITION BY LIST (app.text(tenant));
+SELECT idem.create_record_table('public.by_function');
+ALTER TABLE public.root ATTACH PARTITION public.by_function DEFAULT;
+SET SESSION AUTHORIZATION app;
+BEGIN; SELECT idem.use_records('public.by_domain'); SELECT idem.once('there', 'domain', ttl => '1 ms', tenant => 'acme'); COMMIT;
+BEGIN; SELECT idem.use_records('public.by_function'); SELECT idem.once('there', 'function', ttl => '1 ms', tenant => 'acme'); COMMIT;
+RESET SESSION AUTHORIZATION;
+ALTER TABLE idem.record OWNER TO app;
+SELECT idem.create_scope('brief', ttl => '1 ms');
+SELECT idem.once('brief', 'expired ' || i) FROM generate_series(1, 3) i;
+SQL
+$power->safe_psql('own', q{SELECT idem.create_scope('brief', ttl => '1 ms'); SELECT idem.once('brief', 'expired ' || i) FROM generate_series(1, 3) i;
+	SELECT idem.complete(token, '{"card": 4711}') FROM idem.claim('here', 'kept', tenant => 'acme')});
+as_app('own', $planting{$_} =~ s/%s/idem.record/gr) for grep { $_ ne 'a default' } @planted;
+as_app('own', $arm);
+
+ok($power->poll_query_until('tables', 'SELECT count(*) = 0 FROM idem.record'), 'the worker purges idem.record beside tables that it cannot purge');
+for my $database (qw(tables own))
+{
+	for my $call ('purge()', 'health()', (map { ("$_('there', 'acme')", "$_('here', 'acme')") } qw(erase_tenant forget_tenant)),
+		"create_scope('another')", "alter_scope('here', ttl => '2 days')", "drop_scope('another')")
+	{
+		my (undef, undef, $err) = $power->psql($database, "SET statement_timeout = '60s'; SELECT count(x) FROM idem.$call x");
+		unlike($err, qr/statement timeout|server closed|XX\d{3}/, "a superuser calls $call among what is planted in $database");
+	}
+}
+sleep 2;    # for the worker
+is(join("\n", slurp_file($power->logfile) =~ /sprung with power: .*/g), '', 'nothing that was planted ran with the rights of a superuser');
+is($power->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'app'}), 'f', 'the role is no superuser');
+my $health = $power->safe_psql('tables', 'SELECT detail FROM idem.health()');
+for my $n (0 .. $#planted)
+{
+	ok($power->safe_psql('tables', "SELECT count(*) = 0 FROM ONLY app.t$n WHERE response IS NOT NULL") eq 't' || $health =~ /app\.t$n\b/,
+		"a record table with $planted[$n] is purged, or named by health()");
+}
+log_is_clean($power);
+$power->stop;
+
 $node->stop;
 
 # Before the library is loaded, any role can set a placeholder: it does not count.

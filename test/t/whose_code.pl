@@ -95,6 +95,20 @@ fill();
 is(sql(q{SELECT idem.erase('answers', 'good'), idem.erase_tenant('answers', '')}), 't|2', 'what a superuser erases');
 is(sql($ran), 'app: pg_catalog, pg_temp', 'is written as that role, too');
 
+# It takes its time, and what another role owns goes on.
+fill();
+sql(q{CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(CASE WHEN $1 IS NULL THEN 3600 END); RETURN 'x'; END $$;
+SELECT idem.create_record_table('other_table');
+INSERT INTO other_table (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1, 'c', '', 'k' || i FROM generate_series(1, 100) i});
+$node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
+$node->reload;
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM other_table}), 'a function that takes long does not stop the purge of others');
+like(purge_health(), qr/57014/, 'and health() says so');
+$node->append_conf('postgresql.conf', q{idem.purge_naptime = 0});
+$node->reload;
+sql(q{DROP TABLE other_table; CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
+SELECT idem.purge()});
+
 # PostgreSQL calls a function with constant arguments when it plans a query. Neither health() nor
 # take() needs that to find the index of unfinished operations.
 fill();
