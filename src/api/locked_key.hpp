@@ -63,8 +63,8 @@ enum class Lease : bool { waits, is_cut };
 // transaction can change any number of records without filling the lock table, and can claim the
 // keys again. Raises ID001 if this transaction has an open claim of the key.
 template <class Change>
-bool change_record(const pg::KeyName& name, const char* call, Lease lease, const pg::WaitBound& bound,
-                   Change change) {
+bool change_record(const pg::KeyName& name, const char* call, Lease lease,
+                   const pg::WaitBound& bound, Change change) {
     pg::trivial<Change>();
     refuse_open_here(name, call);
     pg::KeyLock lock(name.digest);

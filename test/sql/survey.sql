@@ -65,7 +65,7 @@ SELECT token FROM idem.claim('aged', 'released-2', lease => '1 hour') \gset
 SELECT idem.checkpoint(:'token', 'charged');
 SELECT idem.release(:'token', '1 hour', '{"message": "later"}');
 SELECT claimed FROM idem.claim('aged', 'leased-2', lease => '1 hour');
-SELECT claimed FROM idem.claim('aged', 'granted-1', lease => '1 millisecond');
+SELECT claimed FROM idem.claim('aged', 'granted-1', lease => '1 microsecond');
 UPDATE idem.record SET extra_attempts = 1 WHERE key = 'granted-1';
 UPDATE idem.record SET created = now() - interval '2 days', expires = now() + interval '1 day'
  WHERE scope = (SELECT id FROM idem.scope WHERE name = 'aged');
