@@ -404,7 +404,7 @@ COMMENT ON FUNCTION idem.advance IS
     'the next number; the first number of a source may be any. Waits for a transaction that is '
     'advancing the same source, up to the scope''s wait. Watermarks do not expire. Raises ID001 '
     'in_progress, ID007 invalid_key, ID008 unknown_scope, ID012 sequence_gap, ID013 '
-    'invalid_tenant, 0A000 (the transaction has chosen a record table), 40001, 42501, 22021, '
+    'invalid_tenant, 0A000 (the scope has records => true), 40001, 42501, 22021, '
     '22004, 54000.';
 
 -- ---------------------------------------------------------------------------------------------
@@ -424,15 +424,15 @@ REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.create_record_table IS
     'Creates a table for records beside idem.record, with the same columns and owner and no '
-    'privileges for other roles, and returns it. A scope names it as records, or a transaction '
-    'chooses it with idem.use_records(). name may have a schema, and is quoted as in SQL. With '
-    'tenant_column and tenant_type (both or neither), the table has a first column of this name '
-    'and type, which idem fills with the tenant of each key: for tools that distribute rows by '
-    'such a column. The table is dumped and moved as any other. To drop it forgets its keys. For '
-    'superusers. '
+    'privileges for other roles, and returns it. A transaction chooses it with '
+    'idem.use_records(), for scopes with records => true. name may have a schema, and is quoted as '
+    'in SQL. With tenant_column and tenant_type (both or neither), the table has a first column of '
+    'this name and type (text, integer, bigint or uuid), which idem fills with the tenant of each '
+    'key: for tools that distribute rows by such a column. The table is dumped and moved as any '
+    'other. To drop it forgets its keys. For superusers. '
     'Raises 42P07 (the name is taken), 42602 (malformed name), 3F000 (no such schema), 42701 '
-    '(idem.record has a column of the name tenant_column), 42704 (a type without order), 42809 (a '
-    'temporary schema), 42501, 25006, 22023, 22004.';
+    '(idem.record has a column of the name tenant_column), 42809 (a temporary schema), 42501, '
+    '25006, 22023, 22004.';
 
 CREATE FUNCTION idem.use_records(records regclass)
 RETURNS void
@@ -440,10 +440,11 @@ AS 'MODULE_PATHNAME', 'idem_use_records'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.use_records IS
-    'Chooses the record table of this transaction, for the keys of all scopes that name none: a '
-    'table that idem.create_record_table() has created, or idem.record, which is the default. A '
-    'rollback to a savepoint undoes the choice. Every call for a key must use the same table, so '
-    'choose it by what the key belongs to, such as its tenant. '
+    'Chooses the record table of this transaction, for the keys of scopes with records => true: a '
+    'table that idem.create_record_table() has created. Other scopes are not affected. '
+    'idem.record ends the choice, and so does the end of the transaction; a rollback to a '
+    'savepoint undoes it. Every call for a key must use the same table, so choose it by what the '
+    'key belongs to, such as its tenant. '
     'Raises 42809 (not a record table), 42501 (it has another owner than idem.record, or another '
     'role may change it), 42P01 (there is no such table), 25000, 22004.';
 
@@ -475,7 +476,7 @@ CREATE FUNCTION idem.create_scope(
     tenant_from text DEFAULT 'argument',
     explain_conflicts boolean DEFAULT false,
     max_answer_size integer DEFAULT 65536,
-    records regclass DEFAULT NULL,
+    records boolean DEFAULT false,
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
@@ -493,13 +494,12 @@ COMMENT ON FUNCTION idem.create_scope IS
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
-    'many bytes of answer, error, request and recovery state a record may hold; records (NULL: the '
-    'table that the transaction chooses with idem.use_records(), or else idem.record) is the table '
-    'of the scope''s records. With if_not_exists, a scope that has exactly these settings is left '
+    'many bytes of answer, error, request and recovery state a record may hold; records says that '
+    'the scope''s records are in the tables that transactions choose with idem.use_records(), and '
+    'never in idem.record. With if_not_exists, a scope that has exactly these settings is left '
     'as it is. For superusers and roles that are granted EXECUTE; the caller must be able to SET '
     'ROLE to the owner. '
-    'Raises 42710, 42501 (also of idem.use_records()), 42704 (no such owner), 55000 (a limit '
-    'without preload), 42809 (not a record table), 42P01 (no such table), 22023, 22004.';
+    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -524,7 +524,7 @@ CREATE FUNCTION idem.alter_scope(
     tenant_from text DEFAULT NULL,
     explain_conflicts boolean DEFAULT NULL,
     max_answer_size integer DEFAULT NULL,
-    records regclass DEFAULT NULL,
+    records boolean DEFAULT NULL,
     force boolean DEFAULT false
 )
 RETURNS void
@@ -536,16 +536,12 @@ REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 COMMENT ON FUNCTION idem.alter_scope IS
     'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
     'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
-    'zero removes answer_ttl or min_ttl; idem.record as records means that the scope names no '
-    'table. Stored records do not change, and do not move: with records, the scope must have no '
-    'unexpired records in other tables; with tenant_from, it must have no unexpired records, and '
-    'no watermarks, unless force is true. For superusers and roles that are granted EXECUTE; the '
-    'caller needs the privileges of the scope''s owner, and must be able to SET ROLE to a new '
-    'owner. '
-    'Raises ID008 unknown_scope, 42501 (also of '
-    'idem.use_records()), 42704 (no such owner), 55000 (a limit without preload, live keys, or an '
-    'open claim of this transaction), 42809 (not a record table), 42P01 (no such table), 22023, '
-    '22004 (force).';
+    'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
+    'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
+    'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
+    'scope''s owner, and must be able to SET ROLE to a new owner. '
+    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
+    'live keys, or an open claim of this transaction), 22023, 22004 (force).';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -738,12 +734,12 @@ REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 COMMENT ON FUNCTION idem.import_identity IS
     'Gives this database the identity that idem.export_identity() returned on another server: '
     'digests, lock ids, fingerprints and child keys are then the same on both. Scopes of other '
-    'names stay. The same identity again changes nothing. Refuses an identity that would make '
-    'records or watermarks unreachable; make no calls of other functions meanwhile. The identity '
-    'contains the secrets, so keep it out of logs. For superusers. '
+    'names stay. For a database without unexpired records and watermarks, or for the same identity '
+    'again, which adds new scopes and secrets. Make no calls of other functions meanwhile. The '
+    'identity contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42809 or 42P01 (a table that a scope names as records is missing), 42501, 22023, 22004.';
+    '42501, 22023, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys of type uuid

@@ -51,7 +51,7 @@ CREATE TABLE idem.scope (
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
-    records             regclass,
+    records             boolean     NOT NULL DEFAULT false,
     request_lists       text[]      NOT NULL DEFAULT '{}',
     CONSTRAINT scope_request_exclude CHECK (
         request_exclude OPERATOR(pg_catalog.=) '{}'

@@ -40,40 +40,6 @@ GRANT SELECT ON idem.scopes TO PUBLIC;
 COMMENT ON VIEW idem.scopes IS
     'The scopes whose owner''s privileges the current role has.';
 
--- Rows of idem.record are read by the views themselves. Functions in a view run with the privileges
--- of the querying role, so this one decides about each row as the views do, and returns neither an
--- answer nor what tokens and digests are made of.
-CREATE FUNCTION idem.other_records(
-    unfinished_only boolean DEFAULT false,
-    OUT scope integer,
-    OUT tenant text,
-    OUT key text,
-    OUT state "char",
-    OUT attempt integer,
-    OUT extra_attempts integer,
-    OUT status integer,
-    OUT created timestamptz,
-    OUT expires timestamptz,
-    OUT lease_end timestamptz,
-    OUT released boolean,
-    OUT recovery_point text,
-    OUT last_error jsonb,
-    OUT redacted boolean,
-    OUT has_answer boolean,
-    OUT answer_bytes bigint,
-    OUT records regclass
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_other_records'
-LANGUAGE C STABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.other_records IS
-    'Returns the unexpired records, without their answers, in all record tables but idem.record, '
-    'of the scopes whose owner''s privileges the current role has; with unfinished_only, the '
-    'unfinished ones, which an index finds. state is c (completed), f (failed) or p (in progress); '
-    'has_answer is whether an erasure would remove something. The views idem.records, '
-    'idem.in_flight and idem.weak_keys show these rows. Raises 22004.';
-
 CREATE VIEW idem.records WITH (security_barrier) AS
     SELECT
         s.name AS scope,
@@ -100,8 +66,7 @@ CREATE VIEW idem.records WITH (security_barrier) AS
                                 - coalesce(r.lease_end, r.created))
                     >= extract(epoch FROM s.answer_ttl)) IS TRUE AS redacted,
         r.answer_bytes,
-        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at,
-        r.records
+        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at
     FROM (
         SELECT
             scope,
@@ -125,27 +90,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
             coalesce(pg_catalog.pg_column_size(response), 0)::bigint
                 + coalesce(pg_catalog.pg_column_size(headers), 0)
                 + coalesce(pg_catalog.pg_column_size(body), 0)
-                + coalesce(pg_catalog.pg_column_size(error), 0) AS answer_bytes,
-            tableoid::pg_catalog.regclass AS records
+                + coalesce(pg_catalog.pg_column_size(error), 0) AS answer_bytes
         FROM idem.record
-        UNION ALL
-        SELECT
-            scope,
-            tenant,
-            key,
-            state,
-            attempt,
-            extra_attempts,
-            status,
-            created,
-            expires,
-            lease_end,
-            recovery_point,
-            redacted,
-            has_answer,
-            answer_bytes,
-            records
-        FROM idem.other_records()
     ) AS r
         JOIN idem.scope s ON s.id = r.scope
     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
@@ -155,9 +101,9 @@ CREATE VIEW idem.records WITH (security_barrier) AS
 GRANT SELECT ON idem.records TO PUBLIC;
 
 COMMENT ON VIEW idem.records IS
-    'The unexpired records, without their answers, of the scopes whose owner''s privileges the '
-    'current role has. state and completed_at are as in idem.lookup(); answer_bytes is the '
-    'compressed size of the stored answer; records is the table that has the record.';
+    'The unexpired records in idem.record, without their answers, of the scopes whose owner''s '
+    'privileges the current role has. state and completed_at are as in idem.lookup(); '
+    'answer_bytes is the compressed size of the stored answer.';
 
 CREATE VIEW idem.weak_keys WITH (security_barrier) AS
     SELECT
@@ -173,9 +119,6 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
         FROM (
             SELECT scope, tenant, coalesce(key, key_uuid::text) AS key, expires
             FROM idem.record
-            UNION ALL
-            SELECT scope, tenant, key, expires
-            FROM idem.other_records()
         ) AS r
             JOIN idem.scope s ON s.id = r.scope
         WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
@@ -188,8 +131,8 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
 GRANT SELECT ON idem.weak_keys TO PUBLIC;
 
 COMMENT ON VIEW idem.weak_keys IS
-    'How many unexpired records have weak keys, in the scopes whose owner''s privileges the '
-    'current role has. Reads all records.';
+    'How many unexpired records of idem.record have weak keys, in the scopes whose owner''s '
+    'privileges the current role has. Reads all records.';
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
@@ -246,8 +189,8 @@ AS 'MODULE_PATHNAME', 'idem_prepared_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem.prepared_claims IS
-    'Returns the keys that prepared transactions have written, in the scopes that the current role '
-    'may use. The view idem.in_flight shows these rows. Reads all records.';
+    'Returns the keys that prepared transactions have written to idem.record, in the scopes that '
+    'the current role may use. The view idem.in_flight shows these rows. Reads all records.';
 
 -- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
 -- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds
@@ -296,20 +239,6 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
                 error AS last_error
             FROM idem.record
             WHERE state = 'p'
-            UNION ALL
-            SELECT
-                scope,
-                tenant,
-                key,
-                attempt,
-                extra_attempts,
-                created,
-                expires,
-                lease_end,
-                released,
-                recovery_point,
-                last_error
-            FROM idem.other_records(unfinished_only => true)
         ) AS r
             JOIN idem.scope s ON s.id = r.scope
             CROSS JOIN LATERAL (

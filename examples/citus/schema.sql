@@ -6,7 +6,8 @@
 -- shard, and the record moves with the shard.
 \set ON_ERROR_STOP on
 CREATE EXTENSION idem;                      -- Citus creates it on the workers too
-SELECT idem.create_scope('payments', tenant_required => true, request_required => true);
+SELECT idem.create_scope('payments', tenant_required => true, request_required => true,
+                         records => true);  -- in the shards
 \ir identity.sql
 
 CREATE SCHEMA app;
@@ -51,8 +52,8 @@ END $$;
 SELECT create_distributed_function('app.pay(bigint, text, jsonb)', 'tenant_id',
                                    colocate_with => 'app.payment', force_delegation => true);
 
--- A leased operation: each step is a call of its own, delegated and fenced as the first one. Its
--- token is valid wherever the shard is.
+-- A leased operation: each step is a call of its own, delegated and fenced as the first one. The
+-- fence tells idem where the shard is now, so its token stays valid when the shard moves.
 CREATE FUNCTION app.begin_payment(tenant_id bigint, key text, request jsonb,
                                   OUT token text, OUT response jsonb)
 LANGUAGE plpgsql AS $$

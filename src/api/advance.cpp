@@ -43,8 +43,8 @@ Call read_call(FunctionCallInfo fcinfo) {
     const auto contiguous = pg::bool_arg(fcinfo, arg_contiguous);
     if (!contiguous) report::null_argument("contiguous");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "advance");
-    // The watermark would stay where it is when the chosen table is moved.
-    if (pg::chosen_records() != pg::common_records) report::watermarks_stay();
+    // The watermark would stay where it is when the scope's records are moved.
+    if (scope.records) report::watermarks_stay(scope.name);
     return {&scope, source_name(scope, tenant, source), *seq, *contiguous};
 }
 

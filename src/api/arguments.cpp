@@ -165,9 +165,7 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
 }
 
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
-    pg::KeyName name = named(scope, tenant, key, pg::records_of(scope), core::key_digest);
-    name.follows = true;
-    return name;
+    return named(scope, tenant, key, pg::records_of(scope), core::key_digest);
 }
 
 pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source) {

@@ -11,7 +11,6 @@
 
 #include "api/arguments.hpp"
 #include "api/finish.hpp"
-#include "api/records.hpp"
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -39,8 +38,8 @@ struct Look {
 enum class Next { grant, answer, wait_for_lock, wait_for_writer, wait_for_lease };
 
 // Sections 2 to 5, in the order in which they are defined.
-Look look(ClaimCall& call, bool locked);
-Look look_again(ClaimCall& call, bool locked, MemoryContext& memory);
+Look look(const ClaimCall& call, bool locked);
+Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory);
 Next next_after(const ClaimCall& call, const Look& seen, bool locked);
 ClaimResult grant(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound);
 ClaimResult answer(const ClaimCall& call, const Look& seen);
@@ -52,7 +51,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result);
 
 // Looks until the key can be granted or answered, or until a wait reaches the bound. Sets
 // waiting_since when it begins to wait.
-ClaimResult look_until_decided(ClaimCall call, TimestampTz& waiting_since) {
+ClaimResult look_until_decided(const ClaimCall& call, TimestampTz& waiting_since) {
     const pg::WaitBound bound(call.wait);
     pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
@@ -162,15 +161,11 @@ bool is_same_request(const ClaimCall& call, const pg::Found& found) {
 }
 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
-// what was true before the lock was granted. While the call waited for the lock on the key or on
-// the table, the records may have been moved.
-Look look(ClaimCall& call, bool locked) {
-    if (locked)
-        lock_records(call.name.scope_id, call.name.table);
-    else
-        (void)follow_records(call.name.scope_id, call.name.table);
+// what was true before the lock was granted.
+Look look(const ClaimCall& call, bool locked) {
     const pg::Records records =
         locked ? pg::Records::to_write(call.name.table) : pg::Records::to_read(call.name.table);
+    if (locked) pg::check_place(call.name.scope_id, call.name.table);
     records.check_tenant(call.name.tenant);
     const pg::Found found = pg::probe(records, call.name);
     records.close();
@@ -179,7 +174,7 @@ Look look(ClaimCall& call, bool locked) {
 }
 
 // As look(), but frees what the previous repeated look has read: a claim may look many times.
-Look look_again(ClaimCall& call, bool locked, MemoryContext& memory) {
+Look look_again(const ClaimCall& call, bool locked, MemoryContext& memory) {
     if (memory == nullptr)
         memory = AllocSetContextCreate(CurrentMemoryContext, "idem look", ALLOCSET_SMALL_SIZES);
     MemoryContextReset(memory);

@@ -11,10 +11,12 @@
 //   seed                 64 hexadecimal digits
 //   fingerprint_secrets  objects with the members id and secret, which is like the seed
 //
-// An import changes only what differs. It raises 55000 rather than make a record or a watermark
-// unreachable: a record is found by its digest, and compared under the secret of its fingerprint.
-// It takes the locks of create_scope() and rotate_secret(), in their order. Where it has to count
-// records, it keeps all claims from writing until its transaction ends.
+// An import is for a database without unexpired records and watermarks, or for one that has the
+// same identity already: then it adds new scopes and secrets. Everything else raises 55000, because
+// it would make records unreachable: they are found by their digests, and compared under the
+// secrets of their fingerprints. It takes the locks of create_scope() and rotate_secret(), in their
+// order. Where it has to count records, it keeps all claims from writing until its transaction
+// ends.
 #include "api/arguments.hpp"
 #include "api/scope.hpp"
 #include "pg/boundary.hpp"
@@ -249,19 +251,21 @@ Identity read_identity(Jsonb* identity) {
 // Its record would get the digest and the fingerprint of the identity before.
 void refuse_open_claim() {
     const pg::Claim* claim = pg::newest_open_claim();
-    if (claim != nullptr) report::identity_changes_open_claim(claim->scope_name, claim->key);
+    if (claim != nullptr)
+        report::claim_is_open("idem.import_identity()", claim->scope_name, claim->key);
 }
 
-void refuse_orphans(std::optional<std::int32_t> scope, const char* what) {
+// Only a database without keys may get another identity, or other than new scopes and secrets.
+void refuse_keys(const char* what) {
     refuse_open_claim();
-    const pg::Keys keys = pg::keys_of(scope);
+    const pg::Keys keys = pg::keys_of(std::nullopt);
     if (keys.any()) report::identity_orphans(what, keys.records, keys.watermarks);
 }
 
 // The seed is here another: every record would be lost. Without any secret, as on a subscriber, no
 // record was made here, so there is nothing to lose.
 void replace_secrets(const Identity& identity, bool had_secrets) {
-    if (had_secrets) refuse_orphans(std::nullopt, "The seed of this database would change.");
+    if (had_secrets) refuse_keys("The seed of this database would change.");
     pg::delete_secrets();
     for (const pg::StoredSecret& each : identity.secrets) pg::put_secret(each);
 }
@@ -269,14 +273,8 @@ void replace_secrets(const Identity& identity, bool had_secrets) {
 void import_secret(const pg::StoredSecret& given, std::span<const pg::StoredSecret> here) {
     const auto stored = std::ranges::find(here, given.id, &pg::StoredSecret::id);
     if (stored != here.end() && stored->secret == given.secret) return;
-    if (stored != here.end()) {
-        refuse_open_claim();
-        const std::int64_t records = pg::records_under(given.id);
-        if (records > 0)
-            report::identity_orphans(
-                psprintf("Fingerprint secret %d of this database would change.", given.id), records,
-                0);
-    }
+    if (stored != here.end())
+        refuse_keys(psprintf("Fingerprint secret %d of this database would change.", given.id));
     pg::put_secret(given);
 }
 
@@ -303,9 +301,10 @@ void check_id_free(const Identity& identity, std::int32_t id, const char* there)
 // A scope of the same name gives way if its id differs. So does the note that the id was dropped.
 void make_room(const ImportedScope& scope) {
     if (pg::is_dropped_scope(scope.id)) {
-        refuse_orphans(scope.id, psprintf("Scope id %d was dropped in this database and would "
-                                          "belong to a scope again.",
-                                          scope.id));
+        refuse_keys(
+            psprintf("Scope id %d was dropped in this database and would belong to a "
+                     "scope again.",
+                     scope.id));
         pg::unnote_dropped_scope(scope.id);
     }
     const pg::Scope* found = pg::find_scope(scope.name);
@@ -313,8 +312,8 @@ void make_room(const ImportedScope& scope) {
     const std::int32_t id = found->id;
     pg::require_same_rules(id, scope.rules);
     if (id == scope.id) return;
-    refuse_orphans(
-        id, psprintf("Scope \"%s\" would get id %d in place of %d.", found->name, scope.id, id));
+    refuse_keys(
+        psprintf("Scope \"%s\" would get id %d in place of %d.", found->name, scope.id, id));
     pg::remove_scope(id);
 }
 

@@ -1,7 +1,6 @@
 #include "api/locked_key.hpp"
 
 #include "api/claim.hpp"
-#include "api/records.hpp"
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
@@ -24,11 +23,11 @@ bool is_at_rest(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_at_rest(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     acquire(lock, name.key, bound);
     for (;;) {
-        if (name.follows) lock_records(name.scope_id, name.table);
         const pg::Records records = pg::Records::to_write(name.table);
+        pg::check_place(name.scope_id, name.table);
         const pg::Found found = pg::probe(records, name);
         records.close();
         if (is_at_rest(found)) return found;
@@ -59,7 +58,7 @@ bool has_running_lease(const pg::Found& found) {
 
 }  // namespace
 
-pg::Found find_unleased(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
     for (;;) {
         const pg::Found found = find_at_rest(name, lock, bound);
         if (!has_running_lease(found)) {
@@ -133,40 +132,26 @@ struct NamedKey {
     pg::KeyName name;
 };
 
-// A scope or a transaction that names a table means that one: another may hold a copy that a move
-// has left behind. Without a name, the record counts wherever it is.
-bool is_meant(const pg::KeyName& name) {
-    const pg::Scope* scope = pg::find_scope_by_id(name.scope_id);
-    if (scope == nullptr) return true;  // is refused whatever the table
-    const Oid meant = pg::records_of(*scope);
-    return meant == pg::common_records || meant == name.table;
-}
-
+// Nothing for a table that was never made for records, or is gone. One that has a fault raises it,
+// because the record may be there.
 std::optional<pg::KeyName> name_in(Oid table, const core::Digest& digest) {
-    const auto records =
-        table == pg::common_records ? pg::Records::to_read(table) : pg::Records::try_to_read(table);
-    if (!records) return std::nullopt;
-    auto name = pg::name_behind(*records, digest);
-    records->close();
+    if (table != pg::common_records && !pg::is_marked_table(table)) return std::nullopt;
+    const pg::Records records = pg::Records::to_read(table);
+    auto name = pg::name_behind(records, digest);
+    records.close();
     return name;
 }
 
-std::optional<pg::KeyName> name_meant_in(Oid table, const core::Digest& digest) {
-    const auto name = name_in(table, digest);
-    return name && is_meant(*name) ? name : std::nullopt;
-}
-
-// What this transaction has claimed stays where it is. Another record may have been moved, restored
-// or replicated since the token was made: after the table that the token names, all are searched.
+// What this transaction has claimed is where it was claimed. Otherwise the token names the table.
+// If that is not idem.record, the table that the transaction has chosen comes first: another server
+// has other OIDs, and a move may leave a copy behind.
 std::optional<pg::KeyName> find_name(const core::Token& token) {
     const pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) return name_in(known->table, token.digest);
-    for (const Oid table : {pg::chosen_records(), Oid{token.table}})
-        if (const auto name = name_meant_in(table, token.digest)) return name;
-    List* tables = pg::record_tables();
-    for (int i = 0; i < list_length(tables); ++i)
-        if (const auto name = name_meant_in(list_nth_oid(tables, i), token.digest)) return name;
-    return std::nullopt;
+    const Oid chosen = pg::chosen_records();
+    if (token.table != pg::common_records && chosen != pg::common_records)
+        if (const auto name = name_in(chosen, token.digest)) return name;
+    return name_in(token.table, token.digest);
 }
 
 // The key that the token names. A caller that may not use the scope gets the same error as for a
@@ -229,30 +214,16 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
     return pg::remember_claim(claim);
 }
 
-// As find_at_rest(), for the key that a token has led to. While the call waits for the key or for
-// its table, the record may be moved to another.
-pg::Found find_by_token(const core::Token& token, NamedKey& key, pg::KeyLock& lock,
-                        const pg::WaitBound& bound) {
-    for (;;) {
-        const pg::Found found = find_at_rest(key.name, lock, bound);
-        if (found.presence != Presence::absent) return found;
-        const Oid searched = key.name.table;
-        key = key_named_by(token);
-        if (key.name.table == searched) return found;
-        lock.release();
-    }
-}
-
 }  // namespace
 
 LeasedClaim lock_leased_claim(const core::Token& token) {
     Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) pg::refuse_closed(*known);
-    NamedKey key = key_named_by(token);
+    const NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
-    const pg::Found found = find_by_token(token, key, lock, bound);
+    const pg::Found found = find_at_rest(key.name, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {

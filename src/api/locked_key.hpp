@@ -20,9 +20,8 @@ namespace idem::api {
 // ---- A key at rest ------------------------------------------------------------------------------
 
 // Takes the key lock, waits until no other transaction works on the row, and returns the row.
-// Raises ID001 when the bound is reached. If the name follows the scope's records, and they were
-// moved meanwhile, it gets their table.
-pg::Found find_at_rest(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+// Raises ID001 when the bound is reached.
+pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
 
 // The steps of find_at_rest(), for callers that read another table. Both raise ID001 when the bound
 // is reached.
@@ -34,7 +33,7 @@ void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writ
 
 // As find_at_rest(), and no lease is running. The wait for a lease holds no lock. An operation that
 // was released has no holder, even if it is not to be tried again yet.
-pg::Found find_unleased(pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
 
 // Whether the row that was found at rest binds the key: it has not expired, or is the current
 // transaction's own.
@@ -64,8 +63,8 @@ enum class Lease : bool { waits, is_cut };
 // transaction can change any number of records without filling the lock table, and can claim the
 // keys again. Raises ID001 if this transaction has an open claim of the key.
 template <class Change>
-bool change_record(pg::KeyName& name, const char* call, Lease lease, const pg::WaitBound& bound,
-                   Change change) {
+bool change_record(const pg::KeyName& name, const char* call, Lease lease,
+                   const pg::WaitBound& bound, Change change) {
     pg::trivial<Change>();
     refuse_open_here(name, call);
     pg::KeyLock lock(name.digest);

@@ -6,7 +6,6 @@
 #include "api/lookup.hpp"
 
 #include "api/arguments.hpp"
-#include "api/records.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 
@@ -126,15 +125,11 @@ struct Sight {
     std::int32_t attempt = core::first_attempt;
 };
 
-// Where no record is found, it may have been moved since the call began.
-pg::Found probe(pg::KeyName name) {
-    for (;;) {
-        const pg::Records records = pg::Records::to_read(name.table);
-        const pg::Found found = pg::probe(records, name);
-        records.close();
-        if (found.presence != Presence::absent || !follow_records(name.scope_id, name.table))
-            return found;
-    }
+pg::Found probe(const pg::KeyName& name) {
+    const pg::Records records = pg::Records::to_read(name.table);
+    const pg::Found found = pg::probe(records, name);
+    records.close();
+    return found;
 }
 
 std::optional<report::Holder> holder_of(const pg::KeyName& name) {

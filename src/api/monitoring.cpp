@@ -175,19 +175,7 @@ bool add_record(pg::Row<hot_columns>& row, const pg::NamedRecord& record, std::i
     return true;
 }
 
-// The record behind the digest, in whichever table it is.
-std::optional<pg::NamedRecord> record_behind(List* tables, const core::Digest& digest) {
-    for (int i = 0; i < list_length(tables); ++i) {
-        const auto records = pg::Records::try_to_read(list_nth_oid(tables, i));
-        if (!records) continue;
-        const auto record = pg::record_behind(*records, digest);
-        records->close();
-        if (record) return record;
-    }
-    return std::nullopt;
-}
-
-void show_hot_keys(FunctionCallInfo fcinfo, List* tables, TupleTableSlot* slot) {
+void show_hot_keys(FunctionCallInfo fcinfo, const pg::Records& records, TupleTableSlot* slot) {
     const Oid owner = owner_of(slot);
     if (!pg::may_observe(owner)) return;
     const bool shows_keys = has_privs_of_role(GetUserId(), owner);
@@ -198,7 +186,7 @@ void show_hot_keys(FunctionCallInfo fcinfo, List* tables, TupleTableSlot* slot) 
         row.set(hot_conflicts, Int64GetDatum(counts.conflicts));
         row.set_time(hot_first_seen, counts.first_seen);
         row.set_time(hot_last_seen, counts.last_seen);
-        const auto record = record_behind(tables, counts.digest);
+        const auto record = pg::record_behind(records, counts.digest);
         if (record && !add_record(row, *record, id_of(slot), shows_keys)) continue;
         row.add_to_result_of(fcinfo);
     }
@@ -391,9 +379,10 @@ IDEM_FUNCTION(idem_scope_hot_keys) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     if (!pg::stats_available()) return Datum{0};
-    List* tables = pg::record_tables();
+    const pg::Records records = pg::Records::to_read(pg::common_records);
     pg::scan_committed(pg::Table::scope,
-                       [&](TupleTableSlot* slot) { api::show_hot_keys(fcinfo, tables, slot); });
+                       [&](TupleTableSlot* slot) { api::show_hot_keys(fcinfo, records, slot); });
+    records.close();
     return Datum{0};
 }
 

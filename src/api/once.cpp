@@ -14,7 +14,6 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
-#include "api/records.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -210,8 +209,8 @@ void refuse_open(const pg::KeyName& name) {
 
 // Returns how many keys are new.
 std::size_t finish_new_keys(Batch& batch) {
-    lock_records(batch.scope.id, batch.table);
     const pg::Records records = pg::Records::to_write(batch.table);
+    pg::check_place(batch.scope.id, batch.table);
     pg::BulkWriter writer(records);
     const Element* last = nullptr;
     std::size_t count = 0;

@@ -3,9 +3,7 @@
 //
 // PUBLIC may not execute the first. The second needs no privilege: a record table is idem's, and a
 // key is found there under its scope and tenant only. The caller has to name the same table for the
-// same key; a scope that names its table leaves callers no choice.
-#include "api/records.hpp"
-
+// same key.
 #include "api/arguments.hpp"
 #include "pg/boundary.hpp"
 #include "pg/owner.hpp"
@@ -40,13 +38,9 @@ NewTable read_name(std::string_view name) {
 }
 
 void check_tenant_type(Oid type) {
-    if (!get_typisdefined(type))
-        report::invalid_argument("tenant_type", psprintf("There is no type with OID %u.", type),
-                                 "Pass the name of a type, such as 'bigint'.");
-    if (get_typtype(type) == TYPTYPE_PSEUDO)
-        report::invalid_argument(
-            "tenant_type", psprintf("%s is a pseudo-type; no column has it.", format_type_be(type)),
-            "Pass the type of your tenants' column, such as 'bigint'.");
+    if (!pg::is_tenant_type(type))
+        report::invalid_argument("tenant_type", "The type must be text, integer, bigint or uuid.",
+                                 "Pass one of these, such as 'bigint'.");
 }
 
 // Both arguments about the tenant, or none.
@@ -202,28 +196,14 @@ void list_record_tables(FunctionCallInfo fcinfo) {
     }
 }
 
-}  // namespace
-
+// The table as it is given elsewhere.
 Oid usable_records(Oid table) {
-    if (!OidIsValid(table)) report::no_record_table(table);
-    pg::Records::to_read(table).close();
+    if (!OidIsValid(table)) pg::report::no_record_table(table);
+    pg::Records::to_read(pg::as_given(table)).close();
     return pg::as_given(table);
 }
 
-bool follow_records(std::int32_t scope, Oid& table) {
-    const auto named = pg::records_after_change(scope);
-    if (!named) return false;
-    const Oid now = OidIsValid(*named) ? *named : pg::chosen_records();
-    return std::exchange(table, now) != now;
-}
-
-// The records may be moved, and the scope altered, while the lock is waited for.
-void lock_records(std::int32_t scope, Oid& table) {
-    do {
-        pg::lock_to_write(table == pg::common_records ? pg::table_oid(pg::Table::record) : table);
-    } while (follow_records(scope, table));
-}
-
+}  // namespace
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_create_record_table) {

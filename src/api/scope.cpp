@@ -7,7 +7,6 @@
 // database creates the secrets.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
-#include "api/records.hpp"
 #include "api/scope.hpp"
 #include "core/errors.hpp"
 #include "core/header.hpp"
@@ -88,8 +87,7 @@ const char* name_of(int argument) {
 // NULL means no limit, and for the owner the current user.
 constexpr bool may_be_null(int argument) {
     return argument == arg_max_attempts || argument == arg_claims_per_minute ||
-           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl ||
-           argument == arg_records;
+           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl;
 }
 
 void require_arguments(FunctionCallInfo fcinfo) {
@@ -215,12 +213,6 @@ std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     return rule;
 }
 
-// The table idem.record stands for "no other table".
-std::optional<Oid> records_arg(FunctionCallInfo fcinfo) {
-    if (PG_ARGISNULL(arg_records)) return std::nullopt;
-    return usable_records(PG_GETARG_OID(arg_records));
-}
-
 pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
     return {
         .ttl = positive_arg(fcinfo, arg_ttl),
@@ -243,7 +235,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .tenant_from = tenant_from_arg(fcinfo),
         .explain_conflicts = pg::bool_arg(fcinfo, arg_explain_conflicts),
         .max_answer_size = size_arg(fcinfo),
-        .records = records_arg(fcinfo),
+        .records = pg::bool_arg(fcinfo, arg_records),
         .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
         .request_lists = nullptr,
     };
@@ -271,24 +263,20 @@ void refuse_open_claim(std::int32_t scope) {
     if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
 }
 
-// The tenant is a part of a key's digest. Counting waits for the transactions that have a claim,
-// and keeps others from claiming until this one ends; they then ask again where the tenant comes
-// from.
+// The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
+// for the transactions that have a claim, and keeps others from claiming until this one ends; they
+// then ask again.
 void check_identity(std::int32_t id, const pg::ScopeRules& rules) {
     const pg::Scope& scope = *pg::find_scope_by_id(id);
-    if (!rules.tenant_from || pg::tenant_from_of(*rules.tenant_from) == scope.tenant_from) return;
+    const bool other_tenants =
+        rules.tenant_from && pg::tenant_from_of(*rules.tenant_from) != scope.tenant_from;
+    const bool other_tables = rules.records && *rules.records != scope.records;
+    if (!other_tenants && !other_tables) return;
     const char* name = pstrdup(scope.name);
     const pg::Keys keys = pg::keys_of(id);
     if (keys.any())
-        report::live_keys_lose_identity(name, name_of(arg_tenant_from), keys.records,
-                                        keys.watermarks, keys.until);
-}
-
-// The records that stay in another table would not be found any more, and their operations would be
-// executed twice.
-void check_left_behind(std::int32_t scope, Oid table) {
-    const std::int64_t left = pg::records_outside(scope, table);
-    if (left > 0) report::records_left_behind(left);
+        report::live_keys_lose_identity(name, name_of(other_tables ? arg_records : arg_tenant_from),
+                                        keys.records, keys.watermarks, keys.until);
 }
 
 }  // namespace
@@ -337,7 +325,6 @@ IDEM_FUNCTION(idem_alter_scope) {
     if (rules.owner) api::check_owner(*rules.owner);
     api::refuse_open_claim(scope);
     if (!force) api::check_identity(scope, rules);
-    if (rules.records) api::check_left_behind(scope, *rules.records);
     pg::update_scope(scope, rules);
     PG_RETURN_VOID();
 }

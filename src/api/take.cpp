@@ -9,7 +9,6 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/locked_key.hpp"
-#include "api/records.hpp"
 #include "core/duration.hpp"
 #include "pg/backlog.hpp"
 #include "pg/boundary.hpp"
@@ -46,7 +45,8 @@ struct Candidate {
 // Judges the row as a claim with the same request would. An operation that this transaction's
 // snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
 Candidate look(const TakeCall& call, const pg::Due& due) {
-    const pg::Records records = pg::Records::to_write(due.table);
+    const pg::Records records = pg::Records::to_write(call.filter.table);
+    pg::check_place(call.filter.scope_id, call.filter.table);
     auto key = pg::probe_digest(records, due.digest);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
@@ -176,19 +176,13 @@ std::optional<std::string_view> permitted(const pg::Scope& scope,
     return tenant_in(scope, tenant.value_or(""));
 }
 
-// Where there is no table, nothing would ever be due.
-Oid searched_records(const pg::Scope& scope) {
-    const Oid table = pg::records_of(scope);
-    return table == pg::common_records ? table : usable_records(table);
-}
-
 TakeCall read_call(FunctionCallInfo fcinfo) {
     const auto tenant = tenant_arg(fcinfo);
     const auto lease = pg::positive_duration_arg(fcinfo, arg_lease, "lease");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
     return {&scope,
-            {scope.id, permitted(scope, tenant), scope.max_attempts, searched_records(scope)},
+            {scope.id, permitted(scope, tenant), scope.max_attempts, pg::records_of(scope)},
             lease.value_or(scope.lease),
             wait.value_or(0)};
 }

@@ -2,11 +2,11 @@
 //
 // A token is base64url, without padding, of kind, key digest, attempt number and 64 random bits; if
 // the record is not in the common table, also of the number of its table. It is text because every
-// driver can pass text. Digest and attempt number can be computed or guessed
-// from the key, so only the random bits prove that the bearer made the claim. They are compared
-// with those that the claim's transaction keeps in memory (atomic) or that the record has (leased).
-// In the text of a leased token the digest is sealed (see digest.hpp); encode() and decode() leave
-// that to the caller.
+// driver can pass text. Digest and attempt number can be computed or guessed from the key, so only
+// the random bits prove that the bearer made the claim. They are compared with those that the
+// claim's transaction keeps in memory (atomic) or that the record has (leased). In the text of a
+// leased token the digest is sealed (see digest.hpp); encode() and decode() leave that to the
+// caller.
 //
 // Pure functions; no allocation, no exceptions.
 #pragma once
@@ -23,8 +23,7 @@ struct Token {
     Digest digest;
     std::uint32_t attempt;
     std::uint64_t random;
-    // Of a leased token, where its record was when the claim was made; 0: in the common table. Only
-    // says where to look first, because records can be moved.
+    // Of a leased token, the table of its record; 0: the common one.
     std::uint32_t table = 0;
 
     friend bool operator==(const Token&, const Token&) = default;

@@ -104,12 +104,15 @@ std::optional<Due> Backlog::next() {
     return list.due[list.next++];
 }
 
-void Backlog::search_table(const Records& records, const std::optional<Due>& after,
-                           TimestampTz now) {
-    const Oid table = as_given(RelationGetRelid(records.table()));
+void Backlog::search(const std::optional<Due>& after) {
+    const TimestampTz now = GetCurrentTimestamp();
+    has_more_ = false;
+    next_due_ = std::nullopt;
+    begin_list(filter_, now);
+    const Records records = Records::to_read(filter_.table);
     UnfinishedSearch search(records, filter_.scope_id);
     while (const auto operation = search.next()) {
-        const Due due{operation->lease_end, operation->digest, table};
+        const Due due{operation->lease_end, operation->digest};
         if (!is_wanted(*operation, filter_, now)) continue;
         if (due.since > now)
             next_due_ = std::min(next_due_.value_or(due.since), due.since);
@@ -117,22 +120,7 @@ void Backlog::search_table(const Records& records, const std::optional<Due>& aft
             has_more_ = true;
     }
     search.end();
-}
-
-void Backlog::search(const std::optional<Due>& after) {
-    const TimestampTz now = GetCurrentTimestamp();
-    has_more_ = false;
-    next_due_ = std::nullopt;
-    begin_list(filter_, now);
-    ::List* tables =
-        filter_.table == common_records ? record_tables() : list_make1_oid(filter_.table);
-    for (int i = 0; i < list_length(tables); ++i) {
-        const auto records = Records::try_to_read(list_nth_oid(tables, i));
-        if (!records) continue;
-        search_table(*records, after, now);
-        records->close();
-    }
-    list_free(tables);
+    records.close();
     std::sort_heap(list.due.data(), list.due.data() + list.size);
 }
 

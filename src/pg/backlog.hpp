@@ -19,13 +19,12 @@ struct DueFilter {
     std::int32_t scope_id;
     std::optional<std::string_view> tenant;  // nothing: every tenant
     std::optional<std::int32_t> max_attempts;
-    Oid table;  // common_records: every record table
+    Oid table;
 };
 
 struct Due {
     TimestampTz since;
     core::Digest digest;
-    Oid table;
 
     bool operator<(const Due& other) const {
         return since == other.since ? digest < other.digest : since < other.since;
@@ -51,8 +50,6 @@ class Backlog {
     std::optional<TimestampTz> next_due() const { return next_due_; }
 
   private:
-    void search_table(const Records& records, const std::optional<Due>& after, TimestampTz now);
-
     DueFilter filter_;
     bool has_more_ = false;
     std::optional<TimestampTz> next_due_;

@@ -140,13 +140,11 @@ void visit_prepared_claims(void (*visit)(const PreparedClaim& claim, void* data)
     if (max_prepared_xacts == 0 || RecoveryInProgress()) return;
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
-    for_each_record_table(AccessShareLock, [&](Relation table) {
-        visit_rows(table, compat::begin_table_scan(table, &dirty), [&](TupleTableSlot* slot) {
-            const TransactionId xid = prepared_writer(dirty, slot);
-            if (!TransactionIdIsValid(xid)) return;
-            const RecordHead row = record_head(slot);
-            visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key.view()}, data);
-        });
+    scan_table(Table::record, &dirty, [&](TupleTableSlot* slot) {
+        const TransactionId xid = prepared_writer(dirty, slot);
+        if (!TransactionIdIsValid(xid)) return;
+        const RecordHead row = record_head(slot);
+        visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key.view()}, data);
     });
 }
 

@@ -320,18 +320,11 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 }  // namespace
 
 Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
+    require_record_table(table);
     const Records records = open_keyed(table);
     if (records.table() == nullptr) report::no_record_table(table);
     require_record_table(records.table());
     return records;
-}
-
-std::optional<Records> Records::try_to_read(Oid table) {
-    const Records records = KeyedTable::try_to_read(table);
-    if (records.table() == nullptr) return std::nullopt;
-    if (is_record_table(records.table())) return records;
-    records.close();
-    return std::nullopt;
 }
 
 void Records::check_tenant(std::string_view tenant) const {
@@ -381,19 +374,11 @@ void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl
     if (answered && core::is_answer_outlived(*answered, answer_ttl, now)) record = erased(record);
 }
 
-namespace {
-
 Oid unfinished_index_of(Relation records) {
     const int first = first_column(RelationGetDescr(records));
     return find_partial_index(records, static_cast<AttrNumber>(first + column_scope),
                               {static_cast<AttrNumber>(first + column_state),
                                static_cast<char>(core::State::in_progress)});
-}
-
-}  // namespace
-
-Oid unfinished_index(const Records& records) {
-    return unfinished_index_of(records.table());
 }
 
 RowKey::RowKey(TupleTableSlot* slot) {
@@ -419,16 +404,6 @@ TimestampTz record_expires(TupleTableSlot* slot) {
 std::int32_t record_scope(TupleTableSlot* slot) {
     bool null;
     return DatumGetInt32(column(slot, column_scope, null));
-}
-
-std::optional<std::uint32_t> record_secret(TupleTableSlot* slot) {
-    const auto* stored = varlena_column<bytea>(slot, column_fingerprint);
-    if (stored == nullptr) return std::nullopt;
-    const auto* bytes = reinterpret_cast<const std::byte*>(VARDATA_ANY(stored));
-    core::Fingerprint fingerprint;
-    if (!core::unpack({bytes, static_cast<std::size_t>(VARSIZE_ANY_EXHDR(stored))}, fingerprint))
-        return std::nullopt;
-    return fingerprint.secret_id;
 }
 
 std::string_view record_tenant(TupleTableSlot* slot) {
@@ -554,7 +529,7 @@ UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id
     const int first = first_column(RelationGetDescr(records.table()));
     ScanKeyInit(&key, static_cast<AttrNumber>(first + column_scope), BTEqualStrategyNumber,
                 F_INT4EQ, Int32GetDatum(scope_id));
-    const Oid index = unfinished_index(records);
+    const Oid index = unfinished_index_of(records.table());
     scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
 }
 

@@ -35,7 +35,6 @@ struct KeyName {
     std::string_view key;
     core::Digest digest;
     Oid table = common_records;  // where its record is (pg/record_tables)
-    bool follows = false;  // that is where the scope or the transaction says, even if it changes
 };
 
 struct Record {
@@ -103,8 +102,6 @@ class Records : public KeyedTable {
         return table == common_records ? KeyedTable::to_write(table_oid(Table::record))
                                        : open_elsewhere(table, KeyedTable::try_to_write);
     }
-    // Nothing unless it is a record table.
-    static std::optional<Records> try_to_read(Oid table);
 
     // Raises the error of the type's input function if the table has a column for the tenant, and
     // the tenant is not a value of its type.
@@ -125,16 +122,13 @@ bool has_record_layout();
 // The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
 // there is none, because a superuser has dropped it. Only the cost of finding unfinished operations
 // depends on it.
-Oid unfinished_index(const Records& records);
+Oid unfinished_index_of(Relation records);
 
 // --- Reading ------------------------------------------------------------------------------------
 
 // The end of life and the scope's id of the record in the slot.
 TimestampTz record_expires(TupleTableSlot* slot);
 std::int32_t record_scope(TupleTableSlot* slot);
-
-// The id of the secret that the record's fingerprint was made with; nothing if it has none.
-std::optional<std::uint32_t> record_secret(TupleTableSlot* slot);
 
 // The tenant of the row in the slot, into which it points.
 std::string_view record_tenant(TupleTableSlot* slot);

@@ -1,7 +1,15 @@
 // What a record table must be, and what cures one that is not (pg/record_tables says which tables
 // these are).
 //
-// Reads the catalog only, and locks nothing but the relations that the caller has opened.
+// A record table is a clone of idem.record: an ordinary heap of the same owner with the same
+// columns and constraints, at least its indexes, and nothing that PostgreSQL would do for a
+// statement but idem does not do when it writes rows: defaults, triggers, rules, row security.
+// Other roles may not change it, also not through a parent. Its other indexes, and the partition
+// keys of its parents, call no function but PostgreSQL's own, so that whoever writes or purges a
+// row runs no other role's code. The tenant, if it is a column, has a type without checks.
+//
+// Reads the catalog only, and locks nothing but the relations that the caller has opened, and their
+// indexes.
 #pragma once
 
 #include "pg/server.hpp"
@@ -11,18 +19,18 @@ namespace idem::pg::record_table {
 // The type that marks record tables; InvalidOid if the extension is not installed.
 Oid digest_type();
 
-// Why a relation is not used as a record table.
+// Why a relation is not used as a record table, and what to do about it: a SQL statement, or a
+// sentence.
 struct Fault {
-    enum { none, shape, owner, privileges, index } kind;
+    enum { none, gone, unmarked, shape, owner, privileges } kind;
     const char* detail = nullptr;
-    Oid relation = InvalidOid;  // the table, or a parent of the partition
-    Oid writer = InvalidOid;    // the role that has the privileges; InvalidOid is PUBLIC
+    const char* remedy = nullptr;
 };
 
-// common is idem.record, open.
-Fault fault_of(Relation relation, Relation common);
+// What can be said of any OID without locking it: unless there is no fault, it is not locked.
+Fault outward_fault(Oid table);
 
-// A SQL statement, or a sentence that says what to do. The relation has the fault.
-const char* remedy_for(Relation relation, Relation common, const Fault& fault);
+// Both are open. Reads only what cannot run a function.
+Fault fault_of(Relation relation, Relation common);
 
 }  // namespace idem::pg::record_table

@@ -13,6 +13,7 @@ namespace {
 using record_table::digest_type;
 using record_table::Fault;
 using record_table::fault_of;
+using record_table::outward_fault;
 
 // ---- The transaction's choice -------------------------------------------------------------------
 
@@ -127,13 +128,6 @@ List* marked_relations() {
     return tables;
 }
 
-const char* remedy_for(Relation relation, const Fault& fault) {
-    Relation common = table_open(table_oid(Table::record), AccessShareLock);
-    const char* remedy = record_table::remedy_for(relation, common, fault);
-    table_close(common, AccessShareLock);
-    return remedy;
-}
-
 bool is_candidate(Relation relation) {
     return relation->rd_rel->relkind == RELKIND_RELATION &&
            relation->rd_rel->relpersistence != RELPERSISTENCE_TEMP;
@@ -157,7 +151,17 @@ Oid as_given(Oid table) {
 }
 
 Oid records_of(const Scope& scope) {
-    return OidIsValid(scope.records) ? scope.records : chosen_records();
+    if (!scope.records) return common_records;
+    const Oid chosen = chosen_records();
+    if (chosen == common_records) report::no_records_chosen(scope.name);
+    return chosen;
+}
+
+void check_place(std::int32_t scope, Oid table) {
+    const auto elsewhere = records_after_change(scope);
+    if (elsewhere && *elsewhere != (table != common_records))
+        report::serialization_failure(
+            "The scope's records were put elsewhere while the call was waiting.");
 }
 
 Oid chosen_records() {
@@ -175,25 +179,51 @@ void choose_records(Oid table) {
     newest_choice = choice;
 }
 
+namespace {
+
+void refuse(Oid table, const Fault& fault) {
+    switch (fault.kind) {
+        case Fault::none:
+            return;
+        case Fault::gone:
+            report::no_record_table(table);
+        case Fault::owner:
+            report::record_table_of_another_role(qualified_name(table), fault.detail);
+        case Fault::privileges:
+            report::record_table_of_writers(qualified_name(table), fault.detail, fault.remedy);
+        case Fault::unmarked:
+        case Fault::shape:
+            report::not_a_record_table(qualified_name(table), fault.detail, fault.remedy);
+    }
+}
+
+// A table that was checked may have changed since: it is checked again once it is locked.
+Fault fault_before_lock(Oid table) {
+    const bool known = table == table_oid(Table::record) || place_of(table).table == table;
+    return known && OidIsValid(table) ? Fault{Fault::none} : outward_fault(table);
+}
+
 bool is_record_table(Relation relation) {
     return check(relation).kind == Fault::none;
 }
 
+}  // namespace
+
+void require_record_table(Oid table) {
+    refuse(table, fault_before_lock(table));
+}
+
 void require_record_table(Relation relation) {
-    const Fault fault = check(relation);
-    if (fault.kind == Fault::none || fault.kind == Fault::index) return;
-    const char* name = qualified_name(RelationGetRelid(relation));
-    switch (fault.kind) {
-        case Fault::owner:
-            report::record_table_of_another_role(name, fault.detail);
-        case Fault::privileges:
-            report::record_table_of_writers(name, fault.detail);
-        default:
-            report::not_a_record_table(name, fault.detail);
-    }
+    refuse(RelationGetRelid(relation), check(relation));
+}
+
+bool is_marked_table(Oid table) {
+    const Fault fault = fault_before_lock(table);
+    return fault.kind != Fault::gone && fault.kind != Fault::unmarked;
 }
 
 Relation try_open_records(Oid table, LOCKMODE mode) {
+    if (fault_before_lock(table).kind != Fault::none) return nullptr;
     Relation relation = try_relation_open(table, mode);
     if (relation == nullptr || is_record_table(relation)) return relation;
     relation_close(relation, mode);
@@ -202,6 +232,7 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
 
 // Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
 Relation open_records_at_once(Oid table, LOCKMODE mode) {
+    if (fault_before_lock(table).kind != Fault::none) return nullptr;
     if (!ConditionalLockRelationOid(table, mode)) return nullptr;
     Relation relation = try_open_records(table, NoLock);
     if (relation == nullptr) UnlockRelationOid(table, mode);
@@ -210,17 +241,18 @@ Relation open_records_at_once(Oid table, LOCKMODE mode) {
 
 std::optional<RecordTableFault> fault_of_record_table(Oid table) {
     if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(table))) return std::nullopt;
-    Relation relation = try_relation_open(table, AccessShareLock);
+    Relation relation = try_open_marked(table);
     if (relation == nullptr) return std::nullopt;
-    std::optional<RecordTableFault> result;
-    trivial<std::optional<RecordTableFault>>();
-    if (is_candidate(relation)) {
-        const Fault fault = check(relation);
-        const bool usable = fault.kind == Fault::none;
-        result = {fault.detail, usable ? nullptr : remedy_for(relation, fault)};
-    }
+    const Fault fault = check(relation);
     relation_close(relation, AccessShareLock);
-    return result;
+    return RecordTableFault{fault.detail, fault.remedy};
+}
+
+Relation try_open_marked(Oid table) {
+    Relation relation = try_relation_open(table, AccessShareLock);
+    if (relation == nullptr || is_candidate(relation)) return relation;
+    relation_close(relation, AccessShareLock);
+    return nullptr;
 }
 
 RecordBlock record_block(Oid table, BlockNumber block) {

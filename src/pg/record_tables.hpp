@@ -1,15 +1,17 @@
 // Which table holds the record of a key.
 //
-// Records are in the table idem.record unless the key's scope names another table, or the
-// transaction has chosen one. So they can live, move and vanish with the data that they protect: in
-// a tenant's schema, a partition, or a shard that a tool moves between servers.
+// Records are in the table idem.record, unless the key's scope says that they are in others: then
+// the transaction chooses the table. So they can live, move and vanish with the data that they
+// protect: in a tenant's schema, a partition, or a shard that a tool moves between servers. Whether
+// a choice counts is the scope's rule, so that a call that makes none, or one that another function
+// of the transaction has made, cannot make a key new.
 //
 // Nothing lists these tables. Each has a column of the type idem.key_digest, so the catalog's
 // dependencies lead to all of them, even to those that a tool has made from the definition of such
-// a table. A table is used only if it is a record table: it has the columns of idem.record, is
-// owned by the same role, and may be changed by no other role. Otherwise a caller could let idem
-// read an answer that the caller has written. This is checked when the table is opened, and is
-// remembered in the backend until the relation cache reports a change.
+// a table. A table is used only if it is a clone of idem.record (pg/record_table_check). Otherwise
+// a caller could let idem read an answer that the caller has written. This is checked when the
+// table is opened, and is remembered in the backend until the relation cache reports a change. What
+// cannot be a record table is not even locked, because the OID may come from an invented token.
 //
 // Before those of idem.record, a record table may have one more column: the tenant, in the type of
 // the column by which a tool distributes rows.
@@ -29,22 +31,30 @@ inline constexpr Oid common_records = InvalidOid;
 // The OID of a record table as it is given: common_records for that of idem.record.
 Oid as_given(Oid table);
 
-// Where the records of the scope's keys are, for this transaction.
+// Where the records of the scope's keys are, for this transaction. Raises 55000 if they are in
+// other tables than idem.record, and the transaction has chosen none.
 Oid records_of(const Scope& scope);
 
-// The table that this transaction has chosen for the keys whose scope names none.
+// Raises 40001 if a scope has changed since the call looked it up, and its keys are not in a table
+// like this one any more. For a caller that has locked the table to write, under which lock they
+// stay there: alter_scope() waits for it.
+void check_place(std::int32_t scope, Oid table);
+
+// The table that this transaction has chosen for the scopes whose records are elsewhere.
 Oid chosen_records();
 
 // Chooses it. The caller has checked the table.
 void choose_records(Oid table);
 
-// For a table that the caller has opened. Raises 42809 if it is not a record table, and 42501 if a
-// role other than the owner of idem.record owns it or may change it. Whether its primary key is
-// usable is for KeyedTable::open_index() to say.
+// Raises 42P01 if there is no such table, 42809 if it is not a record table, and 42501 if a role
+// other than the owner of idem.record owns it or may change it. The first is for a table that is
+// not locked yet, and looks only at what tells whether to lock it.
+void require_record_table(Oid table);
 void require_record_table(Relation relation);
 
-// The same without an error.
-bool is_record_table(Relation relation);
+// Whether the OID, which may be any number, is that of a table made for records, whatever has
+// become of it.
+bool is_marked_table(Oid table);
 
 // Opens the table; NULL if it is gone or not a record table. The OID may be any number.
 Relation try_open_records(Oid table, LOCKMODE mode);
@@ -65,6 +75,21 @@ void for_each_record_table(LOCKMODE mode, Visit visit) {
         if (relation == nullptr) continue;
         visit(relation);
         table_close(relation, mode);
+    }
+    list_free(tables);
+}
+
+// Calls visit(relation) for each of these that is an ordinary table, whatever is wrong with it: its
+// records would count again once it is mended. Opened with AccessShareLock, which is released.
+Relation try_open_marked(Oid table);
+template <class Visit>
+void for_each_marked_table(Visit visit) {
+    List* tables = record_tables();
+    for (int i = 0; i < list_length(tables); ++i) {
+        Relation relation = try_open_marked(list_nth_oid(tables, i));
+        if (relation == nullptr) continue;
+        visit(relation);
+        relation_close(relation, AccessShareLock);
     }
     list_free(tables);
 }
@@ -94,8 +119,14 @@ constexpr BlockNumber number_of(RecordBlock block) {
     return static_cast<BlockNumber>(block);
 }
 
+// The types that a tenant's column may have: none runs a check when a value is read or written.
+constexpr bool is_tenant_type(Oid type) {
+    return type == TEXTOID || type == INT4OID || type == INT8OID || type == UUIDOID;
+}
+
 // Whether the table has the tenant in its first column, before those of idem.record.
 inline bool has_tenant_column(TupleDesc table) {
+    Assert(table->natts > 0);
     return memcmp(NameStr(TupleDescAttr(table, 0)->attname), "digest\0", 8) != 0;
 }
 

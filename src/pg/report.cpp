@@ -840,9 +840,10 @@ void identity_orphans(const char* what, std::int64_t records, std::int64_t water
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
              errmsg("the identity does not fit the keys in this database"),
-             errdetail("%s Its keys would not be found again: %lld records, %lld watermarks.", what,
-                       static_cast<long long>(records), static_cast<long long>(watermarks)),
-             errhint("Import an identity before the database is used. To give these keys up, "
+             errdetail("%s Keys of this database would not be found again. It has %lld unexpired "
+                       "records and %lld watermarks.",
+                       what, static_cast<long long>(records), static_cast<long long>(watermarks)),
+             errhint("Import an identity before the database is used. To give all keys up, "
                      "remove them with idem.forget() and idem.reset_stream(), or those of a "
                      "dropped scope with idem.purge().")));
     pg_unreachable();
@@ -857,12 +858,12 @@ void no_identity() {
     pg_unreachable();
 }
 
-void identity_changes_open_claim(std::string_view scope, std::string_view key) {
+void claim_is_open(const char* call, std::string_view scope, std::string_view key) {
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("cannot import an identity while a claim is open"),
+                    errmsg("%s cannot be called while a claim is open", call),
                     errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
                               c_string(key), c_string(scope)),
-                    errhint("Import the identity in a transaction of its own.")));
+                    errhint("Call it in a transaction of its own.")));
     pg_unreachable();
 }
 
@@ -1200,25 +1201,36 @@ void foreign_code(const char* table, const char* caller) {
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-namespace {
-
-constexpr const char* record_table_hint =
-    "Choose a table that idem.create_record_table() has created.";
-
-}  // namespace
-
 void no_record_table(Oid table) {
     ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("record table does not exist"),
                     errdetail("There is no table with OID %u. It may have been dropped.", table),
-                    errhint("If the scope names the table, name another with idem.alter_scope(), "
-                            "even if a table of the same name has been created since.")));
+                    errhint("Name an existing table in idem.use_records().")));
     pg_unreachable();
 }
 
-void not_a_record_table(const char* table, const char* detail) {
+namespace {
+
+// A remedy is a sentence or a statement.
+const char* hint_of(const char* remedy) {
+    const bool is_sentence = remedy[strlen(remedy) - 1] == '.';
+    return is_sentence ? remedy : psprintf("As a superuser, execute %s.", remedy);
+}
+
+}  // namespace
+
+void not_a_record_table(const char* table, const char* detail, const char* remedy) {
     ereport(ERROR,
             (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a record table", table),
-             errdetail("%s", detail), errhint("%s", record_table_hint)));
+             errdetail("%s", detail), errhint("%s", hint_of(remedy))));
+    pg_unreachable();
+}
+
+void no_records_chosen(const char* scope) {
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("this transaction has chosen no record table"),
+             errdetail("The records of scope \"%s\" are in other tables than idem.record.", scope),
+             errhint("Call idem.use_records() with the table first, in the same transaction.")));
     pg_unreachable();
 }
 
@@ -1232,12 +1244,10 @@ void record_table_of_another_role(const char* table, const char* detail) {
     pg_unreachable();
 }
 
-void record_table_of_writers(const char* table, const char* detail) {
+void record_table_of_writers(const char* table, const char* detail, const char* remedy) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("roles other than its owner may change record table \"%s\"", table),
-                    errdetail("%s", detail),
-                    errhint("Revoke INSERT, UPDATE, DELETE and TRUNCATE on the table and its "
-                            "columns.")));
+                    errdetail("%s", detail), errhint("%s", hint_of(remedy))));
     pg_unreachable();
 }
 
@@ -1319,28 +1329,13 @@ void live_keys_lose_identity(std::string_view scope, const char* setting, std::i
     pg_unreachable();
 }
 
-void records_left_behind(std::int64_t records) {
+void watermarks_stay(const char* scope) {
     ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("the scope has records in another table"),
-             errdetail_plural("%lld record that has not expired would not be found any more, and "
-                              "its operation could be executed twice.",
-                              "%lld records that have not expired would not be found any more, "
-                              "and their operations could be executed twice.",
-                              static_cast<unsigned long>(records), static_cast<long long>(records)),
-             errhint("As a superuser, in one transaction: LOCK TABLE the old table IN SHARE ROW "
-                     "EXCLUSIVE MODE, insert the scope's rows into the new table, delete them from "
-                     "the old one, and call this function.")));
-    pg_unreachable();
-}
-
-void watermarks_stay() {
-    ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-                    errmsg("idem.advance() cannot use the record table of this transaction"),
-                    errdetail("Watermarks are in the table idem.watermark; they do not move with "
-                              "the table that idem.use_records() has chosen."),
-                    errhint("Call idem.once() with the key of each message, or idem.advance() in "
-                            "a transaction without idem.use_records().")));
+            (errcode(ERRCODE_FEATURE_NOT_SUPPORTED), errmsg("scope \"%s\" has no streams", scope),
+             errdetail("The scope's records are in tables that are moved. Watermarks are in "
+                       "the table idem.watermark, and would stay behind."),
+             errhint("Call idem.once() with the key of each message, or idem.advance() in a "
+                     "scope whose records are in idem.record.")));
     pg_unreachable();
 }
 

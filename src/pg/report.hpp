@@ -157,7 +157,7 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void malformed_identity(const char* detail);
 [[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
 [[noreturn]] void no_identity();
-[[noreturn]] void identity_changes_open_claim(std::string_view scope, std::string_view key);
+[[noreturn]] void claim_is_open(const char* call, std::string_view scope, std::string_view key);
 [[noreturn]] void identity_lacks_secret(std::int32_t id);
 // The id is here that of another scope than there; there: NULL if it was dropped there.
 [[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
@@ -222,15 +222,17 @@ void no_records_of_tenant(std::string_view tenant);
 
 // table: the qualified name. detail: a sentence.
 [[noreturn]] void no_record_table(Oid table);
-[[noreturn]] void not_a_record_table(const char* table, const char* detail);
+[[noreturn]] void not_a_record_table(const char* table, const char* detail, const char* remedy);
+// The records of the scope are in tables that transactions choose, and this one has chosen none.
+[[noreturn]] void no_records_chosen(const char* scope);
 [[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
-[[noreturn]] void watermarks_stay();
+[[noreturn]] void watermarks_stay(const char* scope);
 [[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
 [[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
                                           std::int64_t records, std::int64_t watermarks,
                                           TimestampTz until);
-[[noreturn]] void records_left_behind(std::int64_t records);
-[[noreturn]] void record_table_of_writers(const char* table, const char* detail);
+[[noreturn]] void record_table_of_writers(const char* table, const char* detail,
+                                          const char* remedy);
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 

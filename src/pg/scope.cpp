@@ -103,10 +103,6 @@ TenantFrom read_tenant_from(TupleTableSlot* slot) {
     return *from;
 }
 
-Oid read_records(TupleTableSlot* slot) {
-    return DatumGetObjectId(column(slot, column_records).value_or(Datum{0}));
-}
-
 void read_scope(TupleTableSlot* slot, Scope& scope) {
     const std::string_view name = view_of(DatumGetTextPP(*column(slot, column_name)));
     static_assert(core::max_scope_bytes < NAMEDATALEN);
@@ -135,7 +131,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
     scope.max_answer_size = DatumGetInt32(*column(slot, column_max_answer_size));
     scope.final_sqlstates = read_text_list(slot, column_final_sqlstates);
-    scope.records = read_records(slot);
+    scope.records = read_bool(slot, column_records);
 }
 
 // The row is read before it is entered: an error in between must not leave half an entry.
@@ -208,10 +204,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     if (rules.tenant_from) row.set_text(column_tenant_from, *rules.tenant_from);
     row.set_bool(column_explain_conflicts, rules.explain_conflicts);
     row.set_int(column_max_answer_size, rules.max_answer_size);
-    if (rules.records == InvalidOid)
-        row.clear(column_records);
-    else if (rules.records)
-        row.set(column_records, ObjectIdGetDatum(*rules.records));
+    row.set_bool(column_records, rules.records);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
     row.set_pointer(column_request_lists, rules.request_lists);
     number_request_list(row);
@@ -315,14 +308,13 @@ const Scope* find_scope_by_id(std::int32_t id) {
     return read_into_cache(WithId{id});
 }
 
-std::optional<Oid> records_after_change(std::int32_t id) {
+std::optional<bool> records_after_change(std::int32_t id) {
     AcceptInvalidationMessages();
     if (valid) return std::nullopt;
-    std::optional<Oid> records;
-    trivial<std::optional<Oid>>();
+    std::optional<bool> records;
     const ById* before = by_id.find(id);
     scan_for(WithId{id}, [&](TupleTableSlot* slot) {
-        records = read_records(slot);
+        records = read_bool(slot, column_records);
         if (before != nullptr && before->scope->tenant_from != read_tenant_from(slot))
             report::serialization_failure("The scope's \"tenant_from\" was changed meanwhile.");
     });
@@ -550,7 +542,8 @@ void insert_checked(Relation relation, const ScopeRow& row,
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
     Assert(rules.final_sqlstates != nullptr && rules.store_request);
-    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts);
+    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts &&
+           rules.records);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);

@@ -50,7 +50,7 @@ struct Scope {
     bool explain_conflicts;
     std::int32_t max_answer_size;  // bytes that a record may hold
     TextList final_sqlstates;      // codes and classes that execute() stores as failures
-    Oid records;                   // the table of its records; InvalidOid: see pg/record_tables
+    bool records;  // in the tables that transactions choose, and never in idem.record
 };
 static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructible_v<Scope>);
 
@@ -66,11 +66,11 @@ const Scope* find_scope(std::string_view name);
 // The same for a caller that has only a record, or the token of one. NULL: the scope was dropped.
 const Scope* find_scope_by_id(std::int32_t id);
 
-// The record table that the scope names now (InvalidOid: none), if a scope has changed since the
-// last call of the functions above. Nothing if none has, or if the scope was dropped. What those
-// functions have returned stays valid. Raises 40001 if the tenant of a call comes from elsewhere
-// now: the caller has locked the table of a key that its retries would not find.
-std::optional<Oid> records_after_change(std::int32_t id);
+// Whether the scope's records are elsewhere now, if a scope has changed since the last call of the
+// functions above. Nothing if none has, or if the scope was dropped. What those functions have
+// returned stays valid. Raises 40001 if the tenant of a call comes from elsewhere now: the caller
+// has locked the table of a key that its retries would not find.
+std::optional<bool> records_after_change(std::int32_t id);
 
 // The most similar name of a scope that the current user may use; NULL if none is similar.
 const char* nearest_scope(std::string_view name);
@@ -196,7 +196,7 @@ struct ScopeRules {
     std::optional<std::string_view> tenant_from;
     std::optional<bool> explain_conflicts;
     std::optional<std::int32_t> max_answer_size;
-    std::optional<Oid> records;  // InvalidOid: the scope names no table
+    std::optional<bool> records;
     std::optional<Oid> owner;
     ArrayType* request_lists;  // of an imported scope only
 };

@@ -74,27 +74,37 @@ void keep_from_writing(Table table) {
     table_close(open_table(table, ShareRowExclusiveLock), NoLock);
 }
 
-// The lock on each table is kept until the transaction ends.
-template <class Match>
-std::int64_t count_live_records(Match match, std::optional<Oid> except = std::nullopt) {
-    const TimestampTz now = GetCurrentTimestamp();
-    std::int64_t count = 0;
-    for_each_record_table(AccessShareLock, [&](Relation table) {
-        if (RelationGetRelid(table) == except) return;
-        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
-        scan_committed_rows(table, [&](TupleTableSlot* slot) {
-            if (match(slot) && record_expires(slot) > now) ++count;
-        });
-    });
-    return count;
+// The column of a table that is marked as a record table; InvalidAttrNumber if it has none like it.
+AttrNumber column_of(Relation table, const char* name, Oid type) {
+    const Oid relation = RelationGetRelid(table);
+    const AttrNumber column = get_attnum(relation, name);
+    return column > 0 && get_atttype(relation, column) == type ? column : InvalidAttrNumber;
 }
 
-// In any state, as highest_id().
-std::int64_t highest_id_in_records() {
+std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
+    bool null;
+    const Datum id = slot_getattr(slot, column, &null);
+    return null ? 0 : DatumGetInt32(id);
+}
+
+// Without such a column the record never expires.
+TimestampTz expiry_in(TupleTableSlot* slot, AttrNumber column) {
+    if (column == InvalidAttrNumber) return DT_NOEND;
+    bool null;
+    const Datum expiry = slot_getattr(slot, column, &null);
+    return null ? DT_NOEND : DatumGetTimestampTz(expiry);
+}
+
+// In any state, as highest_id(). A record table may have come from another database, with ids that
+// nothing else here tells; idem.record only where the sequence may be behind it.
+std::int64_t highest_id_in_records(bool common_too) {
     std::int64_t highest = 0;
-    for_each_record_table(AccessShareLock, [&](Relation table) {
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber column = column_of(table, "scope", INT4OID);
+        if (column == InvalidAttrNumber) return;
+        if (!common_too && as_given(RelationGetRelid(table)) == common_records) return;
         visit_rows(table, compat::begin_table_scan(table, SnapshotAny), [&](TupleTableSlot* slot) {
-            highest = std::max<std::int64_t>(highest, record_scope(slot));
+            highest = std::max<std::int64_t>(highest, id_in(slot, column));
         });
     });
     return highest;
@@ -127,12 +137,21 @@ void give_scope_ids(std::int32_t last) {
     if (last > read_sequence().last) set_last_id(last);
 }
 
+// The lock on each table is kept until the transaction ends.
 Keys keys_of(std::optional<std::int32_t> scope) {
     Keys keys;
-    keys.records = count_live_records([&](TupleTableSlot* slot) {
-        const bool counts = !scope || record_scope(slot) == *scope;
-        if (counts) keys.until = std::max(keys.until, record_expires(slot));
-        return counts;
+    const TimestampTz now = GetCurrentTimestamp();
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber ids = column_of(table, "scope", INT4OID);
+        const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
+        if (ids == InvalidAttrNumber) return;
+        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
+        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+            const TimestampTz expiry = expiry_in(slot, expires);
+            if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
+            keys.until = std::max(keys.until, expiry);
+            ++keys.records;
+        });
     });
     keep_from_writing(Table::watermark);
     scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
@@ -141,24 +160,13 @@ Keys keys_of(std::optional<std::int32_t> scope) {
     return keys;
 }
 
-std::int64_t records_outside(std::int32_t scope, Oid table) {
-    return count_live_records([scope](TupleTableSlot* slot) { return record_scope(slot) == scope; },
-                              OidIsValid(table) ? table : table_oid(Table::record));
-}
-
-std::int64_t records_under(std::int32_t secret) {
-    return count_live_records([&](TupleTableSlot* slot) {
-        return record_secret(slot) == static_cast<std::uint32_t>(secret);
-    });
-}
-
 std::int32_t next_scope_id() {
     const SequenceState sequence = read_sequence();
     std::int64_t highest = highest_known_id();
     const bool sequence_is_right = sequence.called && sequence.last >= highest;
+    highest = std::max(highest, highest_id_in_records(!sequence_is_right));
     if (!sequence_is_right)
-        highest = std::max(
-            {highest, highest_id_in_records(), highest_id(Table::watermark, watermark_scope)});
+        highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
     const std::int64_t id = std::max(sequence.last, highest) + 1;
     if (id > PG_INT32_MAX) report::scope_ids_used_up();
     Assert(id > highest && id > sequence.last);

@@ -42,12 +42,6 @@ struct Keys {
 };
 Keys keys_of(std::optional<std::int32_t> scope);
 
-// The scope's records that have not expired and are not in this table; likewise.
-std::int64_t records_outside(std::int32_t scope, Oid table);
-
-// The records that have not expired and have a fingerprint under this secret; likewise.
-std::int64_t records_under(std::int32_t secret);
-
 // The ids of the scopes that were noted, as a list of integers.
 List* dropped_scopes();
 

@@ -18,12 +18,10 @@ namespace {
 // The number of blocks per scan: each scan fills its ring of buffers anew.
 constexpr BlockNumber stretch = 1024;
 
-// Whether a subscription of this database, enabled or not, writes the table. Its rows then belong
-// to the publisher, which may still change what has expired here, because the subscription may lag.
-bool is_subscribed(Relation relation) {
+bool is_in_subscription(Oid relation) {
     ScanKeyData key;
     ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ,
-                ObjectIdGetDatum(RelationGetRelid(relation)));
+                ObjectIdGetDatum(relation));
     Relation subscribed = table_open(SubscriptionRelRelationId, AccessShareLock);
     SysScanDesc scan = systable_beginscan(subscribed, SubscriptionRelSrrelidSrsubidIndexId, true,
                                           nullptr, 1, &key);
@@ -31,6 +29,19 @@ bool is_subscribed(Relation relation) {
     systable_endscan(scan);
     table_close(subscribed, AccessShareLock);
     return found;
+}
+
+// Whether a subscription of this database, enabled or not, writes the table, by its name or that of
+// a partitioned table. Its rows then belong to the publisher, which may still change what has
+// expired here, because the subscription may lag.
+bool is_subscribed(Relation relation) {
+    const Oid table = RelationGetRelid(relation);
+    List* parents = relation->rd_rel->relispartition ? get_partition_ancestors(table) : NIL;
+    bool subscribed = is_in_subscription(table);
+    for (int i = 0; i < list_length(parents); ++i)
+        subscribed = subscribed || is_in_subscription(list_nth_oid(parents, i));
+    list_free(parents);
+    return subscribed;
 }
 
 struct KnownScope {

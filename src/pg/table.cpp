@@ -123,11 +123,11 @@ Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
 constexpr Oid uuid_family = 2968;
 constexpr AttrNumber digest_column = 1;
 
-// The digest alone or, where the first column is the tenant, the digest and the tenant. The second
-// column of all other tables is not a UUID, so the operator family tells them apart.
-bool has_digest_columns(const FormData_pg_index* index) {
+// The digest alone or, where the first column is the tenant, the digest and the tenant.
+bool has_digest_columns(const FormData_pg_index* index, Relation table) {
     const auto* columns = index->indkey.values;
-    if (index->indnkeyatts == 1) return columns[0] == digest_column;
+    if (!has_tenant_column(RelationGetDescr(table)))
+        return index->indnkeyatts == 1 && columns[0] == digest_column;
     return index->indnkeyatts == 2 && columns[0] == digest_column + 1 && columns[1] == 1;
 }
 
@@ -152,7 +152,7 @@ IndexInfo digest_index_info(Relation index) {
 // that was a digest index when the caller opened it may have been set dead meanwhile, by REINDEX
 // CONCURRENTLY; it then takes entries until the caller's transaction ends.
 bool add_digest_entry(Relation table, Relation index, TupleTableSlot* slot) {
-    Assert(index->rd_index->indisunique && has_digest_columns(index->rd_index));
+    Assert(index->rd_index->indisunique && has_digest_columns(index->rd_index, table));
     Assert(ItemPointerIsValid(&slot->tts_tid));
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
@@ -245,10 +245,10 @@ Relation open_table(Table table, LOCKMODE mode) {
     return table_open(table_oid(table), mode);
 }
 
-bool is_digest_index(Relation index) {
+bool is_digest_index(Relation index, Relation table) {
     const FormData_pg_index* form = index->rd_index;
     return form->indisunique && form->indimmediate && form->indisready && form->indislive &&
-           has_digest_columns(form) && index->rd_opfamily[0] == uuid_family &&
+           has_digest_columns(form, table) && index->rd_opfamily[0] == uuid_family &&
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
@@ -314,7 +314,7 @@ std::optional<CharCondition> remembered_condition(Relation table, Relation index
 // Adds what the index needs of the row, unless only the executor can.
 void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntries& made) {
     Relation index = open_to_write(index_open, oid);
-    if (is_digest_index(index)) {
+    if (is_digest_index(index, table)) {
         if (!add_digest_entry(table, index, slot)) made.alone = false;
     } else if (const auto condition = remembered_condition(table, index)) {
         if (satisfies(slot, *condition)) add_partial_entry(table, index, slot);
@@ -336,11 +336,6 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot) {
 
 bool is_among(const UnneededIndexes& indexes, Oid index) {
     return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
-}
-
-bool is_digest_index_of(Relation index, Relation table) {
-    const bool after_tenant = index->rd_index->indnkeyatts == 2;
-    return is_digest_index(index) && after_tenant == has_tenant_column(RelationGetDescr(table));
 }
 
 DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
@@ -377,7 +372,7 @@ OpenIndexes::OpenIndexes(Relation table, Before before)
     ExecOpenIndices(target_, false);
     for (int i = 0; i < target_->ri_NumIndices; ++i) {
         Relation index = target_->ri_IndexRelationDescs[i];
-        const bool on_digest = is_digest_index(index);
+        const bool on_digest = is_digest_index(index, table);
         const bool is_partial = !on_digest && remembered_condition(table, index);
         if (on_digest) digest_indexes_ = lappend_int(digest_indexes_, i);
         if (is_partial && before == Before::digest)
@@ -523,7 +518,7 @@ Relation KeyedTable::open_index() const {
     if (!OidIsValid(primary_key)) refuse_without_digest_index(table_);
     Relation index = release_ == NoLock ? open_to_write(index_open, primary_key)
                                         : index_open(primary_key, release_);
-    if (!is_digest_index_of(index, table_)) refuse_without_digest_index(table_);
+    if (!is_digest_index(index, table_)) refuse_without_digest_index(table_);
     return index;
 }
 

@@ -100,15 +100,13 @@ void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<con
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);
 
-// Whether the index proves that no two rows have the same digest, the first column of a keyed
-// table; or, in a record table whose first column is the tenant (pg/record_tables), no two rows
-// with the same digest and tenant, because a digest has one tenant. True for the primary key, and
-// for an index beside it that REINDEX CONCURRENTLY is building or has yet to drop. An index that
-// becomes ready after we have looked is completed by its builder, which waits for our transaction
-// first.
-bool is_digest_index(Relation index);
-// The same for an index of this table, whose tenant may be a UUID as well.
-bool is_digest_index_of(Relation index, Relation table);
+// Whether the index of this table proves that no two rows have the same digest, the first column of
+// a keyed table; or, in a record table whose first column is the tenant (pg/record_tables), no two
+// rows with the same digest and tenant, because a digest has one tenant. True for the primary key,
+// and for an index beside it that REINDEX CONCURRENTLY is building or has yet to drop. An index
+// that becomes ready after we have looked is completed by its builder, which waits for our
+// transaction first.
+bool is_digest_index(Relation index, Relation table);
 
 // The condition of a partial index, of the form column = constant; the column has the type "char".
 struct CharCondition {

@@ -9,18 +9,23 @@ SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease =>
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 
--- The records of "lasting" are in a table that is moved under load, and those of some keys of
--- "brief" in one that each call chooses.
+-- The records of "lasting" are in a table that is moved under load. Each call learns where they are,
+-- and keeps them there until its transaction ends. It chooses that table for every key: the other
+-- scopes do not mind.
 CREATE SCHEMA elsewhere;
-SELECT idem.create_record_table('elsewhere.lasting', 'tenant_id', 'text'),
-       idem.create_record_table('elsewhere.moved', 'tenant_id', 'text'),
-       idem.create_record_table('elsewhere.brief');
-SELECT idem.alter_scope('lasting', records => 'elsewhere.lasting');
+SELECT idem.create_record_table('elsewhere.lasting', 'tenant_id', 'text');
+SELECT idem.create_record_table('elsewhere.moved', 'tenant_id', 'text');
+CREATE TABLE chaos.place (records regclass);
+INSERT INTO chaos.place VALUES ('elsewhere.lasting');
 
-CREATE FUNCTION chaos.choose(key text) RETURNS void LANGUAGE plpgsql AS $$
+-- The advisory lock lets a move have its turn. FOR SHARE refuses a snapshot from before the move.
+CREATE FUNCTION chaos.choose() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  here regclass;
 BEGIN
-  PERFORM idem.use_records(CASE WHEN key ~ '^b[0-7]' THEN 'elsewhere.brief'
-                           ELSE 'idem.record' END::regclass);
+  PERFORM pg_advisory_xact_lock_shared(7);
+  SELECT records INTO STRICT here FROM chaos.place FOR SHARE;
+  PERFORM idem.use_records(here);
 END $$;
 
 CREATE PROCEDURE chaos.move() LANGUAGE plpgsql AS $$
@@ -28,16 +33,13 @@ DECLARE
   here regclass;
   there regclass;
 BEGIN
-  IF to_regclass('elsewhere.moved') IS NULL THEN
-    RETURN;
-  END IF;
-  SELECT records INTO STRICT here FROM idem.scopes WHERE name = 'lasting';
+  PERFORM pg_advisory_xact_lock(7);
+  SELECT records INTO STRICT here FROM chaos.place FOR UPDATE;
   there := CASE here WHEN 'elsewhere.moved'::regclass THEN 'elsewhere.lasting'
            ELSE 'elsewhere.moved' END;
-  EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', here);
   EXECUTE format('INSERT INTO %s SELECT * FROM %s', there, here);
   EXECUTE format('DELETE FROM %s', here);
-  PERFORM idem.alter_scope('lasting', records => there);
+  UPDATE chaos.place SET records = there;
 END $$;
 
 -- result is 'c', 'f' or 'x': the operation completed, failed or was forbidden. seq is of streams
@@ -122,7 +124,7 @@ DECLARE
   r idem.record_info;
   taken idem.taken;
 BEGIN
-  PERFORM chaos.choose(key);
+  PERFORM chaos.choose();
   CASE kind
   WHEN 'claim', 'fail', 'release', 'undo' THEN
     c := idem.claim(scope, key, request);

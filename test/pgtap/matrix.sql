@@ -25,8 +25,8 @@ SELECT idem.complete(token) FROM idem.claim('owned', '4711');
 SELECT idem.advance('owned', 'stream', 7);
 SELECT idem.create_record_table('public.matrix_records');
 SELECT idem.use_records('public.matrix_records');
-SELECT idem.once('owned', 'elsewhere');
-SELECT idem.claim('owned', 'leased elsewhere', lease => '1 hour');
+SELECT idem.create_scope('distant', owner => 'matrix_owner', records => true);
+SELECT idem.once('distant', 'elsewhere');
 SELECT idem.use_records('idem.record');
 CREATE FUNCTION pg_temp.work(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 
@@ -117,15 +117,15 @@ INSERT INTO call VALUES
     ('idem.announce_change()', 'own trigger', $$SELECT idem.announce_change()$$),
     ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
     -- Scopes and their records.
-    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,regclass,boolean)',
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
      'creator', $$SELECT idem.create_scope('new')$$),
-    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,regclass,boolean)',
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
      'administrator', $$SELECT idem.create_scope('new', owner => 'matrix_owner')$$),
-    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,regclass,boolean)',
+    ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
      'superuser', $$SELECT idem.create_scope('new', owner => 'matrix_super')$$),
-    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,regclass,boolean)',
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
      'administrator', $$SELECT idem.alter_scope('idle', ttl => '1 day')$$),
-    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,regclass,boolean)',
+    ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
      'superuser', $$SELECT idem.alter_scope('idle', owner => 'matrix_stranger')$$),
     ('idem.scope_ddl(text)', 'user', $$SELECT idem.scope_ddl('owned')$$),
     ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('idle')$$),
@@ -148,7 +148,7 @@ INSERT INTO call VALUES
     ('idem.import_identity(jsonb)', 'superuser', $$SELECT idem.import_identity((SELECT idem.export_identity()))$$),
     ('idem.create_record_table(text,name,regtype)', 'superuser', $$SELECT idem.create_record_table('public.matrix_new')$$),
     ('idem.use_records(regclass)', 'every role', $$SELECT idem.use_records('public.matrix_records')$$),
-    ('idem.use_records(regclass)', 'user', $$SELECT idem.use_records('public.matrix_records'), idem.once('owned', 'new')$$),
+    ('idem.use_records(regclass)', 'user', $$SELECT idem.use_records('public.matrix_records'), idem.once('distant', 'new')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.
@@ -157,8 +157,6 @@ INSERT INTO call VALUES
     ('idem.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned'$$),
     ('idem.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
-    ('idem.other_records(boolean)', 'sees', $$SELECT FROM idem.other_records() WHERE key = 'elsewhere'$$),
-    ('idem.other_records(boolean)', 'sees', $$SELECT FROM idem.other_records(unfinished_only => true) WHERE key = 'leased elsewhere'$$),
     ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
     -- Members of pg_monitor may also see figures.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
@@ -188,8 +186,6 @@ INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
     ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
-    ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'elsewhere'$$),
-    ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased elsewhere'$$),
     ('idem.streams', 'sees', $$SELECT FROM idem.streams WHERE scope = 'owned' AND source = 'stream'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),

@@ -36,7 +36,7 @@ SELECT set_eq(
     ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_answer_size integer DEFAULT NULL::integer, records regclass DEFAULT NULL::regclass, force boolean DEFAULT false', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
@@ -51,7 +51,7 @@ SELECT set_eq(
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_answer_size integer DEFAULT 65536, records regclass DEFAULT NULL::regclass, if_not_exists boolean DEFAULT false', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
@@ -70,7 +70,6 @@ SELECT set_eq(
     ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
-    ('other_records', 'unfinished_only boolean DEFAULT false, OUT scope integer, OUT tenant text, OUT key text, OUT state "char", OUT attempt integer, OUT extra_attempts integer, OUT status integer, OUT created timestamp with time zone, OUT expires timestamp with time zone, OUT lease_end timestamp with time zone, OUT released boolean, OUT recovery_point text, OUT last_error jsonb, OUT redacted boolean, OUT has_answer boolean, OUT answer_bytes bigint, OUT records regclass', 'SETOF record'),
     ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
     ('parse_key', 'header text', 'text'),
     ('preloaded', '', 'boolean'),
@@ -124,7 +123,6 @@ SELECT set_eq(
     ('http_headers', 'i', 's'),
     ('http_status', 'i', 's'),
     ('key_weakness', 'i', 's'),
-    ('other_records', 's', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
@@ -169,13 +167,13 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
     'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'final_sqlstates text[]',
     'store_request boolean', 'answer_ttl interval', 'min_ttl interval', 'header_exclude text[]',
-    'tenant_from text', 'explain_conflicts boolean', 'max_answer_size integer', 'records regclass'], 'columns of the view scopes');
+    'tenant_from text', 'explain_conflicts boolean', 'max_answer_size integer', 'records boolean'], 'columns of the view scopes');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
     'created_at timestamp with time zone', 'expires_at timestamp with time zone',
     'lease_end timestamp with time zone', 'recovery_point text', 'redacted boolean',
-    'answer_bytes bigint', 'completed_at timestamp with time zone', 'records regclass'], 'columns of the view records');
+    'answer_bytes bigint', 'completed_at timestamp with time zone'], 'columns of the view records');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',

@@ -3,14 +3,19 @@
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE FUNCTION run(scope text, key text) RETURNS boolean LANGUAGE sql AS $$ SELECT idem.once(scope, key) $$;
+CREATE FUNCTION run(scope text, key text, records regclass) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.use_records(records);
+  RETURN idem.once(scope, key, tenant => '1');
+END $$;
 SELECT idem.create_scope('short', ttl => '1 microsecond'), idem.create_scope('long');
 -- After idem.record in the order of their OIDs. One has a column for the tenant.
 SELECT idem.create_record_table('first_records'), idem.create_record_table('second_records', 'tenant_id', 'bigint');
-SELECT idem.create_scope('first', ttl => '1 microsecond', records => 'first_records');
-SELECT idem.create_scope('second', ttl => '1 microsecond', records => 'second_records');
+SELECT idem.create_scope('first', ttl => '1 microsecond', records => true);
+SELECT idem.create_scope('second', ttl => '1 microsecond', records => true);
 SELECT count(run('short', 'k' || i)) + count(run('long', 'k' || i)) AS here FROM generate_series(1, 300) i;
-SELECT count(run('first', 'k' || i)) AS first FROM generate_series(1, 300) i;
-SELECT count(idem.once('second', 'k' || i, tenant => '1')) AS second FROM generate_series(1, 300) i;
+SELECT count(run('first', 'k' || i, 'first_records')) AS first FROM generate_series(1, 300) i;
+SELECT count(run('second', 'k' || i, 'second_records')) AS second FROM generate_series(1, 300) i;
 UPDATE idem.sweep SET hand = 0;
 SELECT idem.purge(350);
 SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM first_records), (SELECT count(*) FROM second_records);
@@ -24,22 +29,21 @@ SELECT hand >> 32 = 'second_records'::regclass::oid::bigint AS second, idem.purg
 SELECT idem.purge();
 SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM first_records), (SELECT count(*) FROM second_records);
 -- The table of the hand has been dropped: the purge goes on with the next one.
-SELECT count(run('first', 'k' || i)) + count(run('short', 'k' || i)) AS more FROM generate_series(1, 5) i;
-SELECT count(idem.once('second', 'k' || i, tenant => '1')) AS more FROM generate_series(1, 5) i;
+SELECT count(run('first', 'k' || i, 'first_records')) + count(run('short', 'k' || i)) AS more FROM generate_series(1, 5) i;
+SELECT count(run('second', 'k' || i, 'second_records')) AS more FROM generate_series(1, 5) i;
 UPDATE idem.sweep SET hand = (('first_records'::regclass::oid::bigint) << 32) + 7;
-SELECT idem.alter_scope('first', records => 'idem.record');
 DROP TABLE first_records;
 SELECT records, purge_block FROM idem.storage ORDER BY records::text;
 SELECT idem.purge(5), (SELECT count(*) FROM idem.record) AS here, (SELECT count(*) FROM second_records) AS second;
 SELECT (SELECT count(*) FROM idem.record) AS here, (SELECT count(*) FROM second_records) AS second;
 -- A hand may be any number.
-SELECT count(idem.once('second', 'k' || i, tenant => '1')) AS more FROM generate_series(1, 5) i;
+SELECT count(run('second', 'k' || i, 'second_records')) AS more FROM generate_series(1, 5) i;
 UPDATE idem.sweep SET hand = -1;
 SELECT idem.purge(1);
 SELECT hand >= 0 AS positive FROM idem.sweep;
 SELECT idem.purge();
 -- A table that is not as it must be is left alone, and idem.health() says so.
-SELECT idem.once('second', 'kept', tenant => '1');
+SELECT run('second', 'kept', 'second_records');
 GRANT DELETE ON second_records TO pg_monitor;
 SELECT idem.purge(), (SELECT count(*) FROM idem.storage) AS used;
 SELECT records, fault, remedy FROM idem.record_tables();
@@ -51,4 +55,4 @@ SELECT check_name, status, detail, hint FROM idem.health() WHERE check_name = 'r
 SELECT idem.drop_scope('second'), idem.drop_scope('first');
 DROP TABLE second_records;
 SELECT idem.drop_scope('short'), idem.drop_scope('long');
-DROP FUNCTION run;
+DROP FUNCTION run(text, text), run(text, text, regclass);

@@ -71,7 +71,7 @@ GRANT INSERT ON elsewhere.open TO stranger;
 CREATE TABLE elsewhere.forged AS SELECT * FROM idem.record;
 ALTER TABLE elsewhere.forged OWNER TO stranger;
 SELECT idem.create_scope('own', owner => 'owner', wait => '1 ms', ttl => '1 hour');
-SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', request_exclude => '{at}', records => 'elsewhere.steady');
+SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', request_exclude => '{at}', records => true);
 CREATE FUNCTION op_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION op_fail(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'P0042', MESSAGE = left($1::text, 1000), HINT = 'hint'; END $$;
 CREATE FUNCTION op_retry(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$;
@@ -102,10 +102,10 @@ SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['P0001', 'P00
 INSERT INTO fuzz.documented
 SELECT proname, '42804' FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype;
 
--- What a chosen record table does not take: a tenant that is no value of its column's type, or a row
--- outside of the bounds of a partition.
+-- Where a scope's records are elsewhere: no table is chosen, or the table does not take a tenant that
+-- is no value of its column's type, or a row outside of the bounds of a partition.
 INSERT INTO fuzz.documented
-SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514']) sqlstate WHERE pronamespace = 'idem'::regnamespace;
+SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace = 'idem'::regnamespace;
 
 -- As CREATE TABLE, when another session creates a table of this name.
 INSERT INTO fuzz.documented VALUES ('create_record_table', '23505');
@@ -142,6 +142,7 @@ DECLARE
   fresh text[];
   held text;
 BEGIN
+  PERFORM idem.use_records('elsewhere.steady');
   CASE kind
     WHEN 'claim' THEN
       c := idem.claim('steady', k, request);
@@ -622,10 +623,12 @@ sub check
 		is($node->safe_psql($database, q{SELECT tenant, key, count(*) FROM fuzz.effect GROUP BY 1, 2 HAVING count(*) > 1}), '', "no honest operation has two effects: $title");
 		is($node->safe_psql($database, <<'SQL'), '', "every honest operation still has its answer: $title");
 SET statement_timeout = 0;
+BEGIN;
+SELECT idem.use_records('elsewhere.steady') \g /dev/null
 SELECT e.*, l.state, l.response FROM fuzz.effect e, idem.lookup('steady', e.key, e.tenant) l
  WHERE l.state <> 'completed' OR (e.key ~ '^(claim|execute|lease)' AND l.response IS DISTINCT FROM e.answer)
 SQL
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem.records r WHERE scope = 'steady' AND state = 'completed' AND NOT EXISTS (SELECT FROM fuzz.effect e WHERE (e.tenant, e.key) = (r.tenant, r.key))}), 0, "every answer has its effect: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady r WHERE expires > now() AND state = 'c' AND NOT EXISTS (SELECT FROM fuzz.effect e WHERE (e.tenant, e.key) = (r.tenant, coalesce(r.key, r.key_uuid::text)))}), 0, "every answer has its effect: $title");
 	}
 	return;
 }

@@ -43,14 +43,18 @@ append_to_file($elsewhere, <<'SQL');
 \set n random(1, 1000000000)
 SELECT sell('sale' || :n);
 SELECT sell('sale' || :n);
+BEGIN;
+SELECT idem.use_records('tenant_7.record');
 INSERT INTO payment (key, amount) SELECT key, 1 FROM idem.once_each('sales', ARRAY(SELECT 'each ' || jsonb_array_elements_text(hot_keys())), '7') key;
+COMMIT;
 SQL
 $node->safe_psql('postgres', <<'SQL');
 CREATE SCHEMA tenant_7;
 SELECT idem.create_record_table('tenant_7.record', 'tenant_id', 'integer');
-SELECT idem.create_scope('sales', records => 'tenant_7.record');
+SELECT idem.create_scope('sales', records => true);
 CREATE FUNCTION sell(key text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  PERFORM idem.use_records('tenant_7.record');
   IF idem.once('sales', key, tenant => '7') THEN INSERT INTO payment (key, amount) VALUES (key, 1); END IF;
 END $$;
 SQL

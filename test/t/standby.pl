@@ -83,17 +83,6 @@ for my $key (sort keys %waiting)
 }
 is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
 	'completed', 'lookup answers in REPEATABLE READ');
-$primary->safe_psql('postgres', <<'SQL');
-SELECT idem.create_record_table('elsewhere');
-BEGIN;
-SELECT idem.use_records('elsewhere');
-SELECT idem.claim('payments', 'there', lease => '1 hour');
-COMMIT;
-SQL
-$primary->wait_for_catchup($standby);
-is($standby->safe_psql('postgres', q{SELECT key, state, records FROM idem.records WHERE key = 'there'}), 'there|in_progress|elsewhere', 'the views show all record tables');
-is($standby->safe_psql('postgres', q{SELECT key, state FROM idem.in_flight WHERE key = 'there'}), 'there|leased', 'so does in_flight');
-$primary->safe_psql('postgres', 'DROP TABLE elsewhere');
 
 $primary->stop('immediate');
 $standby->promote;

@@ -43,8 +43,9 @@ CREATE ROLE owner LOGIN;
 CREATE ROLE stranger LOGIN;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO stranger;
 SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', explain_conflicts => true);
+SELECT idem.create_record_table('strict_records', 'tenant_id', 'text');
 SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_required => true, tenant_required => true, weak_keys => 'reject',
-                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => idem.create_record_table('strict_records', 'tenant_id', 'text'));
+                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => true);
 SELECT idem.create_scope('theirs', owner => 'stranger', wait => '0');
 CREATE FUNCTION work(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1';
 CREATE FUNCTION fails(jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ BEGIN RAISE '%', \$1; END \$\$;
@@ -59,6 +60,8 @@ for my $place ([ 'vault', q{''} ], [ 'vault', "'$mark-tenant'" ], [ 'strict', "'
 	my $keys = join ', ', map { "'$_'" } @there[ 8 .. 10 ];
 	my ($status, undef, $stderr) = $node->psql('postgres', encode('UTF-8', <<"SQL"), on_error_stop => 1);
 SET ROLE owner;
+BEGIN;
+SELECT idem.use_records('strict_records');
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[0], '') ]};
 SELECT idem.fail(token, '{"message": "$mark", "detail": "$mark", "hint": "$mark"}') FROM @{[ $claim->($there[1], '') ]};
 SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $claim->($there[2], q(, lease => '1 hour')) ]};
@@ -68,6 +71,7 @@ SELECT idem.execute('$scope', '$there[6]', 'fails(jsonb)', '{"$mark": 1}', tenan
 SELECT idem.once('$scope', '$there[7]', '{"$mark": 1}', tenant => $tenant);
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($uuid, '') ]};
 SELECT idem.complete(token, $answer) FROM unnest(ARRAY[$keys]) AS key, idem.claim('$scope', key, '{}', tenant => $tenant);
+COMMIT;
 SQL
 	is($status, 0, "the owner has filled $scope for tenant $tenant") or diag $stderr;
 }
@@ -77,7 +81,7 @@ SQL
 my @tokens = map { $node->safe_psql('postgres', "SELECT token FROM idem.claim('vault', '$mark-leased-$_', tenant => '$mark-tenant', lease => '$_')") }
   ('1 hour', '1 millisecond');
 $node->safe_psql('postgres', "SELECT idem.complete('$tokens[1]', '\"$mark\"')");
-push @tokens, $node->safe_psql('postgres', "SELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant', lease => '1 hour')");
+push @tokens, $node->safe_psql('postgres', "BEGIN; SELECT idem.use_records('strict_records') \\g /dev/null\nSELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant', lease => '1 hour'); COMMIT");
 my $holder = $node->background_psql('postgres', extra_params => [ '-U', 'owner' ]);
 $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
