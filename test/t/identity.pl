@@ -42,7 +42,7 @@ my $importer = IPC::Run::start([ 'psql', '-XqAt', '-v', 'VERBOSITY=verbose', '-d
 ok($second->poll_query_until('postgres', q{SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE application_name = 'importer'}), 'an import waits for a claim in flight');
 $session->query_safe("SELECT idem.complete('$open'); COMMIT");
 $importer->finish;
-like($err, qr/ERROR:  55000: the identity does not fit.*\nDETAIL:.*would get id 2 in place of 1\. Its keys would not be found again: 1 records, 0 watermarks\.\nHINT:/, 'and refuses to orphan its record');
+like($err, qr/ERROR:  55000: the identity does not fit.*\nDETAIL:.*would get id 2 in place of 1\. Keys of this database would not be found again\. It has 1 unexpired records and 0 watermarks\.\nHINT:/, 'and refuses to orphan its record');
 $second->safe_psql('postgres', q{SELECT idem.forget('orders', 'in flight')});
 
 import_identity();
@@ -89,6 +89,6 @@ is($outcome->('rotated', 2), 'conflict||{n}', 'in both directions');
 
 # The ids of new scopes continue after those of the first server.
 $session->query_safe(q{SELECT idem.create_scope('new here')});
-is($second->safe_psql('postgres', q{SELECT id FROM idem.scope WHERE name = 'new here'}), '3', 'no id of the first server is given twice');
+is($second->safe_psql('postgres', q{SELECT id FROM idem.scope WHERE name = 'new here'}), '4', 'no id of the first server is given twice');
 $session->quit;
 done_testing();
