@@ -63,7 +63,7 @@ sub by_worker
 	$node->reload;
 	return;
 }
-sub by_superuser { return sql('SET search_path = app, public; SELECT idem.purge()'); }
+sub by_superuser { return sql(q{SET statement_timeout = '20s'; SET search_path = app, public; SELECT idem.purge()}); }
 
 # A superuser owns the table, and has indexed it with functions of a role that has no such rights.
 sql(q{CREATE INDEX of_app ON idem.record (app.text_of(response))});
