@@ -394,6 +394,82 @@ for my $i (0 .. $#views)
 	is(leak($public[$i]), undef, "nothing leaks through $views[$i][0]");
 }
 
+# Tokens that name a table ------------------------------------------------------------------------
+
+# A token of a record in another table names it by number. An invented one may name any relation: of
+# any kind, of any role, locked by another session, or none. Every function answers as for a token
+# that was never given out, at once, and touches nothing.
+$node->safe_psql('postgres', <<'SQL');
+CREATE SCHEMA safe;
+CREATE TABLE safe.none ();
+CREATE TABLE safe.plain (secret text);
+CREATE TABLE safe.parted (LIKE idem.record) PARTITION BY LIST (scope);
+CREATE TABLE safe.part PARTITION OF safe.parted FOR VALUES IN (1);
+CREATE TABLE safe.twin (LIKE idem.record INCLUDING ALL);
+CREATE VIEW safe.view AS SELECT 1 AS one;
+CREATE MATERIALIZED VIEW safe.kept AS SELECT 1 AS one;
+CREATE SEQUENCE safe.numbers;
+CREATE TYPE safe.pair AS (one text, two text);
+CREATE FOREIGN DATA WRAPPER nothing;
+CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing;
+CREATE FOREIGN TABLE safe.far (digest uuid) SERVER nowhere;
+CREATE UNLOGGED TABLE safe.unlogged (LIKE idem.record INCLUDING ALL);
+ALTER TABLE safe.plain DROP COLUMN secret;
+SET ROLE stranger;
+CREATE TABLE public.strangers_own ();
+CREATE TABLE public.strangers_twin AS SELECT * FROM idem.lookup('theirs', 'x');
+SQL
+my $locker = $node->background_psql('postgres');
+$locker->query_safe('BEGIN; LOCK TABLE safe.none, safe.plain, safe.parted, safe.view');
+my ($status, $said, $stderr) = $node->psql('postgres', <<'SQL', extra_params => [ '-U', 'stranger' ]);
+SET lock_timeout = '50 ms';
+CREATE FUNCTION pg_temp.token(kind integer, relation oid) RETURNS text LANGUAGE sql AS $$
+  SELECT rtrim(translate(replace(encode(set_byte('\x00', 0, kind) || decode(md5(random()::text), 'hex') || int4send(1) || int8send((random() * 1e18)::bigint)
+    || int4send(relation::bigint::bit(32)::integer), 'base64'), E'\n', ''), '+/', '-_'), '=')
+$$;
+CREATE TEMP TABLE strangers_temp (LIKE pg_catalog.pg_class);
+DO $do$
+DECLARE
+  relation record;
+  call text;
+  asked integer := 0;
+BEGIN
+  FOR relation IN
+    SELECT oid, oid::regclass::text AS name FROM pg_class
+    UNION ALL SELECT 1, 'a number' UNION ALL SELECT 4294967295, 'the highest number'
+    UNION ALL SELECT oid, proname FROM pg_proc WHERE proname IN ('pg_stat_file', 'now') UNION ALL SELECT oid, nspname FROM pg_namespace
+  LOOP
+    FOREACH call IN ARRAY '{complete(%L), "fail(%L, jsonb_build_object(''message'', ''no''))", release(%L), renew(%L), "checkpoint(%L, ''x'')", "child_key(%L, ''x'')"}'::text[] LOOP
+      asked := asked + 1;
+      BEGIN
+        EXECUTE format('SELECT idem.' || call, pg_temp.token(3, relation.oid));
+        IF call NOT LIKE 'child_key%' THEN RAISE NOTICE '% of % succeeded', call, relation.name; END IF;
+      EXCEPTION WHEN OTHERS THEN
+        IF SQLSTATE <> 'ID004' OR SQLERRM LIKE '%' || relation.name || '%' AND length(relation.name) > 3 THEN
+          RAISE NOTICE '% of % raised % %', call, relation.name, SQLSTATE, SQLERRM;
+        END IF;
+      END;
+      IF EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND pg_locks.relation = relation.oid AND mode <> 'AccessShareLock') THEN
+        RAISE NOTICE '% locks %', call, relation.name;
+      END IF;
+    END LOOP;
+  END LOOP;
+  FOR relation IN SELECT oid, oid::regclass::text AS name, relname ~ 'record|twin|part$|unlogged' AS may FROM pg_class UNION ALL SELECT 4294967295, 'the highest number', false LOOP
+    BEGIN
+      PERFORM idem.use_records(relation.oid::regclass);
+      IF NOT relation.may THEN RAISE NOTICE '% was chosen', relation.name; END IF;
+    EXCEPTION WHEN OTHERS THEN
+      IF SQLSTATE NOT IN ('42501', '42809', '42P01', '55000') THEN RAISE NOTICE 'use_records(%) raised % %', relation.name, SQLSTATE, SQLERRM; END IF;
+    END;
+  END LOOP;
+  RAISE NOTICE 'asked %', CASE WHEN asked > 2000 THEN 'enough' ELSE asked::text END;
+END $do$;
+SQL
+is($status, 0, 'the stranger invented tokens');
+is(join("\n", $stderr =~ /NOTICE:  (.*)/g), 'asked enough', 'a token that names a relation says nothing about it, and does not wait for its lock; nor does a choice of a table');
+$locker->query_safe('ROLLBACK');
+$locker->quit;
+
 # The stranger's own right to use a scope with the same keys is not affected.
 my (undef, $own) = $node->psql('postgres', "SELECT state FROM idem.lookup('theirs', '$mark-done')", extra_params => [ '-U', 'stranger' ]);
 is($own, 'absent', "the owner's keys are free in the stranger's scope");
