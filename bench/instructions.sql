@@ -87,6 +87,7 @@ INSERT INTO bench.operation (name, body) VALUES
     COMMIT;
     answer := idem.complete(c.token, bench.pay(request));$$),
 ('elsewhere', $$
+    PERFORM idem.use_records('bench.records');
     c := idem.claim('elsewhere', k, request, tenant => '7');
     IF c.claimed THEN
       answer := idem.complete(c.token, bench.pay(request));

@@ -218,6 +218,8 @@ void require_record_table(Relation relation) {
 }
 
 bool is_marked_table(Oid table) {
+    // An index of a marked column has a column of the type, too.
+    if (get_rel_relkind(table) != RELKIND_RELATION) return false;
     const Fault fault = fault_before_lock(table);
     return fault.kind != Fault::gone && fault.kind != Fault::unmarked;
 }

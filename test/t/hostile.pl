@@ -628,8 +628,6 @@ sub as_app
 }
 
 $power->safe_psql('postgres', 'CREATE ROLE app LOGIN; CREATE DATABASE tables OWNER app; CREATE DATABASE own OWNER app');
-# A scope whose records are wherever a call chooses.
-my $chosen = $node->safe_psql($db, q{SELECT atttypid = 'boolean'::regtype FROM pg_attribute WHERE attrelid = 'idem.scopes'::regclass AND attname = 'records'}) eq 't' ? ', records => true' : '';
 for my $database (qw(tables own))
 {
 	$power->safe_psql($database, <<"SQL");
@@ -638,7 +636,7 @@ ALTER TABLE idem.record OWNER TO app;
 GRANT USAGE, CREATE ON SCHEMA idem TO app;
 GRANT USAGE ON TYPE idem.key_digest TO app;
 SELECT idem.create_scope('here', owner => 'app', answer_ttl => '1 ms');
-SELECT idem.create_scope('there', owner => 'app', answer_ttl => '1 ms'$chosen);
+SELECT idem.create_scope('there', owner => 'app', answer_ttl => '1 ms', records => true);
 SQL
 	as_app($database, <<'SQL');
 CREATE SCHEMA app;

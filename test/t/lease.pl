@@ -167,8 +167,8 @@ for my $call (
 		'55P03', "lock_timeout ends the wait for a lease: $call");
 }
 my ($code, $out, $err) = $node->psql('postgres', "SELECT idem.forget('jobs', 'held')");
-like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Retry after [0-9.]+ seconds, or raise the scope's "wait" with idem\.alter_scope\(\)\./,
-	'forget of a running lease: the hint names no argument that forget lacks');
+like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Wait for the end of the operation\. If its worker is gone or must not go on, call idem\.revoke\(\) first\./,
+	'forget of a running lease: the hint names revoke');
 
 # forget waits for the end of a lease as a claim does, and then forgets the record.
 my $forgetter = $node->background_psql('postgres');
