@@ -210,10 +210,20 @@ const char* column_difference(TupleDesc table, TupleDesc common) {
     return nullptr;
 }
 
+// The columns of idem.record after those that this library knows: of a release that is newer.
+bool is_newer_column(const FormData_pg_attribute* column, TupleDesc common, int i) {
+    if (i >= common->natts) return false;
+    const FormData_pg_attribute* wanted = TupleDescAttr(common, i);
+    return is_like(column, wanted, wanted->atttypid);
+}
+
 // A column that idem.record does not have; -1 if there is none.
-int extra_column(TupleDesc table) {
-    for (int i = record_columns + (has_tenant_column(table) ? 1 : 0); i < table->natts; ++i)
-        if (!TupleDescAttr(table, i)->attisdropped) return i;
+int extra_column(TupleDesc table, TupleDesc common) {
+    const int first = has_tenant_column(table) ? 1 : 0;
+    for (int i = first + record_columns; i < table->natts; ++i) {
+        const FormData_pg_attribute* column = TupleDescAttr(table, i);
+        if (!column->attisdropped && !is_newer_column(column, common, i - first)) return i;
+    }
     return -1;
 }
 
@@ -221,7 +231,7 @@ Fault columns_fault(Relation relation, Relation common) {
     const TupleDesc columns = RelationGetDescr(relation);
     const char* difference = column_difference(columns, RelationGetDescr(common));
     if (difference == nullptr) {
-        const int extra = extra_column(columns);
+        const int extra = extra_column(columns, RelationGetDescr(common));
         if (extra < 0) return no_fault;
         const char* name = NameStr(TupleDescAttr(columns, extra)->attname);
         return {Fault::shape, psprintf("Its column \"%s\" is not in idem.record.", name),

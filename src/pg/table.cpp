@@ -254,9 +254,11 @@ bool is_digest_index(Relation index, Relation table) {
 
 namespace {
 
-// The index's condition as it is stored. RelationGetIndexPredicate() would simplify it, and so call
-// the functions in it that are immutable.
+// The index's condition. RelationGetIndexPredicate() would simplify it, and so call the functions
+// in it that are immutable; what the executor has left in the relation cache is simplified already.
 const Node* stored_condition(Relation index) {
+    if (list_length(index->rd_indpred) == 1)
+        return static_cast<const Node*>(linitial(index->rd_indpred));
     bool null;
     const Datum stored =
         SysCacheGetAttr(INDEXRELID, index->rd_indextuple, Anum_pg_index_indpred, &null);

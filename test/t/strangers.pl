@@ -454,7 +454,7 @@ BEGIN
       END IF;
     END LOOP;
   END LOOP;
-  FOR relation IN SELECT oid, oid::regclass::text AS name, relname ~ 'record|twin|part$|unlogged' AS may FROM pg_class UNION ALL SELECT 4294967295, 'the highest number', false LOOP
+  FOR relation IN SELECT oid, oid::regclass::text AS name, relname ~ 'record|twin|part$|unlogged|^elsewhere' AS may FROM pg_class UNION ALL SELECT 4294967295, 'the highest number', false LOOP
     BEGIN
       PERFORM idem.use_records(relation.oid::regclass);
       IF NOT relation.may THEN RAISE NOTICE '% was chosen', relation.name; END IF;

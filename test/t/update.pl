@@ -31,8 +31,9 @@ links($at{sharedir}, "$copy$at{sharedir}", extension => 1);
 my $config = slurp_file($ENV{TEMP_CONFIG} // '/dev/null');
 my $idem = $config =~ /^extension_destdir = '(.*)'/m ? "$1$at{sharedir}" : $config =~ /^extension_control_path = '(.*?):/m ? $1 : $at{sharedir};
 links("$at{sharedir}/extension", "$copy$at{sharedir}/extension", map { basename($_) => 1 } glob "$at{sharedir}/extension/idem[.-]*");
-make_path(dirname("$copy$at{pkglibdir}"));
-symlink $at{pkglibdir}, "$copy$at{pkglibdir}" or die $!;
+my $library = $config =~ /^dynamic_library_path = '(.*?):/m ? $1 : $at{pkglibdir};
+links($at{pkglibdir}, "$copy$at{pkglibdir}", 'idem.so' => 1);
+symlink "$library/idem.so", "$copy$at{pkglibdir}/idem.so" or die $!;
 system_or_bail('cp', (map { "$at{bindir}/$_" } @programs), "$copy$at{bindir}");
 
 # The next version: what its CREATE EXTENSION runs, and the update to it.

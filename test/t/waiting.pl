@@ -69,7 +69,7 @@ SKIP:
 	skip 'this system does not show how much memory a process takes', 5 unless -r '/proc/self/status';
 	my $size = 2 << 20;
 	$node->safe_psql('postgres', <<"SQL");
-SELECT idem.create_scope('large', wait => '1 hour');
+SELECT idem.create_scope('large', wait => '1 hour', max_answer_size => 8388608);
 CREATE PROCEDURE fill(k text, free boolean) LANGUAGE plpgsql AS \$\$
 DECLARE t text := (idem.claim('large', k, lease => '1 hour')).token;
 BEGIN
