@@ -78,9 +78,9 @@ TEST(ServerErrors, TheOthersOverHttp) {
     EXPECT_EQ(status("22P02"), 400);
     for (const char* sqlstate :
          {"01000", "02000", "00001", "23505", "25001", "42601", "42P01", "54000", "P0001", "XX000",
-          "ID000", "ID013", "ID999", "IDEMP", "ZZZZZ"})
+          "ID000", "ID014", "ID999", "IDEMP", "ZZZZZ"})
         EXPECT_EQ(status(sqlstate), 500) << sqlstate;
-    EXPECT_EQ(error_of("ID013").name, "");
+    EXPECT_EQ(error_of("ID014").name, "");
     EXPECT_EQ(error_of("XX000").title, "Internal Server Error");
     EXPECT_EQ(error_of("22023").title, "Bad Request");
     EXPECT_EQ(error_of("42501").title, "Forbidden");

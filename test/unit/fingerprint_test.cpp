@@ -451,14 +451,14 @@ TEST(Members, AreStoredBetweenVersionAndSecretId) {
     whole.secret_id = 0x102;
     const auto stored = pack(whole, codes({code(0x1122, 0x3344), code(0x5566, 0x7788)}));
     EXPECT_EQ(hex(stored.bytes()),
-              "03"
+              "02"
               "02"
               "11223344"
               "55667788"
               "0102" +
                   mac);
     EXPECT_EQ(hex(pack(whole, {}).bytes()),
-              "03"
+              "02"
               "00"
               "0102" +
                   mac);
@@ -469,7 +469,7 @@ TEST(Members, AreStoredBetweenVersionAndSecretId) {
     ASSERT_TRUE(unpack_members(stored.bytes(), members));
     EXPECT_EQ(hex(pack(to, members).bytes()), hex(stored.bytes()));
     EXPECT_EQ(hex(pack(to).bytes()),
-              "02"
+              "01"
               "0102" +
                   mac)
         << "without the codes";
@@ -483,6 +483,7 @@ TEST(Members, AreStoredBetweenVersionAndSecretId) {
 TEST(Members, FillTheLargestFingerprint) {
     Fingerprint whole = fingerprint_of({});
     whole.secret_id = 0xffffffff;
+    whole.list = 0xffffffff;
     MemberCodes most;
     for (std::size_t i = 0; i < max_members; ++i)
         most.codes[most.count++] = code(static_cast<int>(i), 1);
