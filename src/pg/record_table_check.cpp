@@ -286,25 +286,25 @@ const char* other_constraint(Oid table) {
     return name;
 }
 
-Fault unknown_constraint(const char* table, const char* name) {
+Fault unknown_constraint(const char* table, const char* constraint) {
     return {Fault::shape,
-            psprintf("It has the constraint \"%s\", which idem.record does not have.", name),
-            psprintf("ALTER TABLE %s DROP CONSTRAINT %s", table, quote_identifier(name))};
+            psprintf("It has the constraint \"%s\", which idem.record does not have.", constraint),
+            psprintf("ALTER TABLE %s DROP CONSTRAINT %s", table, quote_identifier(constraint))};
 }
 
 Fault constraints_fault(Relation relation, Relation common) {
-    const char* name = qualified_name(RelationGetRelid(relation));
+    const char* table = qualified_name(RelationGetRelid(relation));
     for (const ConstrCheck& check : checks_of(relation))
         if (!has_check(common, condition_of(relation, check)))
-            return unknown_constraint(name, check.ccname);
+            return unknown_constraint(table, check.ccname);
     for (const ConstrCheck& check : checks_of(common)) {
         const char* condition = condition_of(common, check);
         if (!has_check(relation, condition))
             return {Fault::shape, "It lacks a constraint of idem.record.",
-                    psprintf("ALTER TABLE %s ADD CHECK (%s)", name, condition)};
+                    psprintf("ALTER TABLE %s ADD CHECK (%s)", table, condition)};
     }
-    if (const char* other = other_constraint(RelationGetRelid(relation)))
-        return unknown_constraint(name, other);
+    if (const char* constraint = other_constraint(RelationGetRelid(relation)))
+        return unknown_constraint(table, constraint);
     return no_fault;
 }
 

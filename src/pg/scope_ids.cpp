@@ -78,7 +78,8 @@ void keep_from_writing(Table table) {
 AttrNumber column_of(Relation table, const char* name, Oid type) {
     const Oid relation = RelationGetRelid(table);
     const AttrNumber column = get_attnum(relation, name);
-    return column > 0 && get_atttype(relation, column) == type ? column : InvalidAttrNumber;
+    if (column > 0 && get_atttype(relation, column) == type) return column;
+    return InvalidAttrNumber;
 }
 
 std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
