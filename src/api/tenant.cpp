@@ -83,7 +83,8 @@ std::span<const pg::RecordPlace> places_of(const TenantCall& call, Rows rows) {
     }
     const auto scope = call.scope == nullptr ? std::nullopt : std::optional(call.scope->id);
     const auto places = pg::records_of_tenant(reached, scope, call.tenant);
-    if (places.empty()) report::no_records_of_tenant(call.tenant);
+    const bool all_reached = list_length(reached) == list_length(locked);
+    if (places.empty() && all_reached) report::no_records_of_tenant(call.tenant);
     return places;
 }
 
