@@ -211,7 +211,9 @@ GRANT UPDATE ON elsewhere TO idem_test_owner;
 SELECT idem.complete(:'token');
 REVOKE UPDATE ON elsewhere FROM idem_test_owner;
 ALTER TABLE elsewhere OWNER TO idem_test_owner;
+\set VERBOSITY terse
 SELECT idem.complete(:'token');
+\set VERBOSITY default
 DO $$ BEGIN EXECUTE format('ALTER TABLE elsewhere OWNER TO %I', current_user); END $$;
 ALTER TABLE elsewhere ENABLE ROW LEVEL SECURITY;
 SELECT idem.complete(:'token');
