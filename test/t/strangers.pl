@@ -339,7 +339,7 @@ sub without
 sub plain
 {
 	my ($answer) = @_;
-	$answer =~ s/\bA[Q-Za-v][\w-]{37}(?![\w-])/«token»/g;
+	$answer =~ s/\bA[Q-Za-z0-9_-][\w-]{37}(?:[\w-]{5})?(?![\w-])/«token»/g;    # also of another table
 	$answer =~ s/\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?\+\d\d/«time»/g;
 	$answer =~ s/\b[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b/«uuid»/g;
 	$answer =~ s/\b[0-9a-f]{64}\b/«hash»/g;
