@@ -39,8 +39,8 @@ std::optional<pg::RecordTableFault> obstacle(Oid table, Rows rows) {
         "Drop the index, or take the table out of the partitioned table."};
 }
 
-// Whoever moves records locks the table that they leave. Waits for such a move, and then keeps
-// others from beginning. A table that has appeared meanwhile is locked, too.
+// A session that moves records locks the table that they leave. Waits for such a move, and then
+// keeps others from beginning. A table that has appeared meanwhile is locked, too.
 List* lock_all() {
     List* locked = NIL;
     for (bool again = true; again;) {

@@ -2,7 +2,7 @@
 // calls to purge or erase.
 //
 // A new row version may call functions: those in the expressions and conditions of indexes, and
-// those in partition keys. Whoever may replace such a function would act with the rights of the
+// those in partition keys. A role that may replace one would act with the rights of the
 // process. So rows are rewritten as VACUUM does it: as the table's owner, in a security-restricted
 // operation, with a search_path that only superusers can add objects to. Where the owner is a
 // superuser, only built-in functions may run: a table that calls others is not rewritten.
