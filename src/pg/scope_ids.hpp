@@ -4,8 +4,9 @@
 // The sequence idem.scope_id alone does not ensure that. Logical replication leaves it behind, and
 // a role that may alter it can set it back. The table idem.dropped_scope keeps the ids of dropped
 // scopes, and is replicated and dumped as the scopes are. A new id is therefore above all ids in
-// these two tables. Where the sequence is behind them, or nothing shows that it is not, the new id
-// is also above those in every record and watermark.
+// these two tables, and above those in all record tables but idem.record, which may have been
+// restored from another database. Where the sequence is behind, or nothing shows that it is not,
+// the new id is also above those in idem.record and of every watermark.
 #pragma once
 
 #include "pg/server.hpp"
