@@ -420,7 +420,6 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
             break;
     }
     elog(ERROR, "outcome %d is not a refusal", static_cast<int>(result.outcome));
-    pg_unreachable();
 }
 
 namespace {

@@ -39,10 +39,6 @@ const char* words_of(PathFault fault) {
     pg_unreachable();
 }
 
-char* c_string(std::string_view view) {
-    return pnstrdup(view.data(), view.size());
-}
-
 // How to write the path that was meant.
 const char* advice(std::string_view path, PathFault fault) {
     if (fault == PathFault::comma) return "Pass each path as an element of its own.";
@@ -50,21 +46,22 @@ const char* advice(std::string_view path, PathFault fault) {
     if (ours.size == 0)
         return "Write the names of members from the top, joined by dots, such as \"card.number\".";
     return psprintf("Write %s. The items of an array have no step of their own.",
-                    quote_literal_cstr(c_string(ours.view())));
+                    quote_literal_cstr(report::c_string(ours.view())));
 }
 
 // In quotes, a name may contain any characters.
 const char* quoting(std::string_view path) {
     const core::PathText quoted = core::quoted_name(path);
     return psprintf("If a single member has this name, write %s.",
-                    quote_literal_cstr(c_string(quoted.view())));
+                    quote_literal_cstr(report::c_string(quoted.view())));
 }
 
 void check_notation(const char* name, std::string_view path, int position) {
     const PathFault fault = core::path_fault(path);
     if (fault == PathFault::none) return;
     report::invalid_argument(
-        name, psprintf("Element %d, \"%s\", %s.", position, c_string(path), words_of(fault)),
+        name,
+        psprintf("Element %d, \"%s\", %s.", position, report::c_string(path), words_of(fault)),
         psprintf("%s %s", advice(path, fault), quoting(path)));
 }
 

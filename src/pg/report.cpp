@@ -8,9 +8,7 @@
 namespace idem::pg {
 namespace {
 
-char* c_string(std::string_view view) {
-    return pnstrdup(view.data(), view.size());
-}
+using report::c_string;
 
 void push(compat::JsonbBuilder& builder, JsonbIteratorToken token, const char* text) {
     JsonbValue value;
@@ -185,47 +183,13 @@ constexpr int errcode_of(std::string_view sqlstate) {
     return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
 }
 
-consteval int errcode_named(std::string_view name) {
-    return errcode_of(core::own_error(name).sqlstate);
-}
-
-// What a client may want to know of an error, in the fields that the protocol has for it, so that
-// no program has to parse English (docs/reference.md, "Errors"). Each is an auxiliary function of
-// ereport(), as errcode() is.
-
 int errname(const char* name) {
     return err_generic_string(PG_DIAG_CONSTRAINT_NAME, name);
 }
 
-// One of idem's own errors, by its name.
-struct OwnError {
-    const char* name;
-    int code;
-    consteval OwnError(const char* own_name) : name(own_name), code(errcode_named(own_name)) {}
-};
-
 int erridem(const char* name) {
     (void)errname(name);
     return err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
-}
-
-int own_error(OwnError error) {
-    (void)erridem(error.name);
-    return errcode(error.code);
-}
-
-// Microseconds; rounded up, so that a caller that waits so long does not come too early.
-int errretry(std::int64_t retry_after) {
-    const std::int64_t milliseconds = (retry_after + 999) / 1000;
-    return err_generic_string(PG_DIAG_DATATYPE_NAME, psprintf(INT64_FORMAT, milliseconds));
-}
-
-int errsince(std::optional<TimestampTz> since) {
-    if (!since) return 0;
-    constexpr int utc = 0;
-    return err_generic_string(
-        PG_DIAG_COLUMN_NAME,
-        JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
 }
 
 int errdiffers(const Differences* differences) {
@@ -241,12 +205,36 @@ bool names_a_failure(std::string_view state) {
     return fault == core::FailureFault::none || fault == core::FailureFault::transient;
 }
 
+constexpr int key_failed_code = errcode_of(core::own_error("key_failed").sqlstate);
+
 int failure_errcode(const char* state) {
-    if (state == nullptr || !names_a_failure(state)) return errcode_named("key_failed");
+    if (state == nullptr || !names_a_failure(state)) return key_failed_code;
     return errcode_of(state);
 }
 
 }  // namespace
+
+char* c_string(std::string_view view) {
+    return pnstrdup(view.data(), view.size());
+}
+
+int own_error(OwnError error) {
+    (void)erridem(error.name);
+    return errcode(errcode_of(error.sqlstate));
+}
+
+int errretry(std::int64_t retry_after) {
+    const std::int64_t milliseconds = (retry_after + 999) / 1000;
+    return err_generic_string(PG_DIAG_DATATYPE_NAME, psprintf(INT64_FORMAT, milliseconds));
+}
+
+int errsince(std::optional<TimestampTz> since) {
+    if (!since) return 0;
+    constexpr int utc = 0;
+    return err_generic_string(
+        PG_DIAG_COLUMN_NAME,
+        JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
+}
 
 // ---- Keys in flight, conflicts and stored failures ----------------------------------------------
 
@@ -302,20 +290,17 @@ void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_
                  : errhint("Retry after %.1f seconds, or raise the scope's \"wait\" with "
                            "idem.alter_scope().",
                            seconds)));
-    pg_unreachable();
 }
 
 void leased(std::string_view key, const Holder& holder, std::int64_t retry_after) {
     ereport(ERROR, (errin_progress(key, holder, retry_after),
                     errhint("Wait for the end of the operation. If its worker is gone or must not "
                             "go on, call idem.revoke() first.")));
-    pg_unreachable();
 }
 
 void lock_timeout() {
     ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
                     errmsg("canceling statement due to lock timeout")));
-    pg_unreachable();
 }
 
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
@@ -327,7 +312,6 @@ void claimed_by_this_transaction(std::string_view key, const char* hint) {
                  : errhint("Complete the first claim before you claim the key again. \"SELECT "
                            "(idem.claim(...)).*\" calls the function once per column; write "
                            "\"SELECT * FROM idem.claim(...)\" instead.")));
-    pg_unreachable();
 }
 
 namespace {
@@ -417,7 +401,6 @@ void key_conflict(std::string_view key, Requests requests, const Differences* di
                  : errdetail("The request differs from the one that the key was first used with%s.",
                              account_of(differences)),
              errhint("%s", conflict_hint_for(requests))));
-    pg_unreachable();
 }
 
 // Statement and context are left out: they may have the request in them.
@@ -490,7 +473,7 @@ void stored_failure(std::string_view key, Jsonb* error, std::optional<TimestampT
     const char* detail = error_member(error, "detail");
     const char* hint = error_member(error, "hint");
     const int code = failure_errcode(error_member(error, "sqlstate"));
-    const bool without_code = code == errcode_named("key_failed");
+    const bool without_code = code == key_failed_code;
     if (message == nullptr)
         message = psprintf("operation \"%s\" has failed permanently", c_string(key));
     if (without_code && detail == nullptr)
@@ -508,7 +491,6 @@ void stored_failure(std::string_view key, Jsonb* error, std::optional<TimestampT
     ereport(ERROR, (errcode(code), erridem("key_failed"), errmsg_internal("%s", message),
                     detail != nullptr ? errdetail_internal("%s", detail) : 0,
                     hint != nullptr ? errhint("%s", hint) : 0));
-    pg_unreachable();
 }
 
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {
@@ -520,7 +502,6 @@ void attempts_exhausted(std::string_view key, std::int32_t attempts) {
                     errhint("Find out why no attempt has finished: see column \"last_error\" of "
                             "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
                             "continues from the recovery point.")));
-    pg_unreachable();
 }
 
 void resumable(std::string_view key, std::string_view recovery_point, const char* call) {
@@ -531,7 +512,6 @@ void resumable(std::string_view key, std::string_view recovery_point, const char
                        c_string(recovery_point), call),
              errhint("Call idem.revoke(), so that the next claim continues from the recovery "
                      "point. If the operation must not be continued, pass \"force\" => true.")));
-    pg_unreachable();
 }
 
 void needed_to_continue(std::string_view key) {
@@ -542,14 +522,12 @@ void needed_to_continue(std::string_view key) {
                        "which another attempt needs."),
              errhint("Claim the key and finish the operation first. If it must not be continued, "
                      "pass \"force\" => true.")));
-    pg_unreachable();
 }
 
 void serialization_failure(const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
                     errmsg("could not serialize access due to concurrent update"),
                     errdetail_internal("%s", detail), errhint("Retry the transaction.")));
-    pg_unreachable();
 }
 
 void key_unknown_on_standby() {
@@ -572,7 +550,6 @@ void lease_lost(const char* detail) {
                          "back or is not committed yet, or the operation was released, taken over "
                          "or forgotten, or has expired, or you may not use its scope."),
          errhint("Stop working on the operation and roll back, or claim its key again.")));
-    pg_unreachable();
 }
 
 void not_leased(const char* function) {
@@ -581,7 +558,6 @@ void not_leased(const char* function) {
              errmsg("idem.%s() needs a leased claim", function),
              errdetail("The token is of an atomic claim, which lasts until its transaction ends."),
              errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
-    pg_unreachable();
 }
 
 namespace {
@@ -589,7 +565,6 @@ namespace {
 [[noreturn]] void not_claimed(const char* detail, const char* hint) {
     ereport(ERROR, (own_error("not_claimed"), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-    pg_unreachable();
 }
 
 }  // namespace
@@ -637,7 +612,6 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
                        "and end it with COMMIT.")
              : errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
                        "before the transaction ends.")));
-    pg_unreachable();
 }
 
 // ---- New keys -----------------------------------------------------------------------------------
@@ -645,13 +619,11 @@ void claim_incomplete(std::string_view scope, std::string_view key, Unfinished w
 void invalid_key(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (own_error("invalid_key"), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-    pg_unreachable();
 }
 
 void invalid_tenant(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (own_error("invalid_tenant"), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-    pg_unreachable();
 }
 
 void stale_key(std::string_view key, TimestampTz made, bool from_future) {
@@ -669,7 +641,6 @@ void stale_key(std::string_view key, TimestampTz made, bool from_future) {
                        timestamptz_to_str(made)),
              errhint("Find out whether the operation was carried out. If it was not, send a "
                      "new key.")));
-    pg_unreachable();
 }
 
 namespace {
@@ -692,7 +663,6 @@ void weak_key(std::string_view key, std::string_view scope, std::string_view wea
             (own_error("invalid_key"), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
              errdetail_internal("%s", weakness_detail(scope, weakness, "reject")),
              errhint("%s", weakness_hint)));
-    pg_unreachable();
 }
 
 void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
@@ -708,14 +678,12 @@ void null_key_part(int number) {
              errmsg("part %d of a key must not be null", number),
              errdetail("A null part does not help to identify the operation."),
              errhint("Leave the part out, or pass an empty string if that is what it means.")));
-    pg_unreachable();
 }
 
 void digest_collision() {
     ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("key cannot be used"),
                     errdetail("The record of another key has the same 128-bit digest."),
                     errhint("Use another key.")));
-    pg_unreachable();
 }
 
 // ---- Scopes -------------------------------------------------------------------------------------
@@ -725,7 +693,6 @@ void no_scope() {
                     errdetail("The name of the scope is null."),
                     errhint("Pass the name of a scope. idem.scopes lists the scopes that you may "
                             "use.")));
-    pg_unreachable();
 }
 
 void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
@@ -738,7 +705,6 @@ void unknown_scope(std::string_view name, const char* nearest, const char* detai
                                    "the scopes that idem.scopes lists.")
                          : errhint("Check the name. idem.scopes lists the scopes that you may "
                                    "use.")));
-    pg_unreachable();
 }
 
 namespace {
@@ -771,7 +737,6 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
                              owner_name, function)
                  : errdetail("The role that owned the scope was dropped."),
              errhint("%s", membership_hint(name, owner, owner_name))));
-    pg_unreachable();
 }
 
 void tenant_of_another_role(const char* scope, const char* tenant, const char* caller) {
@@ -782,7 +747,6 @@ void tenant_of_another_role(const char* scope, const char* tenant, const char* c
                        caller),
              errhint("Leave the tenant out. To act for another tenant, the calling role needs the "
                      "privileges of the role of that name.")));
-    pg_unreachable();
 }
 
 void ttl_too_short(const char* scope, std::int64_t min_ttl) {
@@ -792,7 +756,6 @@ void ttl_too_short(const char* scope, std::int64_t min_ttl) {
              errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
                        DatumGetCString(minimum)),
              errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));
-    pg_unreachable();
 }
 
 void scope_exists(std::string_view name) {
@@ -801,7 +764,6 @@ void scope_exists(std::string_view name) {
                     errdetail("Scope names are unique in a database."),
                     errhint("Change the existing scope with idem.alter_scope(), or choose another "
                             "name.")));
-    pg_unreachable();
 }
 
 void scope_differs(std::string_view name, const char* differences) {
@@ -810,7 +772,6 @@ void scope_differs(std::string_view name, const char* differences) {
                     errdetail_internal("%s", differences),
                     errhint("Pass the settings of the existing scope, which idem.scope_ddl() "
                             "shows, or change them first with idem.alter_scope().")));
-    pg_unreachable();
 }
 
 void scope_ids_used_up() {
@@ -822,14 +783,12 @@ void scope_ids_used_up() {
                        PG_INT32_MAX),
              errhint("Look for rows with an id that no scope has had, and delete them. If the "
                      "sequence was set too high, set it back with ALTER SEQUENCE.")));
-    pg_unreachable();
 }
 
 void superuser_only(const char* function, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("must be superuser to execute %s", function), errdetail("%s", detail),
                     errhint("Ask a superuser to execute it.")));
-    pg_unreachable();
 }
 
 void malformed_identity(const char* detail) {
@@ -846,7 +805,6 @@ void identity_orphans(const char* what, std::int64_t records, std::int64_t water
              errhint("Import an identity before the database is used. To give all keys up, "
                      "remove them with idem.forget() and idem.reset_stream(), or those of a "
                      "dropped scope with idem.purge().")));
-    pg_unreachable();
 }
 
 void no_identity() {
@@ -855,7 +813,6 @@ void no_identity() {
         (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("this database has no identity"),
          errdetail("The secrets are created with the first scope, and there is no scope."),
          errhint("Create a scope with idem.create_scope().")));
-    pg_unreachable();
 }
 
 void claim_is_open(const char* call, std::string_view scope, std::string_view key) {
@@ -864,7 +821,6 @@ void claim_is_open(const char* call, std::string_view scope, std::string_view ke
                     errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
                               c_string(key), c_string(scope)),
                     errhint("Call it in a transaction of its own.")));
-    pg_unreachable();
 }
 
 void identity_lacks_secret(std::int32_t id) {
@@ -874,7 +830,6 @@ void identity_lacks_secret(std::int32_t id) {
                               "added after the identity was exported, or on this server only."),
                     errhint("Run idem.rotate_secret() on one server only, export the identity "
                             "there, and import it on the others.")));
-    pg_unreachable();
 }
 
 void identity_id_taken(std::int32_t id, const char* here, const char* there) {
@@ -886,7 +841,6 @@ void identity_id_taken(std::int32_t id, const char* here, const char* there) {
              errhint("Drop scope \"%s\" here with idem.drop_scope(), and import the "
                      "identity again.",
                      here)));
-    pg_unreachable();
 }
 
 void imported_scope_differs(std::string_view name, const char* differences) {
@@ -895,7 +849,6 @@ void imported_scope_differs(std::string_view name, const char* differences) {
                     errdetail_internal("%s", differences),
                     errhint("Change the existing scope first with idem.alter_scope(), or the scope "
                             "in the other database, and export the identity again.")));
-    pg_unreachable();
 }
 
 void imported_owner_missing(std::string_view role) {
@@ -905,7 +858,6 @@ void imported_owner_missing(std::string_view role) {
              errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
                      "another owner with idem.alter_scope() in the other database, and "
                      "export the identity again.")));
-    pg_unreachable();
 }
 
 // ---- Limits -------------------------------------------------------------------------------------
@@ -920,7 +872,6 @@ void too_many_open_claims(int limit) {
                               static_cast<unsigned long>(limit), limit),
              errhint("Commit in smaller batches. The limit protects the lock table, which "
                      "the whole server shares.")));
-    pg_unreachable();
 }
 
 void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
@@ -930,7 +881,6 @@ void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int6
                     errhint("Retry with the same key after %.1f seconds. Retries of finished "
                             "operations are still answered.",
                             seconds_of(retry_after))));
-    pg_unreachable();
 }
 
 namespace {
@@ -945,7 +895,6 @@ void limit_unavailable(const char* limit) {
                     errdetail("What it limits is counted in shared memory, which a library gets "
                               "only when the server starts."),
                     errhint("%s", preload_hint)));
-    pg_unreachable();
 }
 
 void warn_of_missing_limit(const char* scope, const char* limit) {
@@ -965,7 +914,6 @@ void too_large(const char* what, Size size, const char* scope, std::int32_t limi
                        size, scope, limit),
              errhint("Store large values in a table of your own, and pass a reference to them; or "
                      "raise the limit with idem.alter_scope().")));
-    pg_unreachable();
 }
 
 void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
@@ -975,7 +923,6 @@ void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t g
              errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
              errhint("Handle the missing messages first, or skip them with \"contiguous => "
                      "false\".")));
-    pg_unreachable();
 }
 
 // ---- Triggers -----------------------------------------------------------------------------------
@@ -994,9 +941,10 @@ char* quoted_list(std::span<char* const> names) {
 }  // namespace
 
 void claim_required(Relation relation, std::span<char* const> scopes) {
+    constexpr OwnError own("claim_required");
     ereport(
         ERROR,
-        (errcode(errcode_named("claim_required")), errname("claim_required"),
+        (errcode(errcode_of(own.sqlstate)), errname(own.name),
          errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
          errdetail_plural("This transaction has no claim in scope %s.",
                           "This transaction has no claim in any of the scopes %s.", scopes.size(),
@@ -1004,7 +952,6 @@ void claim_required(Relation relation, std::span<char* const> scopes) {
          errhint("Before the write, claim the operation's key with idem.claim() in the same "
                  "transaction. ROLLBACK TO a savepoint undoes the claims made after it."),
          errtable(relation)));
-    pg_unreachable();
 }
 
 void trigger_without_scope(const char* trigger) {
@@ -1013,7 +960,6 @@ void trigger_without_scope(const char* trigger) {
                     errdetail("idem.require_claim() takes the names of one or more scopes."),
                     errhint("Create the trigger with the names of the scopes as its arguments, for "
                             "example with EXECUTE FUNCTION idem.require_claim('payments').")));
-    pg_unreachable();
 }
 
 void require_claim_called_directly() {
@@ -1021,7 +967,6 @@ void require_claim_called_directly() {
                     errmsg("idem.require_claim() was not called as a trigger"),
                     errdetail("A statement cannot call the function directly."),
                     errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
-    pg_unreachable();
 }
 
 void announce_change_called_directly() {
@@ -1029,7 +974,6 @@ void announce_change_called_directly() {
                     errmsg("idem.announce_change() was not called as a trigger"),
                     errdetail("It is the trigger function of tables idem.scope and idem.secret."),
                     errhint("Change scopes with idem.alter_scope(), which announces the change.")));
-    pg_unreachable();
 }
 
 // ---- Arguments ----------------------------------------------------------------------------------
@@ -1039,7 +983,6 @@ void missing_argument(const char* name) {
         ERROR,
         (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("argument \"%s\" must not be null", name),
          errdetail("The argument has no default."), errhint("Pass a value for \"%s\".", name)));
-    pg_unreachable();
 }
 
 void null_argument(const char* name) {
@@ -1047,7 +990,6 @@ void null_argument(const char* name) {
                     errmsg("argument \"%s\" must not be null", name),
                     errdetail("NULL does not stand for the argument's default."),
                     errhint("Pass a value for \"%s\", or leave it out to get its default.", name)));
-    pg_unreachable();
 }
 
 void missing_request(const char* scope) {
@@ -1055,14 +997,12 @@ void missing_request(const char* scope) {
                     errmsg("argument \"request\" must not be null"),
                     errdetail("Scope \"%s\" requires a request.", scope),
                     errhint("Pass the client's request as \"request\".")));
-    pg_unreachable();
 }
 
 void invalid_argument(const char* name, const char* detail, const char* hint) {
     ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
                     errmsg("invalid value for argument \"%s\"", name),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-    pg_unreachable();
 }
 
 namespace {
@@ -1103,7 +1043,6 @@ void read_only(const char* call, const char* reading) {
          errhint("%s%s",
                  standby ? "Call it on the primary." : "Call it in a read-write transaction.",
                  reading)));
-    pg_unreachable();
 }
 
 void parallel(const char* call) {
@@ -1113,7 +1052,6 @@ void parallel(const char* call) {
          errmsg("cannot execute %s during a parallel operation", call),
          errdetail("A parallel worker knows neither its leader's claims nor the newest scopes."),
          errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
-    pg_unreachable();
 }
 
 void called_by_planner(const char* call) {
@@ -1124,7 +1062,6 @@ void called_by_planner(const char* call) {
          errdetail("EXPLAIN does not run the query, but the planner calls functions that are "
                    "declared STABLE or IMMUTABLE."),
          errhint("Declare the function that calls %s as VOLATILE, which is the default.", call)));
-    pg_unreachable();
 }
 
 void security_restricted(const char* call) {
@@ -1134,7 +1071,6 @@ void security_restricted(const char* call) {
              errdetail("Index expressions and materialized views, for example, are evaluated in "
                        "such an operation."),
              errhint("Call the function in an ordinary statement.")));
-    pg_unreachable();
 }
 
 // ---- The installation ---------------------------------------------------------------------------
@@ -1144,7 +1080,6 @@ void not_installed(const char* table) {
                     errmsg("extension \"idem\" is not installed in this database"),
                     errdetail("Table \"%s\" does not exist.", table),
                     errhint("Run CREATE EXTENSION idem.")));
-    pg_unreachable();
 }
 
 void library_mismatch(int found_columns, int expected_columns) {
@@ -1153,7 +1088,6 @@ void library_mismatch(int found_columns, int expected_columns) {
                     errdetail("A result type has %d columns instead of %d.", found_columns,
                               expected_columns),
                     errhint("Run ALTER EXTENSION idem UPDATE.")));
-    pg_unreachable();
 }
 
 void no_digest_index(const char* table, const char* columns) {
@@ -1165,7 +1099,6 @@ void no_digest_index(const char* table, const char* columns) {
                     errhint("As a superuser, drop the table's primary key, if it has one, and run "
                             "ALTER TABLE %s ADD PRIMARY KEY (%s).",
                             table, columns)));
-    pg_unreachable();
 }
 
 void table_not_reached(const char* table, const char* detail, const char* remedy) {
@@ -1196,7 +1129,6 @@ void foreign_code(const char* table, const char* caller) {
                        "superuser: the function would have the rights of a superuser.",
                        caller),
              errhint("Drop the index, or take the table out of the partitioned table.")));
-    pg_unreachable();
 }
 
 // ---- Record tables ------------------------------------------------------------------------------
@@ -1205,7 +1137,6 @@ void no_record_table(Oid table) {
     ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("record table does not exist"),
                     errdetail("There is no table with OID %u. It may have been dropped.", table),
                     errhint("Name an existing table in idem.use_records().")));
-    pg_unreachable();
 }
 
 namespace {
@@ -1222,7 +1153,6 @@ void not_a_record_table(const char* table, const char* detail, const char* remed
     ereport(ERROR,
             (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a record table", table),
              errdetail("%s", detail), errhint("%s", hint_of(remedy))));
-    pg_unreachable();
 }
 
 void no_records_chosen(const char* scope) {
@@ -1231,7 +1161,6 @@ void no_records_chosen(const char* scope) {
              errmsg("this transaction has chosen no record table"),
              errdetail("The records of scope \"%s\" are in other tables than idem.record.", scope),
              errhint("Call idem.use_records() with the table first, in the same transaction.")));
-    pg_unreachable();
 }
 
 void record_table_of_another_role(const char* table, const char* detail) {
@@ -1241,14 +1170,12 @@ void record_table_of_another_role(const char* table, const char* detail) {
                     errhint("If idem.create_record_table() has created the table, give it back "
                             "to the owner of idem.record with ALTER TABLE ... OWNER TO. "
                             "Otherwise choose another table.")));
-    pg_unreachable();
 }
 
 void record_table_of_writers(const char* table, const char* detail, const char* remedy) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("roles other than its owner may change record table \"%s\"", table),
                     errdetail("%s", detail), errhint("%s", hint_of(remedy))));
-    pg_unreachable();
 }
 
 namespace {
@@ -1264,14 +1191,12 @@ void no_secrets() {
                     errdetail("The secrets are created with the first scope, and a dump of the "
                               "database contains them."),
                     errhint("%s", secrets_hint)));
-    pg_unreachable();
 }
 
 void fingerprint_secret_missing(std::uint32_t id) {
     ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
                     errdetail("A record's fingerprint was computed with this secret."),
                     errhint("%s", secrets_hint)));
-    pg_unreachable();
 }
 
 void unknown_fingerprint_version() {
@@ -1279,7 +1204,6 @@ void unknown_fingerprint_version() {
             (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
              errdetail("The record was written by a newer version of idem."),
              errhint("Install that version of idem.")));
-    pg_unreachable();
 }
 
 void unknown_request_list(std::string_view scope, std::uint32_t number) {
@@ -1291,7 +1215,6 @@ void unknown_request_list(std::string_view scope, std::uint32_t number) {
                    "\"request_lists\" of the scope's row in idem.scope."),
          errhint("Restore or replicate idem.scope together with the records, or import the "
                  "identity of the server that has made them.")));
-    pg_unreachable();
 }
 
 void crypto_failure() {
@@ -1299,7 +1222,6 @@ void crypto_failure() {
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
              errdetail("OpenSSL did not provide SHA-256, HMAC, AES-128 or random bytes."),
              errhint("Check the server's OpenSSL configuration.")));
-    pg_unreachable();
 }
 
 void scope_has_open_claim(std::string_view scope, std::string_view key) {
@@ -1310,7 +1232,6 @@ void scope_has_open_claim(std::string_view scope, std::string_view key) {
              errdetail("This transaction has claimed key \"%s\".", c_string(key)),
              errhint("Complete or release the claim first, or change the scope in a transaction of "
                      "its own.")));
-    pg_unreachable();
 }
 
 void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
@@ -1326,7 +1247,6 @@ void live_keys_lose_identity(std::string_view scope, const char* setting, std::i
                        static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
              errhint("Create another scope for new keys, or change this one when its records have "
                      "expired. To give its keys up, pass \"force\" => true.")));
-    pg_unreachable();
 }
 
 void watermarks_stay(const char* scope) {
@@ -1336,7 +1256,6 @@ void watermarks_stay(const char* scope) {
                        "the table idem.watermark, and would stay behind."),
              errhint("Call idem.once() with the key of each message, or idem.advance() in a "
                      "scope whose records are in idem.record.")));
-    pg_unreachable();
 }
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------

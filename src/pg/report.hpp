@@ -7,6 +7,7 @@
 // caller's own.
 #pragma once
 
+#include "core/errors.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -31,6 +32,31 @@ Jsonb* sqlstate_only(Jsonb* error);
 }  // namespace idem::pg
 
 namespace idem::pg::report {
+
+// ---- Parts of a message -------------------------------------------------------------------------
+
+// For a caller that raises a message of its own with ereport(): a message of one place stands
+// there, and one that several files raise stands below. Each part is an auxiliary function of
+// ereport(), as errcode() is, and fills a field that the protocol has for it, so that no program
+// has to parse English (docs/reference.md, "Errors").
+
+// One of idem's own errors, by its name in core/errors.hpp.
+struct OwnError {
+    const char* name;
+    std::string_view sqlstate;
+    consteval OwnError(const char* own_name)
+        : name(own_name), sqlstate(core::own_error(own_name).sqlstate) {}
+};
+// The SQLSTATE and the name.
+int own_error(OwnError error);
+// When to retry: in microseconds; rounded up, so that a caller that waits so long does not come
+// too early.
+int errretry(std::int64_t retry_after);
+// Since when a key is held, or its answer stored.
+int errsince(std::optional<TimestampTz> since);
+
+// A copy that ends with a NUL, in the current memory context: for %s, and for what takes a name.
+char* c_string(std::string_view view);
 
 // ---- Keys in flight, conflicts and stored failures ----------------------------------------------
 
