@@ -180,18 +180,18 @@ COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval
     'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
     'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key text,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid'
+AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, text, text, jsonb) IS
-    'Forbids an operation that has not run: stores a final failure under a key that has no '
+COMMENT ON FUNCTION idem.cancel(text, text, text, jsonb) IS
+    'Cancels an operation that has not run: stores a final failure under a key that has no '
     'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
     'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
     'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
@@ -805,18 +805,18 @@ COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval
     'ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, ID013, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key uuid,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
 RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid_uuid'
+AS 'MODULE_PATHNAME', 'idem_cancel_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, uuid, text, jsonb) IS
-    'The same as idem.forbid() with the text of the key, in lower case with hyphens. Raises ID001 '
+COMMENT ON FUNCTION idem.cancel(text, uuid, text, jsonb) IS
+    'The same as idem.cancel() with the text of the key, in lower case with hyphens. Raises ID001 '
     'in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
     'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 

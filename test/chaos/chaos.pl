@@ -31,7 +31,7 @@ my %ttl = (b => 300);
 my $pause = 0.3;
 # Calls of every new kind have had the answer that they are made for.
 my @must_happen = ('take: hold', 'take_end: did', 'pause: free', 'revoke: revoked', 'erase: erased',
-	'forbid: did', 'await: had', 'lookup: had', 'rehearse: free');
+	'cancel: did', 'await: had', 'lookup: had', 'rehearse: free');
 my %happened;
 
 my $directory = PostgreSQL::Test::Utils::tempdir;

@@ -373,10 +373,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'revoking no key', $$SELECT idem.revoke('errors', '')$$),
     ('ID007', 'resetting no source', $$SELECT idem.reset_stream('errors', NULL)$$),
     ('ID008', 'resetting a source in an unknown scope', $$SELECT idem.reset_stream('unknown', 'new')$$),
-    ('ID008', 'forbidding in an unknown scope', $$SELECT idem.forbid('unknown', 'new')$$),
-    ('ID007', 'forbidding no key', $$SELECT idem.forbid('errors', NULL)$$),
-    ('22023', 'forbidding with an error that is none', $$SELECT idem.forbid('errors', 'new', error => '5')$$),
-    ('ID001', 'forbidding a key of this transaction', $$SELECT idem.forbid('errors', 'held')$$),
+    ('ID008', 'cancelling in an unknown scope', $$SELECT idem.cancel('unknown', 'new')$$),
+    ('ID007', 'cancelling no key', $$SELECT idem.cancel('errors', NULL)$$),
+    ('22023', 'cancelling with an error that is none', $$SELECT idem.cancel('errors', 'new', error => '5')$$),
+    ('ID001', 'cancelling a key of this transaction', $$SELECT idem.cancel('errors', 'held')$$),
     ('ID010', 'a stale key', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
                                SELECT idem.claim('idle', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
     ('ID010', 'a key from the future', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
@@ -411,7 +411,7 @@ INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_administrator'),
     ('42501', 'revoking by a role that is no member', $$SELECT idem.revoke('errors', 'new')$$, 'test_administrator'),
     ('42501', 'erasing by a role that is no member', $$SELECT idem.erase('errors', 'new')$$, 'test_administrator'),
-    ('42501', 'forbidding by a role that is no member', $$SELECT idem.forbid('errors', 'new')$$, 'test_nobody'),
+    ('42501', 'cancelling by a role that is no member', $$SELECT idem.cancel('errors', 'new')$$, 'test_nobody'),
     ('42501', 'altering by a role that is no member', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, 'test_administrator'),
     ('42501', 'dropping by a role that is no member', $$SELECT idem.drop_scope('errors')$$, 'test_administrator'),
     ('42501', 'a claim within a security-restricted operation',

@@ -37,7 +37,7 @@ BEGIN
             ('once', 'idem.once(''e'', $1, $2, $3)'),
             ('once_each', '(SELECT count(*) FROM idem.once_each(''e'', ARRAY[$1], $3))'),
             ('lookup', 'idem.lookup(''e'', $1, $3)'),
-            ('forbid', 'idem.forbid(''e'', $1, $3)')
+            ('cancel', 'idem.cancel(''e'', $1, $3)')
         LOOP
             key := k;
             BEGIN

@@ -277,7 +277,7 @@ SELECT idem.release(began('ends', '', 'logged'));
 SELECT idem.complete(token, '"secret"') FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 SELECT outcome FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 -- whatever the function
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE 'secret'; END $$;
 SELECT outcome FROM idem.execute('logged', 'refused', 'refuse(jsonb)');
 SELECT began('in a set', '', 'logged') IS NOT NULL AS claimed;
@@ -286,7 +286,7 @@ SELECT idem.once_each('logged', '{in a set}');
 SELECT idem.erase_tenant('logged', '');
 SELECT idem.forget_tenant('logged', '', true);
 SET idem.log_transitions = 'off';
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 SET idem.log_transitions = 'error';
 SET ROLE pg_monitor;
 SET idem.log_transitions = 'log';

@@ -376,7 +376,7 @@ SQL
 }
 my %function = map { $_->{name} => $_ } @functions;
 my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
-my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke forbid);
+my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke cancel);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
@@ -689,7 +689,7 @@ for my $name (sort keys %outcomes)
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
 # A run that reaches nothing shows nothing. In a short one, some functions have few calls.
-my @succeed = qw(claim try_claim take revoke forbid erase complete fail release execute once once_each lookup honest view);
+my @succeed = qw(claim try_claim take revoke cancel erase complete fail release execute once once_each lookup honest view);
 @succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
 cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
 my %raised = %statements;

@@ -168,7 +168,7 @@ for my $call (
 	q{SELECT idem.once_each('monthly', '{k,l}')},
 	q{SELECT idem.complete(token) FROM idem.claim('monthly', 'k')},
 	q{SELECT token FROM idem.claim('monthly', 'k', lease => '1 hour')},
-	q{SELECT idem.forbid('monthly', 'k')})
+	q{SELECT idem.cancel('monthly', 'k')})
 {
 	is(sqlstate($second, 'BEGIN; ' . $in->('m1') . $call), '23514', "no row outside of the bounds of its partition: $call");
 }

@@ -814,7 +814,7 @@ my %test = (
 		run => \&give_up,
 		shows => 'never, ID003, ID003, never, {"order": 1}, {"order": 1}, {"order": 1}, ID002, {"order": 2}, ID002, never, ID003, 55006, orders 2',
 		without => {
-			forbid => [ qr/idem\.forbid\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^never, \{"order": 1\}, ID002/ ],
+			cancel => [ qr/idem\.cancel\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^never, \{"order": 1\}, ID002/ ],
 		},
 	},
 	'A transactional outbox' => {
