@@ -148,7 +148,7 @@ CREATE FUNCTION idem.take(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.taken
+RETURNS idem.take_result
 AS 'MODULE_PATHNAME', 'idem_take'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -169,7 +169,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -186,7 +186,7 @@ CREATE FUNCTION idem.cancel(
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -204,7 +204,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -797,7 +797,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -812,7 +812,7 @@ CREATE FUNCTION idem.cancel(
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_cancel_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -827,7 +827,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 

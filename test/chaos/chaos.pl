@@ -111,7 +111,7 @@ sub take_all
 {
 	my ($epoch, $dbh, $out) = @_;
 	my $uid = 0;
-	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.taken') IS NOT NULL});
+	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.take_result') IS NOT NULL});
 	for my $scope (keys %ttl, 'a')
 	{
 		my $answer = '';

@@ -120,9 +120,9 @@ DECLARE
   scope text := chaos.scope(key);
   request jsonb := chaos.request(key);
   c idem.claim_result;
-  x idem.execution;
-  r idem.record_info;
-  taken idem.taken;
+  x idem.execute_result;
+  r idem.lookup_result;
+  taken idem.take_result;
 BEGIN
   PERFORM chaos.choose();
   CASE kind

@@ -44,8 +44,8 @@ SELECT set_eq(
     ('forget_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
     ('erase', 'scope text, key text, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
     ('erase_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
-    ('cancel', 'scope text, key text, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.record_info'),
-    ('cancel', 'scope text, key uuid, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.record_info'),
+    ('cancel', 'scope text, key text, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
+    ('cancel', 'scope text, key uuid, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
     ('reset_stream', 'scope text, source text, seq bigint DEFAULT NULL::bigint, tenant text DEFAULT NULL::text', 'bigint'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
@@ -55,8 +55,8 @@ SELECT set_eq(
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
-    ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
-    ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
+    ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
+    ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
     ('export_identity', '', 'jsonb'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
@@ -66,8 +66,8 @@ SELECT set_eq(
     ('import_identity', 'identity jsonb', 'void'),
     ('key_weakness', 'key text', 'text'),
     ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
-    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
-    ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
+    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
+    ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
     ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
@@ -96,7 +96,7 @@ SELECT set_eq(
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
-    ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.taken'),
+    ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.take_result'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('use_records', 'records regclass', 'void'),
     ('try_claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
@@ -145,21 +145,21 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'expires_at timestamp with time zone', 'redacted boolean',
     'differs text[]', 'completed_at timestamp with time zone'], 'columns of claim_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.taken')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.take_result')$$, ARRAY[
     'token text', 'key text', 'tenant text', 'request jsonb', 'attempt integer',
     'recovery_point text', 'recovery_state jsonb', 'last_error jsonb',
-    'created_at timestamp with time zone', 'expires_at timestamp with time zone'], 'columns of taken');
+    'created_at timestamp with time zone', 'expires_at timestamp with time zone'], 'columns of take_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.lookup_result')$$, ARRAY[
     'state text', 'attempt integer', 'response jsonb', 'status integer', 'headers jsonb',
     'body bytea', 'error jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'lease_end timestamp with time zone',
     'holder_pid integer', 'since timestamp with time zone',
-    'redacted boolean', 'completed_at timestamp with time zone'], 'columns of record_info');
+    'redacted boolean', 'completed_at timestamp with time zone'], 'columns of lookup_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.execution')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.execute_result')$$, ARRAY[
     'outcome text', 'replayed boolean', 'response jsonb', 'error jsonb', 'redacted boolean',
-    'completed_at timestamp with time zone'], 'columns of execution');
+    'completed_at timestamp with time zone'], 'columns of execute_result');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',

@@ -138,7 +138,7 @@ DECLARE
   k text := kind || number;
   request jsonb := jsonb_build_object('key', k, 'n', 1, 'at', clock_timestamp());
   c idem.claim_result;
-  x idem.execution;
+  x idem.execute_result;
   fresh text[];
   held text;
 BEGIN
