@@ -468,7 +468,7 @@ CREATE FUNCTION idem.create_scope(
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT '{}',
-    store_request boolean DEFAULT false,
+    store_request text DEFAULT 'never',
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[]
@@ -489,8 +489,9 @@ COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
     'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
-    'idem.execute() stores as final failures; store_request keeps the request of a '
-    'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
+    'idem.execute() stores as final failures; store_request is never, '
+    'unfinished (the request of a leased claim is kept until it is finished) or always; '
+    'answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
@@ -517,7 +518,7 @@ CREATE FUNCTION idem.alter_scope(
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT NULL,
-    store_request boolean DEFAULT NULL,
+    store_request text DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[] DEFAULT NULL,

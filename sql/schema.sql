@@ -51,7 +51,7 @@ CREATE TABLE idem.scope (
     store_response      boolean     NOT NULL,
     response_exclude    text[]      NOT NULL,
     final_sqlstates text[]      NOT NULL DEFAULT '{}',
-    store_request       boolean     NOT NULL DEFAULT false,
+    store_request       text        NOT NULL DEFAULT 'never',
     answer_ttl          interval,
     min_ttl             interval,
     header_exclude      text[]      NOT NULL

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA erasure;
 SET search_path = erasure;
-SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => true, final_sqlstates => '{P0042}');
+SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => 'unfinished', final_sqlstates => '{P0042}');
 CREATE TABLE effect (key text);
 CREATE FUNCTION operate(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO effect VALUES (request->>'key');

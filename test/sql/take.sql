@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA taking;
 SET search_path = taking;
-SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => true);
+SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => 'unfinished');
 SELECT idem.create_scope('other', lease => '1 hour');
 -- The tests change the row instead of the clock: the lease ended some seconds ago.
 CREATE PROCEDURE lapse(k text, ago interval DEFAULT '1 s') LANGUAGE sql AS
