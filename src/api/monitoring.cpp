@@ -1,5 +1,6 @@
 // What an administrator watches, in four parts:
-//   - the counters and histograms of each scope: idem_internal.scope_stats(), idem_internal.scope_durations(),
+//   - the counters and histograms of each scope: idem_internal.scope_stats(),
+//   idem_internal.scope_durations(),
 //     idem.stats_reset(), idem_internal.preloaded()
 //   - the keys that are replayed most often: idem_internal.scope_hot_keys()
 //   - the keys that transactions hold: idem_internal.open_claims(), idem_internal.prepared_claims()
