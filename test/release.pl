@@ -266,9 +266,6 @@ for my $messages (slurp('docs/reference.md') =~ /^Message: (.*?)\n\n/msg)
 	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
 }
 
-# One file raises and logs.
-is_deeply([ grep { slurp($_) =~ /\bereport\(/ } glob 'src/*/*.?pp' ], ['src/pg/report.cpp'], 'every ereport is in report.cpp');
-
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');
 ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } grep { !/README/ } glob('docs/*.md');

@@ -118,7 +118,7 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
 void log_purge(std::int64_t records);
 
 // Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
-// cancelled: by idem.forbid(), so that the operation has never run.
+// cancelled: by idem.cancel(), so that the operation has never run.
 [[noreturn]] void stored_failure(std::string_view key, Jsonb* error,
                                  std::optional<TimestampTz> since, bool cancelled);
 // The lease of the last attempt has ended.
