@@ -80,12 +80,12 @@ COMMENT ON FUNCTION idem.fail IS
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost.';
 
-CREATE FUNCTION idem.redacted(scope text, response jsonb)
+CREATE FUNCTION idem.redact(scope text, response jsonb)
 RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_redacted'
+AS 'MODULE_PATHNAME', 'idem_redact'
 LANGUAGE C STABLE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.redacted IS
+COMMENT ON FUNCTION idem.redact IS
     'Returns what idem.complete() stores of a response under the rules of the scope: the response '
     'without the members that response_exclude names, or NULL if store_response is off. Stores '
     'nothing; works on a standby. '

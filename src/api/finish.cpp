@@ -264,11 +264,11 @@ IDEM_FUNCTION(idem_release) {
 }
 
 // Reads only the scope, so it also works on a standby.
-IDEM_FUNCTION(idem_redacted) {
+IDEM_FUNCTION(idem_redact) {
     using namespace idem;
-    api::require_leader("idem.redacted()");
+    api::require_leader("idem.redact()");
     Jsonb* response = pg::jsonb_arg(fcinfo, 1);
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redacted");
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redact");
     const Jsonb* stored = api::stored_response(response, &scope);
     if (stored == nullptr) PG_RETURN_NULL();
     PG_RETURN_JSONB_P(stored);

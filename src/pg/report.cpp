@@ -1289,16 +1289,6 @@ void table_passed_over(Oid table, const ErrorData* error) {
     passed_over(psprintf("the table with the OID %u", table), error);
 }
 
-void file_failure(const char* attempt, const char* path) {
-    ereport(LOG,
-            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", attempt, path)));
-}
-
-void invalid_file(const char* path) {
-    ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                  errmsg("ignoring invalid data in file \"%s\"", path)));
-}
-
 void clock_was_set(std::int64_t by) {
     ereport(LOG, (errmsg("the clock was set %s by %.0f seconds", by > 0 ? "forward" : "back",
                          static_cast<double>(by > 0 ? by : -by) / USECS_PER_SEC),

@@ -265,9 +265,6 @@ void no_records_of_tenant(std::string_view tenant);
 void nothing_purged_on_subscriber();
 void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error);
 void table_passed_over(Oid table, const ErrorData* error);
-// In the server's log. attempt: "read" or "write"; errno says what went wrong.
-void file_failure(const char* attempt, const char* path);
-void invalid_file(const char* path);
 void clock_was_set(std::int64_t by);  // in microseconds
 void no_free_worker();
 

@@ -352,23 +352,13 @@ PathList request_list(const Scope& scope, const bytea* fingerprint) {
     return *list;
 }
 
-std::int64_t scope_row::ttl(TupleTableSlot* slot) {
-    const auto value = column(slot, column_ttl);
-    if (!value) return 0;
-    const Interval& ttl = *DatumGetIntervalP(*value);
-    return core::fixed_duration(ttl.month, ttl.day, ttl.time).value_or(0);
-}
-
 std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
     return read_limit(slot, column_answer_ttl, "answer_ttl");
 }
 
-bool is_monitor() {
-    return has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
-}
-
 bool may_observe(Oid owner) {
-    return has_privs_of_role(GetUserId(), owner) || is_monitor();
+    return has_privs_of_role(GetUserId(), owner) ||
+           has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 }
 
 const char* nearest_scope(std::string_view name) {

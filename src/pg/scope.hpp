@@ -95,9 +95,6 @@ PathList request_list(const Scope& scope, const bytea* fingerprint);
 // whose owner was dropped.
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function);
 
-// Whether the current user has the privileges of pg_monitor.
-bool is_monitor();
-
 // Whether the current user may see the settings and figures of a scope, though none of its keys: a
 // user of the scope, or a member of pg_monitor.
 bool may_observe(Oid owner);
@@ -143,9 +140,6 @@ inline std::optional<Datum> column(TupleTableSlot* slot, int which) {
     const Datum value = slot_getattr(slot, which + 1, &null);
     return null ? std::nullopt : std::optional(value);
 }
-
-// The TTL in microseconds; 0 if a superuser has stored one that no function accepts.
-std::int64_t ttl(TupleTableSlot* slot);
 
 // The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);

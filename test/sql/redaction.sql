@@ -101,20 +101,20 @@ END $$;
 SELECT headers FROM idem.lookup('discreet', 'forms');
 
 -- what would be stored, without storing it
-SELECT idem.redacted('discreet', '{"secret": 1, "card": [{"number": 1, "brand": "visa"}], "id": 7}'), idem.redacted('discreet', '"secret"');
-SELECT idem.redacted('silent', '{"id": 7}') IS NULL AS nothing_stored, idem.redacted('discreet', NULL) IS NULL AS nothing_given;
+SELECT idem.redact('discreet', '{"secret": 1, "card": [{"number": 1, "brand": "visa"}], "id": 7}'), idem.redact('discreet', '"secret"');
+SELECT idem.redact('silent', '{"id": 7}') IS NULL AS nothing_stored, idem.redact('discreet', NULL) IS NULL AS nothing_given;
 BEGIN READ ONLY;
-SELECT idem.redacted('discreet', '{"secret": 1, "id": 7}');
+SELECT idem.redact('discreet', '{"secret": 1, "id": 7}');
 ROLLBACK;
-SELECT idem.redacted('nosuch', '{}');
+SELECT idem.redact('nosuch', '{}');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.redacted(NULL, '{}');
+SELECT idem.redact(NULL, '{}');
 \echo :LAST_ERROR_SQLSTATE
 CREATE ROLE idem_regress_stranger;
 CREATE ROLE idem_regress_shop;
 SELECT idem.alter_scope('discreet', owner => 'idem_regress_shop');
 SET ROLE idem_regress_stranger;
-SELECT idem.redacted('discreet', '{}');
+SELECT idem.redact('discreet', '{}');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
 DO $$ BEGIN PERFORM idem.alter_scope('discreet', owner => current_user::regrole); END $$;
@@ -123,7 +123,7 @@ DROP ROLE idem_regress_stranger, idem_regress_shop;
 -- as one between names.
 SELECT idem.create_scope('quoted', request_exclude => ARRAY['"/sent"'],
   response_exclude => ARRAY['"/card/number"', 'items."2024"', '"x[1]"."\"\\"', '"a.b"', '"$"', 'c.""']);
-SELECT given, idem.redacted('quoted', given) FROM (VALUES
+SELECT given, idem.redact('quoted', given) FROM (VALUES
   ('{"/card/number": 1, "card": {"number": 2}, "items": [{"2024": 3, "2025": 4}], "$": 5}'::jsonb),
   ('{"x[1]": {"\"\\": 1, "y": 2}, "x": [1, {"\"\\": 3}]}'),
   ('{"a.b": 1, "a": {"b": 2, "c": 3}, "c": {"": 4, "d": 5}}')) v(given);
