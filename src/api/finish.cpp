@@ -1,5 +1,5 @@
 // idem.complete(), idem.fail() and idem.release(), which end a claim by its token, and what
-// execute and once share with them. idem.redacted() shows what complete() would store.
+// execute and once share with them.
 #include "api/finish.hpp"
 
 #include "api/arguments.hpp"
@@ -261,15 +261,4 @@ IDEM_FUNCTION(idem_release) {
     if (how.error != nullptr) pg::check_last_error(how.error);
     api::release(pg::text_arg(fcinfo, 0), how);
     PG_RETURN_VOID();
-}
-
-// Reads only the scope, so it also works on a standby.
-IDEM_FUNCTION(idem_redacted) {
-    using namespace idem;
-    api::require_leader("idem.redacted()");
-    Jsonb* response = pg::jsonb_arg(fcinfo, 1);
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redacted");
-    const Jsonb* stored = api::stored_response(response, &scope);
-    if (stored == nullptr) PG_RETURN_NULL();
-    PG_RETURN_JSONB_P(stored);
 }
