@@ -148,7 +148,7 @@ CREATE FUNCTION idem.take(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.taken
+RETURNS idem.take_result
 AS 'MODULE_PATHNAME', 'idem_take'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -169,7 +169,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -180,18 +180,18 @@ COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval
     'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
     'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key text,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid'
+RETURNS idem.lookup_result
+AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, text, text, jsonb) IS
-    'Forbids an operation that has not run: stores a final failure under a key that has no '
+COMMENT ON FUNCTION idem.cancel(text, text, text, jsonb) IS
+    'Cancels an operation that has not run: stores a final failure under a key that has no '
     'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
     'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
     'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
@@ -204,7 +204,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -468,7 +468,7 @@ CREATE FUNCTION idem.create_scope(
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT '{}',
-    store_request boolean DEFAULT false,
+    store_request text DEFAULT 'never',
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[]
@@ -489,8 +489,9 @@ COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
     'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
-    'idem.execute() stores as final failures; store_request keeps the request of a '
-    'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
+    'idem.execute() stores as final failures; store_request is never, '
+    'unfinished (the request of a leased claim is kept until it is finished) or always; '
+    'answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
@@ -517,7 +518,7 @@ CREATE FUNCTION idem.alter_scope(
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT NULL,
-    store_request boolean DEFAULT NULL,
+    store_request text DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[] DEFAULT NULL,
@@ -796,7 +797,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -805,18 +806,18 @@ COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval
     'ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, ID013, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key uuid,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid_uuid'
+RETURNS idem.lookup_result
+AS 'MODULE_PATHNAME', 'idem_cancel_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, uuid, text, jsonb) IS
-    'The same as idem.forbid() with the text of the key, in lower case with hyphens. Raises ID001 '
+COMMENT ON FUNCTION idem.cancel(text, uuid, text, jsonb) IS
+    'The same as idem.cancel() with the text of the key, in lower case with hyphens. Raises ID001 '
     'in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
     'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
@@ -826,7 +827,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 

@@ -445,7 +445,7 @@ relation AS (
 ),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
-        ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('forbid'),
+        ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('cancel'),
         ('revoke'), ('forget'), ('forget_tenant'), ('erase'), ('erase_tenant'), ('reset_stream')
 ),
 -- Of this session, and of others by ALTER ROLE or ALTER DATABASE.

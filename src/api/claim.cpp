@@ -290,7 +290,8 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 // What another worker will need to finish the operation. A takeover keeps the request that is
 // stored: later ones may differ in members that the scope excludes from the comparison.
 varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
-    if (old.request != nullptr || !call.scope->store_request) return old.request;
+    const bool stores = call.scope->store_request != pg::StoreRequest::never;
+    if (old.request != nullptr || !stores) return old.request;
     check_stored_size("request", *call.scope, {call.request});
     return reinterpret_cast<varlena*>(call.request);
 }

@@ -95,8 +95,7 @@ constexpr int key_failed_code = report::errcode_of(core::own_error("key_failed")
 int errcode_to_raise(const char* sqlstate) {
     if (sqlstate == nullptr) return key_failed_code;
     const core::FailureFault fault = core::failure_fault(sqlstate);
-    const bool is_fit =
-        fault == core::FailureFault::none || fault == core::FailureFault::transient;
+    const bool is_fit = fault == core::FailureFault::none || fault == core::FailureFault::transient;
     return is_fit ? report::errcode_of(sqlstate) : key_failed_code;
 }
 

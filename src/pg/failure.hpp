@@ -28,7 +28,7 @@ char* failure_member(Jsonb* failure, std::string_view name);
 Jsonb* sqlstate_only(Jsonb* failure);
 
 // Under the failure's own SQLSTATE where that is an error's, else as ID003. cancelled: by
-// idem.forbid(), so that the operation has never run.
+// idem.cancel(), so that the operation has never run.
 [[noreturn]] void raise_failure(std::string_view key, Jsonb* failure,
                                 std::optional<TimestampTz> since, bool cancelled);
 

@@ -261,8 +261,8 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, 
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['advance', 'backoff', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'forbid', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+    ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'redacted', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');

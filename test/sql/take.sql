@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA taking;
 SET search_path = taking;
-SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => true);
+SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => 'unfinished');
 SELECT idem.create_scope('other', lease => '1 hour');
 -- The tests change the row instead of the clock: the lease ended some seconds ago.
 CREATE PROCEDURE lapse(k text, ago interval DEFAULT '1 s') LANGUAGE sql AS
@@ -277,7 +277,7 @@ SELECT idem.release(began('ends', '', 'logged'));
 SELECT idem.complete(token, '"secret"') FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 SELECT outcome FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 -- whatever the function
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE 'secret'; END $$;
 SELECT outcome FROM idem.execute('logged', 'refused', 'refuse(jsonb)');
 SELECT began('in a set', '', 'logged') IS NOT NULL AS claimed;
@@ -286,7 +286,7 @@ SELECT idem.once_each('logged', '{in a set}');
 SELECT idem.erase_tenant('logged', '');
 SELECT idem.forget_tenant('logged', '', true);
 SET idem.log_transitions = 'off';
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 SET idem.log_transitions = 'error';
 SET ROLE pg_monitor;
 SET idem.log_transitions = 'log';

@@ -57,8 +57,8 @@ CREATE EXTENSION amcheck;
 CREATE EXTENSION idem;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase, idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
-SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => true, explain_conflicts => true);
-SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
+SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => 'unfinished', explain_conflicts => true);
+SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => 'unfinished', answer_ttl => '20 ms');
 SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, explain_conflicts => true, max_answer_size => 5000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
 CREATE SCHEMA elsewhere;
@@ -138,7 +138,7 @@ DECLARE
   k text := kind || number;
   request jsonb := jsonb_build_object('key', k, 'n', 1, 'at', clock_timestamp());
   c idem.claim_result;
-  x idem.execution;
+  x idem.execute_result;
   fresh text[];
   held text;
 BEGIN
@@ -319,6 +319,7 @@ my %values = (
 	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'), q('{ä}') ],
 	# not 'role': the fuzzer would no longer know which tenants are the same
 	'tenant_from text' => [ 'NULL', q('argument'), q('user'), q('') ],
+	'store_request text' => [ 'NULL', q('never'), q('unfinished'), q('always'), q('banana') ],
 	'explain_conflicts boolean' => [qw(NULL true false)],
 	'max_answer_size integer' => [ 'NULL', -1, 0, 1023, 1024, 100000, 536870912, 536870913, 2147483647 ],
 	'min_ttl interval' => [ 'NULL', q('1 ms'), q('0'), q('10 ms'), q('1 hour'), q('-1 s'), @infinite ],
@@ -375,7 +376,7 @@ SQL
 }
 my %function = map { $_->{name} => $_ } @functions;
 my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
-my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke forbid);
+my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke cancel);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
@@ -535,7 +536,7 @@ my @care = (
 		[qw(request_required true false)], [qw(tenant_required true false)], [qw(claims_per_minute 100 -1)], [qw(reject_stale_keys true false)], [ 'min_ttl', q('1 hour'), q('0') ]),
 	q{DO $$ BEGIN PERFORM idem.alter_scope('steady', tenant_from => 'role'); RAISE LOG 'fuzz violation: live keys got another identity'; END $$},
 	(map { "SELECT idem.alter_scope('own', tenant_from => '$_', force => true)" } qw(role argument)),
-	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => true) WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
+	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => 'unfinished') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
 	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
 
 sub care
@@ -688,7 +689,7 @@ for my $name (sort keys %outcomes)
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
 # A run that reaches nothing shows nothing. In a short one, some functions have few calls.
-my @succeed = qw(claim try_claim take revoke forbid erase complete fail release execute once once_each lookup honest view);
+my @succeed = qw(claim try_claim take revoke cancel erase complete fail release execute once once_each lookup honest view);
 @succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
 cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
 my %raised = %statements;

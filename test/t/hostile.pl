@@ -246,7 +246,7 @@ SELECT idem.erase_tenant('shop', 'tenant');
 SELECT idem.revoke('shop', 'order-1');
 SELECT idem.forget('shop', 'order-1');
 SELECT idem.forget_tenant('shop', 'tenant');
-SELECT state FROM idem.forbid('shop', 'never');
+SELECT state FROM idem.cancel('shop', 'never');
 SELECT idem.forget('shop', 'never');
 SELECT idem.reset_stream('shop', 'stream', 1);
 SELECT idem.drop_scope('tour');

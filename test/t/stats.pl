@@ -140,7 +140,7 @@ is(sql("SELECT bool_and(b = n * interval '1 microsecond') FROM idem.durations,
 	't', 'the bounds are powers of two of a microsecond');
 sql("SELECT pay('timed', '1'); SELECT pay('timed', '1'); SELECT idem.execute('payments', 'x3', 'refuse(jsonb)')");
 is(durations('payments'), 'atomic 2', 'atomic operations that complete or fail have a duration, and replays have none');
-sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.forbid('payments', 'never')");
+sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.cancel('payments', 'never')");
 is(durations('payments'), 'atomic 2', 'so have calls between whose claim and answer nothing runs');
 sql("BEGIN; SELECT idem.release(token) FROM idem.claim('payments', 'released'); COMMIT");
 is(durations('payments'), 'atomic 2', 'and claims that are released');
