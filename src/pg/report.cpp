@@ -756,7 +756,7 @@ void require_claim_called_directly() {
 
 void announce_change_called_directly() {
     ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                    errmsg("idem.announce_change() was not called as a trigger"),
+                    errmsg("idem_internal.announce_change() was not called as a trigger"),
                     errdetail("It is the trigger function of tables idem.scope and idem.secret."),
                     errhint("Change scopes with idem.alter_scope(), which announces the change.")));
 }
