@@ -403,7 +403,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
     switch (result.outcome) {
         case Outcome::failed:
             pg::raise_failure(key, result.record.error, pg::completed_at(result.record),
-                                   pg::is_of_any(result.record.fingerprint));
+                              pg::is_of_any(result.record.fingerprint));
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:
