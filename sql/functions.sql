@@ -255,12 +255,12 @@ COMMENT ON FUNCTION idem.current_key IS
     'the DEFAULT of a column. '
     'Raises 25000 in a parallel worker.';
 
-CREATE FUNCTION idem.key_weakness(key text)
+CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_key_weakness'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.key_weakness IS
+COMMENT ON FUNCTION idem_internal.key_weakness IS
     'Returns why a key is likely to be used for two different operations: generic, timestamp, '
     'number, short or repetitive; NULL if nothing in its form suggests that. '
     'Raises 22004.';

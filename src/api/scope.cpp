@@ -1,6 +1,6 @@
 // The administration of scopes and secrets: idem.create_scope(), idem.alter_scope(),
 // idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute; idem.scope_ddl(), for
-// the users of a scope; and the trigger idem.announce_change().
+// the users of a scope; and the trigger idem_internal.announce_change().
 //
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a

@@ -1,9 +1,9 @@
 // Scopes: the settings of a family of operations. Their cache, the table behind it, and changes.
 //
 // The cache is per backend and is dropped as a whole by relation cache invalidation of idem.scope,
-// which the functions below announce, and a trigger for all other changes (idem.announce_change()).
-// A scope that a lookup returns stays valid until the next lookup: a function looks up once and
-// copies what has to live longer.
+// which the functions below announce, and a trigger for all other changes
+// (idem_internal.announce_change()). A scope that a lookup returns stays valid until the next
+// lookup: a function looks up once and copies what has to live longer.
 //
 // Changes are serialised by a ShareRowExclusive lock on the table, which is kept until the
 // transaction ends. When the transaction rolls back, the caches are dropped once more.

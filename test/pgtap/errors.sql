@@ -378,7 +378,7 @@ INSERT INTO wrong (state, what, call) VALUES
                                          SELECT idem.claim('idle', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
     ('ID007', 'a weak key', $$SELECT idem.alter_scope('idle', weak_keys => 'reject');
                               SELECT idem.claim('idle', '4711')$$),
-    ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
+    ('22004', 'the weakness of no key', $$SELECT idem_internal.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
     ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
     ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),

@@ -18,7 +18,7 @@ SELECT set_eq(
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_class'::regclass)
       UNION SELECT pronamespace::regnamespace::text FROM pg_proc
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_proc'::regclass)$$,
-    ARRAY['idem'], 'everything is in schema idem');
+    ARRAY['idem', 'idem_internal'], 'everything is in the schemas idem and idem_internal');
 
 SELECT is_empty(
     $$SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -236,7 +236,7 @@ SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.reco
 SELECT set_eq(
     $$SELECT pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
     $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
-                    'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
+                    'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change()', cached), 'A'
         FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
     'the only triggers announce changes of what is cached, whatever makes them');
 
