@@ -7,6 +7,14 @@
 
 namespace idem::pg {
 
+void check_columns(int found, int expected) {
+    if (found == expected) return;
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("library and SQL objects of extension \"idem\" do not match"),
+                    errdetail("A result type has %d columns instead of %d.", found, expected),
+                    errhint("Run ALTER EXTENSION idem UPDATE.")));
+}
+
 constexpr const char* example = "Pass an interval such as '30 seconds'.";
 
 std::int64_t duration(const char* name, const Interval& interval) {
@@ -62,8 +70,13 @@ core::TokenText token_text(const core::Token& token) {
 
 core::Token read_token(std::optional<std::string_view> text) {
     core::Token token;
-    if (!text) report::no_token();
-    if (!core::decode(*text, token)) report::malformed_token();
+    if (!text)
+        report::not_claimed("The token is null.",
+                            "A replay has no token. Test \"claimed\" first, and return the stored "
+                            "answer if it is false.");
+    if (!core::decode(*text, token))
+        report::not_claimed("The text is not a token of idem.claim().",
+                            "Pass the column \"token\" of the claim's result, unchanged.");
     const core::Digest sealed = token.digest;
     if (token.kind == core::TokenKind::leased &&
         !core::unseal(secrets().seal_key, sealed, token.digest))

@@ -82,9 +82,7 @@ inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 // Raises 55000 when the installed SQL objects are older or newer than the library.
-inline void check_columns(int found, int expected) {
-    if (found != expected) report::library_mismatch(found, expected);
-}
+void check_columns(int found, int expected);
 
 // The type that the called function returns: as the call's expression says, or else the catalog.
 inline Oid result_type(FunctionCallInfo fcinfo) {
