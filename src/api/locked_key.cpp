@@ -4,6 +4,7 @@
 #include "core/decision.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::api {
 namespace {

@@ -1,7 +1,6 @@
 #include "pg/report.hpp"
 
 #include "core/errors.hpp"
-#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
 
@@ -469,15 +468,6 @@ void tenant_of_another_role(const char* scope, const char* tenant, const char* c
                        caller),
              errhint("Leave the tenant out. To act for another tenant, the calling role needs the "
                      "privileges of the role of that name.")));
-}
-
-void ttl_too_short(const char* scope, std::int64_t min_ttl) {
-    const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
-    ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("invalid value for argument \"ttl\""),
-             errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
-                       DatumGetCString(minimum)),
-             errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));
 }
 
 void scope_exists(std::string_view name) {

@@ -133,7 +133,6 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
 [[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
-[[noreturn]] void ttl_too_short(const char* scope, std::int64_t min_ttl);
 [[noreturn]] void scope_exists(std::string_view name);
 [[noreturn]] void scope_differs(std::string_view name, const char* differences);
 [[noreturn]] void scope_ids_used_up();
