@@ -80,17 +80,6 @@ COMMENT ON FUNCTION idem.fail IS
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost.';
 
-CREATE FUNCTION idem.redacted(scope text, response jsonb)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_redacted'
-LANGUAGE C STABLE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.redacted IS
-    'Returns what idem.complete() stores of a response under the rules of the scope: the response '
-    'without the members that response_exclude names, or NULL if store_response is off. Stores '
-    'nothing; works on a standby. '
-    'Raises ID008 unknown_scope, 42501.';
-
 CREATE FUNCTION idem.release(
     token text,
     retry_after interval DEFAULT NULL,
@@ -113,14 +102,19 @@ CREATE FUNCTION idem.backoff(
     cap interval DEFAULT '5 minutes'
 )
 RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_backoff'
-LANGUAGE C VOLATILE PARALLEL SAFE;
+LANGUAGE sql VOLATILE STRICT PARALLEL RESTRICTED
+RETURN make_interval(
+    secs => least(
+        extract(epoch FROM base)::double precision * 2 ^ (least(attempt, 64) - 1),
+        extract(epoch FROM cap)::double precision
+    ) * (0.5 + random() / 2)
+);
 
 COMMENT ON FUNCTION idem.backoff IS
     'Returns how long to wait after an attempt has failed, for the argument retry_after of '
     'idem.release(): base after the first attempt, twice as long after each further one, at most '
     'cap; of that a random part, between half and all. '
-    'Raises 22004, 22023.';
+    'Raises 22008.';
 
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
@@ -148,7 +142,7 @@ CREATE FUNCTION idem.take(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.taken
+RETURNS idem.take_result
 AS 'MODULE_PATHNAME', 'idem_take'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -169,7 +163,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -180,18 +174,18 @@ COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval
     'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
     'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key text,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid'
+RETURNS idem.lookup_result
+AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, text, text, jsonb) IS
-    'Forbids an operation that has not run: stores a final failure under a key that has no '
+COMMENT ON FUNCTION idem.cancel(text, text, text, jsonb) IS
+    'Cancels an operation that has not run: stores a final failure under a key that has no '
     'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
     'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
     'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
@@ -204,7 +198,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -261,12 +255,12 @@ COMMENT ON FUNCTION idem.current_key IS
     'the DEFAULT of a column. '
     'Raises 25000 in a parallel worker.';
 
-CREATE FUNCTION idem.key_weakness(key text)
+CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_key_weakness'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.key_weakness IS
+COMMENT ON FUNCTION idem_internal.key_weakness IS
     'Returns why a key is likely to be used for two different operations: generic, timestamp, '
     'number, short or repetitive; NULL if nothing in its form suggests that. '
     'Raises 22004.';
@@ -468,7 +462,7 @@ CREATE FUNCTION idem.create_scope(
     response_exclude text[] DEFAULT '{}',
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT '{}',
-    store_request boolean DEFAULT false,
+    store_request text DEFAULT 'never',
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[]
@@ -489,8 +483,9 @@ COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
     'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
-    'idem.execute() stores as final failures; store_request keeps the request of a '
-    'leased claim until it is finished; answer_ttl (NULL: ttl) is how long answers are kept; '
+    'idem.execute() stores as final failures; store_request is never, '
+    'unfinished (the request of a leased claim is kept until it is finished) or always; '
+    'answer_ttl (NULL: ttl) is how long answers are kept; '
     'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
     'headers of answers that are not stored; tenant_from is argument, or role for the role that '
     'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
@@ -517,7 +512,7 @@ CREATE FUNCTION idem.alter_scope(
     response_exclude text[] DEFAULT NULL,
     owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT NULL,
-    store_request boolean DEFAULT NULL,
+    store_request text DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
     min_ttl interval DEFAULT NULL,
     header_exclude text[] DEFAULT NULL,
@@ -796,7 +791,7 @@ CREATE FUNCTION idem.execute(
     ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.execution
+RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -805,18 +800,18 @@ COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval
     'ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, ID013, 40001, 42501, '
     '22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.forbid(
+CREATE FUNCTION idem.cancel(
     scope text,
     key uuid,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
-RETURNS idem.record_info
-AS 'MODULE_PATHNAME', 'idem_forbid_uuid'
+RETURNS idem.lookup_result
+AS 'MODULE_PATHNAME', 'idem_cancel_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.forbid(text, uuid, text, jsonb) IS
-    'The same as idem.forbid() with the text of the key, in lower case with hyphens. Raises ID001 '
+COMMENT ON FUNCTION idem.cancel(text, uuid, text, jsonb) IS
+    'The same as idem.cancel() with the text of the key, in lower case with hyphens. Raises ID001 '
     'in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
     'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
@@ -826,7 +821,7 @@ CREATE FUNCTION idem.lookup(
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
-RETURNS idem.record_info
+RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 

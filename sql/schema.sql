@@ -15,6 +15,15 @@ GRANT USAGE ON SCHEMA idem TO PUBLIC;
 COMMENT ON SCHEMA idem IS
     'idempotency keys: claim an operation, complete it, and every retry gets the first answer';
 
+-- What the views and functions of schema idem are made of. The server checks USAGE for the body of
+-- an SQL function against the caller, and EXECUTE for the function of a view.
+CREATE SCHEMA idem_internal;
+
+GRANT USAGE ON SCHEMA idem_internal TO PUBLIC;
+
+COMMENT ON SCHEMA idem_internal IS
+    'parts of the extension idem, which change without notice: call the functions of schema idem';
+
 -- ---------------------------------------------------------------------------------------------
 -- Tables
 -- ---------------------------------------------------------------------------------------------
@@ -42,7 +51,7 @@ CREATE TABLE idem.scope (
     store_response      boolean     NOT NULL,
     response_exclude    text[]      NOT NULL,
     final_sqlstates text[]      NOT NULL DEFAULT '{}',
-    store_request       boolean     NOT NULL DEFAULT false,
+    store_request       text        NOT NULL DEFAULT 'never',
     answer_ttl          interval,
     min_ttl             interval,
     header_exclude      text[]      NOT NULL
@@ -178,23 +187,23 @@ COMMENT ON TABLE idem.sweep IS
 -- Every session caches scopes and secrets. idem's functions announce the changes that they make.
 -- These triggers announce all others, including those of a subscription's apply workers
 -- (session_replication_role = replica).
-CREATE FUNCTION idem.announce_change()
+CREATE FUNCTION idem_internal.announce_change()
 RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem_announce_change'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.announce_change FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem_internal.announce_change FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.announce_change IS
+COMMENT ON FUNCTION idem_internal.announce_change IS
     'Trigger function of idem.scope and idem.secret that makes every session read them again. '
     'Raises 39P01.';
 
 CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
-    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change();
 ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
 
 CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
-    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change();
 ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
 
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');
@@ -276,7 +285,7 @@ COMMENT ON COLUMN idem.claim_result.completed_at IS
     'When the operation completed or failed. If its claim was atomic and took over no other '
     'attempt, that is when it was claimed: both happened in one transaction.';
 
-CREATE TYPE idem.taken AS (
+CREATE TYPE idem.take_result AS (
     token               text,
     key                 text,
     tenant              text,
@@ -289,32 +298,32 @@ CREATE TYPE idem.taken AS (
     expires_at          timestamptz
 );
 
-COMMENT ON TYPE idem.taken IS
+COMMENT ON TYPE idem.take_result IS
     'The result of idem.take(): an unfinished operation with what is needed to finish it. All '
     'columns are NULL if none was due.';
 
-COMMENT ON COLUMN idem.taken.token IS
+COMMENT ON COLUMN idem.take_result.token IS
     'The handle of the new attempt.';
-COMMENT ON COLUMN idem.taken.key IS
+COMMENT ON COLUMN idem.take_result.key IS
     'The key of the operation.';
-COMMENT ON COLUMN idem.taken.tenant IS
+COMMENT ON COLUMN idem.take_result.tenant IS
     'The tenant; empty if there is none.';
-COMMENT ON COLUMN idem.taken.request IS
+COMMENT ON COLUMN idem.take_result.request IS
     'The request, if the scope had store_request when the operation was begun.';
-COMMENT ON COLUMN idem.taken.attempt IS
+COMMENT ON COLUMN idem.take_result.attempt IS
     'The new attempt.';
-COMMENT ON COLUMN idem.taken.recovery_point IS
+COMMENT ON COLUMN idem.take_result.recovery_point IS
     'The last recovery point of the operation.';
-COMMENT ON COLUMN idem.taken.recovery_state IS
+COMMENT ON COLUMN idem.take_result.recovery_state IS
     'The state of the recovery point.';
-COMMENT ON COLUMN idem.taken.last_error IS
+COMMENT ON COLUMN idem.take_result.last_error IS
     'The last error that idem.release() was given.';
-COMMENT ON COLUMN idem.taken.created_at IS
+COMMENT ON COLUMN idem.take_result.created_at IS
     'When the operation was first claimed.';
-COMMENT ON COLUMN idem.taken.expires_at IS
+COMMENT ON COLUMN idem.take_result.expires_at IS
     'When the record expires, unless the lease is renewed.';
 
-CREATE TYPE idem.record_info AS (
+CREATE TYPE idem.lookup_result AS (
     state               text,
     attempt             integer,
     response            jsonb,
@@ -331,41 +340,41 @@ CREATE TYPE idem.record_info AS (
     completed_at        timestamptz
 );
 
-COMMENT ON TYPE idem.record_info IS
+COMMENT ON TYPE idem.lookup_result IS
     'The result of idem.lookup(). state is absent, in_progress, completed or failed.';
 
-COMMENT ON COLUMN idem.record_info.state IS
+COMMENT ON COLUMN idem.lookup_result.state IS
     'absent, in_progress, completed or failed.';
-COMMENT ON COLUMN idem.record_info.attempt IS
+COMMENT ON COLUMN idem.lookup_result.attempt IS
     'The current attempt.';
-COMMENT ON COLUMN idem.record_info.response IS
+COMMENT ON COLUMN idem.lookup_result.response IS
     'The stored response.';
-COMMENT ON COLUMN idem.record_info.status IS
+COMMENT ON COLUMN idem.lookup_result.status IS
     'The stored status.';
-COMMENT ON COLUMN idem.record_info.headers IS
+COMMENT ON COLUMN idem.lookup_result.headers IS
     'The stored headers.';
-COMMENT ON COLUMN idem.record_info.body IS
+COMMENT ON COLUMN idem.lookup_result.body IS
     'The stored body.';
-COMMENT ON COLUMN idem.record_info.error IS
+COMMENT ON COLUMN idem.lookup_result.error IS
     'The stored failure, or the last error if the attempts are exhausted.';
-COMMENT ON COLUMN idem.record_info.created_at IS
+COMMENT ON COLUMN idem.lookup_result.created_at IS
     'When the operation was first claimed.';
-COMMENT ON COLUMN idem.record_info.expires_at IS
+COMMENT ON COLUMN idem.lookup_result.expires_at IS
     'When the record expires.';
-COMMENT ON COLUMN idem.record_info.lease_end IS
+COMMENT ON COLUMN idem.lookup_result.lease_end IS
     'Of a leased claim in progress, when its lease ends, or when it is due after its release.';
-COMMENT ON COLUMN idem.record_info.holder_pid IS
+COMMENT ON COLUMN idem.lookup_result.holder_pid IS
     'The process whose transaction works on the operation. NULL for a prepared transaction, '
     'and between the transactions of a leased claim.';
-COMMENT ON COLUMN idem.record_info.since IS
+COMMENT ON COLUMN idem.lookup_result.since IS
     'When the record was created, or the holder''s transaction began.';
-COMMENT ON COLUMN idem.record_info.redacted IS
+COMMENT ON COLUMN idem.lookup_result.redacted IS
     'Whether the scope kept a part of the answer out.';
-COMMENT ON COLUMN idem.record_info.completed_at IS
+COMMENT ON COLUMN idem.lookup_result.completed_at IS
     'When the operation completed or failed, as in idem.claim_result; NULL if it has not, even if '
     'its attempts are exhausted.';
 
-CREATE TYPE idem.execution AS (
+CREATE TYPE idem.execute_result AS (
     outcome             text,
     replayed            boolean,
     response            jsonb,
@@ -374,20 +383,20 @@ CREATE TYPE idem.execution AS (
     completed_at        timestamptz
 );
 
-COMMENT ON TYPE idem.execution IS
+COMMENT ON TYPE idem.execute_result IS
     'The result of idem.execute(): outcome is completed, with the response, or failed, with the '
     'error. replayed is true if it comes from the record; redacted is true if the scope kept a '
     'part of it out of the record.';
 
-COMMENT ON COLUMN idem.execution.outcome IS
+COMMENT ON COLUMN idem.execute_result.outcome IS
     'completed or failed.';
-COMMENT ON COLUMN idem.execution.replayed IS
+COMMENT ON COLUMN idem.execute_result.replayed IS
     'Whether this is the stored answer and the operation did not run.';
-COMMENT ON COLUMN idem.execution.response IS
+COMMENT ON COLUMN idem.execute_result.response IS
     'The response.';
-COMMENT ON COLUMN idem.execution.error IS
+COMMENT ON COLUMN idem.execute_result.error IS
     'The failure: sqlstate, message, detail and hint.';
-COMMENT ON COLUMN idem.execution.redacted IS
+COMMENT ON COLUMN idem.execute_result.redacted IS
     'Whether the scope kept a part of the stored answer out.';
-COMMENT ON COLUMN idem.execution.completed_at IS
+COMMENT ON COLUMN idem.execute_result.completed_at IS
     'When the operation completed or failed, as in idem.claim_result.';

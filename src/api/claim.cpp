@@ -14,6 +14,7 @@
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
 #include "pg/secret.hpp"
@@ -289,7 +290,8 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
 // What another worker will need to finish the operation. A takeover keeps the request that is
 // stored: later ones may differ in members that the scope excludes from the comparison.
 varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
-    if (old.request != nullptr || !call.scope->store_request) return old.request;
+    const bool stores = call.scope->store_request != pg::StoreRequest::never;
+    if (old.request != nullptr || !stores) return old.request;
     check_stored_size("request", *call.scope, {call.request});
     return reinterpret_cast<varlena*>(call.request);
 }
@@ -400,8 +402,8 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.name.key;
     switch (result.outcome) {
         case Outcome::failed:
-            report::stored_failure(key, result.record.error, pg::completed_at(result.record),
-                                   pg::is_of_any(result.record.fingerprint));
+            pg::raise_failure(key, result.record.error, pg::completed_at(result.record),
+                              pg::is_of_any(result.record.fingerprint));
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:

@@ -7,7 +7,7 @@
 
 namespace idem::api {
 
-// The columns of the type idem.record_info.
+// The columns of the type idem.lookup_result.
 inline constexpr int lookup_columns = 14;
 using LookupRow = pg::Row<lookup_columns>;
 

@@ -1,6 +1,6 @@
 // The administration of scopes and secrets: idem.create_scope(), idem.alter_scope(),
 // idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute; idem.scope_ddl(), for
-// the users of a scope; and the trigger idem.announce_change().
+// the users of a scope; and the trigger idem_internal.announce_change().
 //
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
@@ -204,6 +204,16 @@ std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
     return from;
 }
 
+std::optional<std::string_view> store_request_arg(FunctionCallInfo fcinfo) {
+    const auto rule = pg::text_arg(fcinfo, arg_store_request);
+    if (rule && !pg::store_request_of(*rule))
+        report::invalid_argument(
+            "store_request", "The value must be never, unfinished or always.",
+            "Pass 'unfinished' if idem.take() is to return requests, or 'always' if conflicts are "
+            "to be explained, too.");
+    return rule;
+}
+
 std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
     const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
     if (rule && !pg::weak_keys_of(*rule))
@@ -228,7 +238,7 @@ pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
         .store_response = pg::bool_arg(fcinfo, arg_store_response),
         .response_exclude = paths_arg(fcinfo, arg_response_exclude),
         .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
-        .store_request = pg::bool_arg(fcinfo, arg_store_request),
+        .store_request = store_request_arg(fcinfo),
         .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
         .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
         .header_exclude = headers_arg(fcinfo, arg_header_exclude),

@@ -5,7 +5,7 @@ extern "C" {
 Datum idem_claim(PG_FUNCTION_ARGS);
 Datum idem_try_claim(PG_FUNCTION_ARGS);
 Datum idem_execute(PG_FUNCTION_ARGS);
-Datum idem_forbid(PG_FUNCTION_ARGS);
+Datum idem_cancel(PG_FUNCTION_ARGS);
 Datum idem_lookup(PG_FUNCTION_ARGS);
 Datum idem_once(PG_FUNCTION_ARGS);
 }
@@ -44,8 +44,8 @@ IDEM_FUNCTION(idem_execute_uuid) {
     return with_text_key(fcinfo, idem_execute);
 }
 
-IDEM_FUNCTION(idem_forbid_uuid) {
-    return with_text_key(fcinfo, idem_forbid);
+IDEM_FUNCTION(idem_cancel_uuid) {
+    return with_text_key(fcinfo, idem_cancel);
 }
 
 IDEM_FUNCTION(idem_lookup_uuid) {

@@ -97,6 +97,13 @@ WeakKeys read_weak_keys(TupleTableSlot* slot) {
     return *rule;
 }
 
+StoreRequest read_store_request(TupleTableSlot* slot) {
+    const auto rule =
+        store_request_of(view_of(DatumGetTextPP(*column(slot, column_store_request))));
+    if (!rule) elog(ERROR, "unexpected store_request in table idem.scope");
+    return *rule;
+}
+
 TenantFrom read_tenant_from(TupleTableSlot* slot) {
     const auto from = tenant_from_of(view_of(DatumGetTextPP(*column(slot, column_tenant_from))));
     if (!from) elog(ERROR, "unexpected tenant_from in table idem.scope");
@@ -119,7 +126,7 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.tenant_required = read_bool(slot, column_tenant_required);
     scope.reject_stale_keys = read_bool(slot, column_reject_stale_keys);
     scope.store_response = read_bool(slot, column_store_response);
-    scope.store_request = read_bool(slot, column_store_request);
+    scope.store_request = read_store_request(slot);
     scope.answer_ttl = read_limit(slot, column_answer_ttl, "answer_ttl");
     scope.min_ttl = read_limit(slot, column_min_ttl, "min_ttl");
     scope.request_lists = read_text_list(slot, column_request_lists);
@@ -197,7 +204,7 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     row.set_bool(column_store_response, rules.store_response);
     row.set_pointer(column_response_exclude, rules.response_exclude);
     row.set_pointer(column_final_sqlstates, rules.final_sqlstates);
-    row.set_bool(column_store_request, rules.store_request);
+    if (rules.store_request) row.set_text(column_store_request, *rules.store_request);
     set_limit(row, column_answer_ttl, rules.answer_ttl);
     set_limit(row, column_min_ttl, rules.min_ttl);
     row.set_pointer(column_header_exclude, rules.header_exclude);
@@ -281,6 +288,13 @@ std::optional<WeakKeys> weak_keys_of(std::string_view text) {
     if (text == "allow") return WeakKeys::allow;
     if (text == "warn") return WeakKeys::warn;
     if (text == "reject") return WeakKeys::reject;
+    return std::nullopt;
+}
+
+std::optional<StoreRequest> store_request_of(std::string_view text) {
+    if (text == "never") return StoreRequest::never;
+    if (text == "unfinished") return StoreRequest::unfinished;
+    if (text == "always") return StoreRequest::always;
     return std::nullopt;
 }
 

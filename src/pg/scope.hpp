@@ -1,9 +1,9 @@
 // Scopes: the settings of a family of operations. Their cache, the table behind it, and changes.
 //
 // The cache is per backend and is dropped as a whole by relation cache invalidation of idem.scope,
-// which the functions below announce, and a trigger for all other changes (idem.announce_change()).
-// A scope that a lookup returns stays valid until the next lookup: a function looks up once and
-// copies what has to live longer.
+// which the functions below announce, and a trigger for all other changes
+// (idem_internal.announce_change()). A scope that a lookup returns stays valid until the next
+// lookup: a function looks up once and copies what has to live longer.
 //
 // Changes are serialised by a ShareRowExclusive lock on the table, which is kept until the
 // transaction ends. When the transaction rolls back, the caches are dropped once more.
@@ -18,6 +18,13 @@ namespace idem::pg {
 
 // What happens to a new key that is likely to be used twice (see core/weakness.hpp).
 enum class WeakKeys { allow, warn, reject };
+
+// How long a record keeps the request.
+enum class StoreRequest {
+    never,
+    unfinished,  // of a leased claim, until it is finished
+    always,      // as long as the answer
+};
 
 // Who says which tenant a call is for.
 enum class TenantFrom {
@@ -39,7 +46,7 @@ struct Scope {
     bool tenant_required;
     bool reject_stale_keys;
     bool store_response;
-    bool store_request;                      // of a leased claim, until it is finished
+    StoreRequest store_request;
     std::optional<std::int64_t> min_ttl;     // of the argument ttl; nothing: no limit
     std::optional<std::int64_t> answer_ttl;  // nothing: as long as the record
     NumberedList request_exclude;            // of new keys
@@ -56,6 +63,9 @@ static_assert(std::is_trivially_copyable_v<Scope> && std::is_trivially_destructi
 
 // Nothing unless the text is allow, warn or reject.
 std::optional<WeakKeys> weak_keys_of(std::string_view text);
+
+// Nothing unless the text is never, unfinished or always.
+std::optional<StoreRequest> store_request_of(std::string_view text);
 
 // Nothing unless the text is argument or role.
 std::optional<TenantFrom> tenant_from_of(std::string_view text);
@@ -189,7 +199,7 @@ struct ScopeRules {
     std::optional<bool> store_response;
     ArrayType* response_exclude;
     ArrayType* final_sqlstates;
-    std::optional<bool> store_request;
+    std::optional<std::string_view> store_request;
     const Interval* answer_ttl;  // zero: removes the limit, as no_limit does
     const Interval* min_ttl;     // likewise
     ArrayType* header_exclude;

@@ -252,7 +252,7 @@ sub check_once
 		my $until = max($one->{returned}, $two->{returned});
 		my ($reset) = grep { $resets[$_]{returned} >= $one->{invoked} && $resets[$_]{invoked} <= $until } 0 .. $#resets;
 		if (defined $reset) { splice @resets, $reset, 1; next; }
-		my $rule = (any { $_->{result} eq 'x' } @order[ $n - 1, $n ]) ? 'effect of a forbidden key' : 'two effects';
+		my $rule = (any { $_->{result} eq 'x' } @order[ $n - 1, $n ]) ? 'effect of a cancelled key' : 'two effects';
 		$self->violation($key, $rule, "those of $one->{uid} and $two->{uid}");
 	}
 	return;
@@ -360,12 +360,12 @@ sub check_end
 		$self->violation($key, 'claimed after the end', "$call->{kind} of $call->{uid}, after $end->{uid}")
 		  if $call->{answer} =~ /^hold/ || $call->{answer} eq 'free' && $call->{kind} =~ /^(?:release|undo|other)$/;
 		$self->violation($key, 'unfinished after the end', "$call->{uid} did not see the end, after $end->{uid}")
-		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|forbid)$/ || $call->{answer} eq 'revoked';
+		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|cancel)$/ || $call->{answer} eq 'revoked';
 	}
-	# A forbidden key answers every request.
-	my ($ban) = grep { $_->{kind} eq 'forbid' && $_->{answer} eq 'did' } @$calls or return;
+	# A cancelled key answers every request.
+	my ($ban) = grep { $_->{kind} eq 'cancel' && $_->{answer} eq 'did' } @$calls or return;
 	my $refused = first { $_->{invoked} > $ban->{returned} && $_->{answer} =~ /^(?:conflict|ID002)/ } @$calls or return;
-	$self->violation($key, 'conflict with a forbidden key', "$refused->{uid}, after $ban->{uid}");
+	$self->violation($key, 'conflict with a cancelled key', "$refused->{uid}, after $ban->{uid}");
 	return;
 }
 

@@ -15,7 +15,7 @@ my @leased = qw(lease lease_wait);
 my @token = (('complete') x 5, qw(give_up renew renew checkpoint drop pause pause));
 my @take = qw(take take take_end);
 my @rare = qw(forget forget forget_all purge);
-my @administration = qw(revoke revoke revoke erase erase erase_all forbid rehearse);
+my @administration = qw(revoke revoke revoke erase erase erase_all cancel rehearse);
 my @isolation = (('READ COMMITTED') x 3, 'REPEATABLE READ', 'SERIALIZABLE');
 
 # How long a key stays hot: calls per key of one client, and how many keys are hot at a time.

@@ -31,7 +31,7 @@ my %ttl = (b => 300);
 my $pause = 0.3;
 # Calls of every new kind have had the answer that they are made for.
 my @must_happen = ('take: hold', 'take_end: did', 'pause: free', 'revoke: revoked', 'erase: erased',
-	'forbid: did', 'await: had', 'lookup: had', 'rehearse: free');
+	'cancel: did', 'await: had', 'lookup: had', 'rehearse: free');
 my %happened;
 
 my $directory = PostgreSQL::Test::Utils::tempdir;
@@ -111,7 +111,7 @@ sub take_all
 {
 	my ($epoch, $dbh, $out) = @_;
 	my $uid = 0;
-	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.taken') IS NOT NULL});
+	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.take_result') IS NOT NULL});
 	for my $scope (keys %ttl, 'a')
 	{
 		my $answer = '';

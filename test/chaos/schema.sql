@@ -42,7 +42,7 @@ BEGIN
   UPDATE chaos.place SET records = there;
 END $$;
 
--- result is 'c', 'f' or 'x': the operation completed, failed or was forbidden. seq is of streams
+-- result is 'c', 'f' or 'x': the operation completed, failed or was cancelled. seq is of streams
 -- alone.
 CREATE TABLE chaos.effect (key text, uid text, result "char" DEFAULT 'c', seq bigint);
 
@@ -120,9 +120,9 @@ DECLARE
   scope text := chaos.scope(key);
   request jsonb := chaos.request(key);
   c idem.claim_result;
-  x idem.execution;
-  r idem.record_info;
-  taken idem.taken;
+  x idem.execute_result;
+  r idem.lookup_result;
+  taken idem.take_result;
 BEGIN
   PERFORM chaos.choose();
   CASE kind
@@ -174,8 +174,8 @@ BEGIN
     END IF;
     r := idem.lookup(scope, key);
     RETURN CASE WHEN r.redacted THEN 'erased' ELSE 'free' END;
-  WHEN 'forbid' THEN
-    r := idem.forbid(scope, key,
+  WHEN 'cancel' THEN
+    r := idem.cancel(scope, key,
                      error => jsonb_build_object('sqlstate', 'CH003', 'message', uid));
     IF r.error->>'message' IS DISTINCT FROM uid THEN
       RETURN chaos.answer(r.state, r.redacted, r.response, r.error);

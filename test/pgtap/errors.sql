@@ -184,9 +184,6 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID013', 'taking from a tenant of 256 bytes', $$SELECT idem.take('errors', tenant => repeat('t', 256))$$),
     ('22023', 'taking for no time', $$SELECT idem.take('errors', '0')$$),
     ('22023', 'taking with a negative wait', $$SELECT idem.take('errors', wait => '-1 s')$$),
-    ('22004', 'backoff without an attempt', $$SELECT idem.backoff(NULL)$$),
-    ('22023', 'backoff before the first attempt', $$SELECT idem.backoff(0)$$),
-    ('22023', 'backoff of no time', $$SELECT idem.backoff(1, '0')$$),
     ('ID005', 'renewing nothing', $$SELECT idem.renew(NULL)$$),
     ('ID005', 'a checkpoint of garbage', $$SELECT idem.checkpoint('garbage', 'charged')$$),
     ('ID004', 'a made-up leased token', $$SELECT idem.renew('Ag' || repeat('A', 37))$$),
@@ -261,14 +258,14 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with max_answer_size NULL', $$SELECT idem.create_scope('new', max_answer_size => NULL)$$),
     ('22023', 'a scope with max_answer_size 1023', $$SELECT idem.create_scope('new', max_answer_size => 1023)$$),
     ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('idle', max_answer_size => 536870913)$$),
-    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => 'unfinished', max_answer_size => 1024);
                   SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('idle', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
     ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
                   SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 600)))
                     FROM idem.claim('idle', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
     ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
     ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
-    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => true, max_answer_size => 1024);
+    ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => 'unfinished', max_answer_size => 1024);
                   SELECT idem.claim('idle', 'new', to_jsonb(repeat('x', 1025)), lease => '1 min')$$),
     ('ID008', 'the statement of an unknown scope', $$SELECT idem.scope_ddl('unknown')$$),
     ('22004', 'a scope without a name', $$SELECT idem.create_scope(NULL)$$),
@@ -292,8 +289,6 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'a scope with a final class that is transient', $$SELECT idem.create_scope('new', final_sqlstates => '{40}')$$),
     ('22023', 'a scope with a NULL SQLSTATE', $$SELECT idem.create_scope('new', final_sqlstates => '{NULL}')$$),
     ('22023', 'a scope with a matrix of SQLSTATEs', $$SELECT idem.create_scope('new', final_sqlstates => '{{P0},{P1}}')$$),
-    ('ID008', 'redacted for an unknown scope', $$SELECT idem.redacted('unknown', '1')$$),
-    ('ID008', 'redacted for no scope', $$SELECT idem.redacted(NULL, '1')$$),
     ('22004', 'a key from nothing', $$SELECT idem.derive_key(VARIADIC NULL)$$),
     ('22004', 'a key from a null part', $$SELECT idem.derive_key('a', NULL)$$),
     ('22023', 'a key from no parts', $$SELECT idem.derive_key(VARIADIC '{}')$$),
@@ -373,17 +368,17 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID007', 'revoking no key', $$SELECT idem.revoke('errors', '')$$),
     ('ID007', 'resetting no source', $$SELECT idem.reset_stream('errors', NULL)$$),
     ('ID008', 'resetting a source in an unknown scope', $$SELECT idem.reset_stream('unknown', 'new')$$),
-    ('ID008', 'forbidding in an unknown scope', $$SELECT idem.forbid('unknown', 'new')$$),
-    ('ID007', 'forbidding no key', $$SELECT idem.forbid('errors', NULL)$$),
-    ('22023', 'forbidding with an error that is none', $$SELECT idem.forbid('errors', 'new', error => '5')$$),
-    ('ID001', 'forbidding a key of this transaction', $$SELECT idem.forbid('errors', 'held')$$),
+    ('ID008', 'cancelling in an unknown scope', $$SELECT idem.cancel('unknown', 'new')$$),
+    ('ID007', 'cancelling no key', $$SELECT idem.cancel('errors', NULL)$$),
+    ('22023', 'cancelling with an error that is none', $$SELECT idem.cancel('errors', 'new', error => '5')$$),
+    ('ID001', 'cancelling a key of this transaction', $$SELECT idem.cancel('errors', 'held')$$),
     ('ID010', 'a stale key', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
                                SELECT idem.claim('idle', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d')$$),
     ('ID010', 'a key from the future', $$SELECT idem.alter_scope('idle', reject_stale_keys => true);
                                          SELECT idem.claim('idle', '7ZZZZZZZZZZZZZZZZZZZZZZZZZ')$$),
     ('ID007', 'a weak key', $$SELECT idem.alter_scope('idle', weak_keys => 'reject');
                               SELECT idem.claim('idle', '4711')$$),
-    ('22004', 'the weakness of no key', $$SELECT idem.key_weakness(NULL)$$),
+    ('22004', 'the weakness of no key', $$SELECT idem_internal.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
     ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
     ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),
@@ -411,7 +406,7 @@ INSERT INTO wrong (state, what, call, role) VALUES
     ('42501', 'forgetting by a role that is no member', $$SELECT idem.forget('errors', 'new')$$, 'test_administrator'),
     ('42501', 'revoking by a role that is no member', $$SELECT idem.revoke('errors', 'new')$$, 'test_administrator'),
     ('42501', 'erasing by a role that is no member', $$SELECT idem.erase('errors', 'new')$$, 'test_administrator'),
-    ('42501', 'forbidding by a role that is no member', $$SELECT idem.forbid('errors', 'new')$$, 'test_nobody'),
+    ('42501', 'cancelling by a role that is no member', $$SELECT idem.cancel('errors', 'new')$$, 'test_nobody'),
     ('42501', 'altering by a role that is no member', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, 'test_administrator'),
     ('42501', 'dropping by a role that is no member', $$SELECT idem.drop_scope('errors')$$, 'test_administrator'),
     ('42501', 'a claim within a security-restricted operation',

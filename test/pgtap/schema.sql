@@ -18,7 +18,7 @@ SELECT set_eq(
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_class'::regclass)
       UNION SELECT pronamespace::regnamespace::text FROM pg_proc
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_proc'::regclass)$$,
-    ARRAY['idem'], 'everything is in schema idem');
+    ARRAY['idem', 'idem_internal'], 'everything is in the schemas idem and idem_internal');
 
 SELECT is_empty(
     $$SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -36,7 +36,7 @@ SELECT set_eq(
     ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request boolean DEFAULT NULL::boolean, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request text DEFAULT NULL::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, explain_conflicts boolean DEFAULT NULL::boolean, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
@@ -44,19 +44,19 @@ SELECT set_eq(
     ('forget_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
     ('erase', 'scope text, key text, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
     ('erase_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
-    ('forbid', 'scope text, key text, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.record_info'),
-    ('forbid', 'scope text, key uuid, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.record_info'),
+    ('cancel', 'scope text, key text, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
+    ('cancel', 'scope text, key uuid, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
     ('reset_stream', 'scope text, source text, seq bigint DEFAULT NULL::bigint, tenant text DEFAULT NULL::text', 'bigint'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request boolean DEFAULT false, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, explain_conflicts boolean DEFAULT false, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
-    ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
-    ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execution'),
+    ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
+    ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
     ('export_identity', '', 'jsonb'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
@@ -66,8 +66,8 @@ SELECT set_eq(
     ('import_identity', 'identity jsonb', 'void'),
     ('key_weakness', 'key text', 'text'),
     ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
-    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
-    ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.record_info'),
+    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
+    ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
     ('new_key', '', 'text'),
     ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
     ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
@@ -83,7 +83,6 @@ SELECT set_eq(
     ('free_bytes', '', 'bigint'),
     ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
-    ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
@@ -96,7 +95,7 @@ SELECT set_eq(
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
-    ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.taken'),
+    ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.take_result'),
     ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('use_records', 'records regclass', 'void'),
     ('try_claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
@@ -107,17 +106,17 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
+       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('backoff', 'collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
-    'every function is C, but for sizing, and for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
+    'every function is C, but for arithmetic, and for reports, in SQL under a fixed search path; none is STRICT, but for backoff, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
-    ('backoff', 'v', 's'),
+    ('backoff', 'v', 'r'),
     ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('http_headers', 'i', 's'),
@@ -126,7 +125,6 @@ SELECT set_eq(
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
-    ('redacted', 's', 'u'),
     ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
@@ -145,28 +143,28 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.claim_result')$$, ARRAY[
     'expires_at timestamp with time zone', 'redacted boolean',
     'differs text[]', 'completed_at timestamp with time zone'], 'columns of claim_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.taken')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.take_result')$$, ARRAY[
     'token text', 'key text', 'tenant text', 'request jsonb', 'attempt integer',
     'recovery_point text', 'recovery_state jsonb', 'last_error jsonb',
-    'created_at timestamp with time zone', 'expires_at timestamp with time zone'], 'columns of taken');
+    'created_at timestamp with time zone', 'expires_at timestamp with time zone'], 'columns of take_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.record_info')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.lookup_result')$$, ARRAY[
     'state text', 'attempt integer', 'response jsonb', 'status integer', 'headers jsonb',
     'body bytea', 'error jsonb', 'created_at timestamp with time zone',
     'expires_at timestamp with time zone', 'lease_end timestamp with time zone',
     'holder_pid integer', 'since timestamp with time zone',
-    'redacted boolean', 'completed_at timestamp with time zone'], 'columns of record_info');
+    'redacted boolean', 'completed_at timestamp with time zone'], 'columns of lookup_result');
 
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.execution')$$, ARRAY[
+SELECT results_eq($$SELECT pg_temp.columns_of('idem.execute_result')$$, ARRAY[
     'outcome text', 'replayed boolean', 'response jsonb', 'error jsonb', 'redacted boolean',
-    'completed_at timestamp with time zone'], 'columns of execution');
+    'completed_at timestamp with time zone'], 'columns of execute_result');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.scopes')$$, ARRAY[
     'name text', 'owner regrole', 'ttl interval', 'lease interval', 'wait interval',
     'request_required boolean', 'request_exclude text[]', 'tenant_required boolean',
     'reject_stale_keys boolean', 'max_attempts integer', 'claims_per_minute integer',
     'weak_keys text', 'store_response boolean', 'response_exclude text[]', 'final_sqlstates text[]',
-    'store_request boolean', 'answer_ttl interval', 'min_ttl interval', 'header_exclude text[]',
+    'store_request text', 'answer_ttl interval', 'min_ttl interval', 'header_exclude text[]',
     'tenant_from text', 'explain_conflicts boolean', 'max_answer_size integer', 'records boolean'], 'columns of the view scopes');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
@@ -238,7 +236,7 @@ SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.reco
 SELECT set_eq(
     $$SELECT pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
     $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
-                    'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
+                    'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change()', cached), 'A'
         FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
     'the only triggers announce changes of what is cached, whatever makes them');
 

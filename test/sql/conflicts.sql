@@ -70,8 +70,8 @@ SELECT token AS t FROM idem.take('explained') \gset
 SELECT outcome, differs FROM idem.try_claim('explained', 'leased', '{"a": 2, "b": 1}');
 SELECT idem.complete(:'t');
 SELECT outcome, differs FROM idem.try_claim('explained', 'leased', '{"a": 2, "b": 1}');
--- a forbidden key conflicts with no request
-SELECT outcome, differs FROM idem.forbid('explained', 'never'), idem.try_claim('explained', 'never', '{"a": 1}');
+-- a cancelled key conflicts with no request
+SELECT outcome, differs FROM idem.cancel('explained', 'never'), idem.try_claim('explained', 'never', '{"a": 1}');
 
 -- The setting says what a claim stores, and what a conflict tells.
 SELECT idem.alter_scope('explained', explain_conflicts => false);

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA erasure;
 SET search_path = erasure;
-SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => true, final_sqlstates => '{P0042}');
+SELECT idem.create_scope('e', ttl => '1 day', wait => '0', store_request => 'unfinished', final_sqlstates => '{P0042}');
 CREATE TABLE effect (key text);
 CREATE FUNCTION operate(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO effect VALUES (request->>'key');
@@ -37,7 +37,7 @@ BEGIN
             ('once', 'idem.once(''e'', $1, $2, $3)'),
             ('once_each', '(SELECT count(*) FROM idem.once_each(''e'', ARRAY[$1], $3))'),
             ('lookup', 'idem.lookup(''e'', $1, $3)'),
-            ('forbid', 'idem.forbid(''e'', $1, $3)')
+            ('cancel', 'idem.cancel(''e'', $1, $3)')
         LOOP
             key := k;
             BEGIN

@@ -154,7 +154,7 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
   result := SQLSTATE;
 END $$;
-SELECT given, claim, try_claim, execute, lookup, forbid, once
+SELECT given, claim, try_claim, execute, lookup, cancel, once
   FROM unnest(ARRAY['%L', '%L::text', '%L::varchar', '%L::char(36)', '%L::name', '%L::uuid', 'upper(%L)::uuid',
                     '%L::order_id', 'NULL', 'NULL::uuid']) AS given,
        format(given, '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d') AS argument,
@@ -162,14 +162,14 @@ SELECT given, claim, try_claim, execute, lookup, forbid, once
        resolve($$response FROM idem.try_claim('uuids', ?)$$, argument) AS try_claim,
        resolve($$response FROM idem.execute('uuids', ?, 'answer(jsonb)')$$, argument) AS execute,
        resolve($$response FROM idem.lookup('uuids', key => ?)$$, argument) AS lookup,
-       resolve($$response FROM idem.forbid('uuids', ?, NULL)$$, argument) AS forbid,
+       resolve($$response FROM idem.cancel('uuids', ?, NULL)$$, argument) AS cancel,
        resolve($$idem.once('uuids', ?)$$, argument) AS once;
 -- a parameter without a type, as drivers send it
 PREPARE claim AS SELECT response FROM idem.claim('uuids', $1);
 PREPARE try_claim AS SELECT response FROM idem.try_claim($1, $2);
 PREPARE execute AS SELECT response FROM idem.execute('uuids', $1, 'answer(jsonb)');
 PREPARE lookup AS SELECT response FROM idem.lookup('uuids', $1);
-PREPARE forbid AS SELECT response FROM idem.forbid('uuids', $1);
+PREPARE cancel AS SELECT response FROM idem.cancel('uuids', $1);
 PREPARE once AS SELECT idem.once('uuids', key => $1);
 PREPARE of_uuid(uuid) AS SELECT response FROM idem.claim('uuids', $1);
 SELECT name, parameter_types FROM pg_prepared_statements ORDER BY name;

@@ -61,7 +61,7 @@ SELECT * FROM idem.once_each('there', '{m-1,m-2,m-3}', tenant => '7');
 CREATE FUNCTION pg_temp.same(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SELECT outcome, response
 FROM idem.execute('there', 'order-3', 'pg_temp.same(jsonb)', '{"n": 1}', tenant => '7');
-SELECT (idem.forbid('there', 'order-4', tenant => '7')).state;
+SELECT (idem.cancel('there', 'order-4', tenant => '7')).state;
 SELECT state FROM idem.lookup('there', 'order-4', tenant => '7');
 SELECT idem.erase('there', 'order-1', tenant => '7');
 SELECT response, redacted FROM idem.lookup('there', 'order-1', tenant => '7');
@@ -110,7 +110,7 @@ SELECT * FROM idem.once_each('there', '{m-1}', tenant => '7');
 SELECT outcome FROM idem.execute('there', 'm-1', 'pg_temp.same(jsonb)', '{}', tenant => '7');
 SELECT state FROM idem.lookup('there', 'm-1', tenant => '7');
 SELECT key FROM idem.take('there');
-SELECT state FROM idem.forbid('there', 'm-1', tenant => '7');
+SELECT state FROM idem.cancel('there', 'm-1', tenant => '7');
 SELECT idem.forget('there', 'm-1', tenant => '7');
 SELECT idem.erase('there', 'm-1', tenant => '7');
 BEGIN;
@@ -345,7 +345,7 @@ CREATE FUNCTION pg_temp.spoil(statement text) RETURNS TABLE (detail text, remedy
 LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE statement;
-  SELECT fault, t.remedy INTO detail, remedy FROM idem.record_tables() t WHERE records = 'copy'::regclass;
+  SELECT fault, t.remedy INTO detail, remedy FROM idem_internal.record_tables() t WHERE records = 'copy'::regclass;
   IF remedy ~ '^[A-Z]+ [A-Z]' THEN
     EXECUTE remedy;
     PERFORM idem.use_records('copy');

@@ -107,6 +107,8 @@ SELECT idem.create_scope('x', owner => 4294967295);
 -- how long: limits, and what they are compared with
 SELECT idem.create_scope('x', store_request => NULL);
 \echo :LAST_ERROR_SQLSTATE
+SELECT idem.create_scope('x', store_request => 'true');
+\echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', answer_ttl => '0');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', answer_ttl => '25 hours');
@@ -130,7 +132,7 @@ ROLLBACK;
 BEGIN;
 SELECT outcome FROM idem.try_claim('x', 'long', ttl => '1 hour');
 ROLLBACK;
-SELECT idem.alter_scope('x', answer_ttl => '0', min_ttl => '0', store_request => true);
+SELECT idem.alter_scope('x', answer_ttl => '0', min_ttl => '0', store_request => 'unfinished');
 SELECT ttl, store_request, answer_ttl, min_ttl FROM idem.scopes WHERE name = 'x';
 BEGIN;
 SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
@@ -205,7 +207,7 @@ REVOKE CREATE ON SCHEMA public FROM idem_regress_shop;
 DROP ROLE idem_regress_acme, idem_regress_globex, idem_regress_shop;
 
 -- a scope that exists already
-SELECT idem.create_scope('x', ttl => '60 minutes', store_request => true, owner => 'pg_monitor', if_not_exists => true);
+SELECT idem.create_scope('x', ttl => '60 minutes', store_request => 'unfinished', owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.create_scope('x', ttl => '60 minutes', max_attempts => 3, request_exclude => '{a,b.c}', min_ttl => '1 min', owner => 'pg_database_owner',
   if_not_exists => true);
 \echo :LAST_ERROR_SQLSTATE
@@ -233,7 +235,7 @@ SELECT idem.drop_scope('x');
 CREATE ROLE "idem_regress odd ""role'\";
 SELECT idem.create_scope('it''s "odd" \ $1', ttl => '1 mon 2 days 03:04:05.6', lease => '1 s', wait => '0', request_required => true, request_exclude => ARRAY['a', '"b.c"', '"it''s, \\"'],
   tenant_required => true, reject_stale_keys => true, max_attempts => 3, weak_keys => 'reject', store_response => false, response_exclude => '{card}',
-  owner => '"idem_regress odd ""role''\"', final_sqlstates => '{P0001,22}', store_request => true, answer_ttl => '1 day', min_ttl => '1 hour');
+  owner => '"idem_regress odd ""role''\"', final_sqlstates => '{P0001,22}', store_request => 'unfinished', answer_ttl => '1 day', min_ttl => '1 hour');
 SELECT idem.create_scope(name, ttl => '1 day', owner => 'pg_monitor') FROM (VALUES ('default settings')) v (name);
 SELECT idem.drop_scope(repeat('s', 63));
 CREATE TEMP TABLE before AS SELECT * FROM idem.scopes;
@@ -255,14 +257,14 @@ SELECT idem.scope_ddl(NULL);
 \echo :LAST_ERROR_SQLSTATE
 
 -- the request of a leased claim is stored, whole, until the operation is finished
-SELECT idem.create_scope('stored', store_request => true, request_exclude => '{sent_at}', max_answer_size => 200000);
+SELECT idem.create_scope('stored', store_request => 'unfinished', request_exclude => '{sent_at}', max_answer_size => 200000);
 SELECT token AS t FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 1}', lease => '1 minute') \gset
 SELECT idem.checkpoint(:'t', 'charged');
 SELECT idem.release(:'t');
 SELECT attempt, outcome FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 2}', lease => '1 minute');
 SELECT key, state, request FROM idem.record WHERE request IS NOT NULL;
 BEGIN;
-SELECT idem.alter_scope('stored', store_request => false);
+SELECT idem.alter_scope('stored', store_request => 'never');
 SELECT token AS none FROM idem.claim('stored', 'none', '{"n": 1}', lease => '1 minute') \gset
 SELECT idem.renew(:'none') IS NOT NULL AS renewed;
 SELECT key, request FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;

@@ -3,7 +3,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE SCHEMA taking;
 SET search_path = taking;
-SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => true);
+SELECT idem.create_scope('jobs', lease => '1 hour', ttl => '1 day', wait => '0', max_attempts => 3, store_request => 'unfinished');
 SELECT idem.create_scope('other', lease => '1 hour');
 -- The tests change the row instead of the clock: the lease ended some seconds ago.
 CREATE PROCEDURE lapse(k text, ago interval DEFAULT '1 s') LANGUAGE sql AS
@@ -249,11 +249,7 @@ SELECT attempt, min(b) >= half * interval '1 s' AND max(b) <= 2 * half * interva
 SELECT idem.backoff(3, '1 minute', '1 minute') BETWEEN interval '30 s' AND interval '1 minute' AS capped,
   idem.backoff(1, '1 microsecond') <= interval '1 microsecond' AS least,
   idem.backoff(2147483647, '1 s', '365000 days') BETWEEN interval '182500 days' AND interval '365000 days' AS most,
-  idem.backoff(1, NULL, NULL) BETWEEN interval '0.5 s' AND interval '1 s' AS defaults;
-SELECT idem.backoff(NULL);
-SELECT idem.backoff(0);
-SELECT idem.backoff(1, '0');
-SELECT idem.backoff(1, cap => '-1 s');
+  coalesce(idem.backoff(NULL), idem.backoff(1, NULL), idem.backoff(1, cap => NULL)) IS NULL AS of_nothing;
 
 -- what becomes of operations, in the log: from the lapse of a lease to the end
 SELECT idem.create_scope('logged', lease => '1 hour', max_attempts => 2, final_sqlstates => '{P0001}');
@@ -277,7 +273,7 @@ SELECT idem.release(began('ends', '', 'logged'));
 SELECT idem.complete(token, '"secret"') FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 SELECT outcome FROM idem.claim('logged', 'ends', '{"job": "ends"}');
 -- whatever the function
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 CREATE FUNCTION refuse(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE 'secret'; END $$;
 SELECT outcome FROM idem.execute('logged', 'refused', 'refuse(jsonb)');
 SELECT began('in a set', '', 'logged') IS NOT NULL AS claimed;
@@ -286,7 +282,7 @@ SELECT idem.once_each('logged', '{in a set}');
 SELECT idem.erase_tenant('logged', '');
 SELECT idem.forget_tenant('logged', '', true);
 SET idem.log_transitions = 'off';
-SELECT state FROM idem.forbid('logged', 'forbidden');
+SELECT state FROM idem.cancel('logged', 'cancelled');
 SET idem.log_transitions = 'error';
 SET ROLE pg_monitor;
 SET idem.log_transitions = 'log';

@@ -47,7 +47,7 @@ SQL
 	$eraser->query_safe(<<"SQL");
 BEGIN;
 SELECT idem.erase_tenant('payments', '$victim'), idem.forget_tenant('payments', '$victim');
-SELECT idem.revoke('payments', '$victim held'), idem.forbid('payments', '$victim late');
+SELECT idem.revoke('payments', '$victim held'), idem.cancel('payments', '$victim late');
 SQL
 	crash($node, $victim, $eraser);
 	is( $node->safe_psql('postgres', "SELECT count(r.response) FROM generate_series(1, 3) i, idem.lookup('payments', '$victim ' || i, '$victim') r"),
@@ -55,7 +55,7 @@ SQL
 	is($node->safe_psql('postgres', "SELECT seq FROM idem.streams WHERE tenant = '$victim'"), 7, "$victim killed: and so is the stream");
 	is($node->safe_psql('postgres', "SELECT idem.complete('$token', '1')"), 1, "$victim killed while a lease is revoked: it holds");
 	is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$victim late')"), 'absent',
-		"$victim killed while a key is forbidden: it is free");
+		"$victim killed while a key is cancelled: it is free");
 
 	# Committed, but the client never saw the answer.
 	my $key = 'key' . ++$n;

@@ -16,7 +16,7 @@ $from->safe_psql('postgres', q{SELECT pay('0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d'
 $from->safe_psql('postgres', q{SELECT idem.create_scope('second', ttl => '3 days', lease => '2 minutes', max_attempts => 3,
 	weak_keys => 'warn', response_exclude => '{größe,b.c}', header_exclude => '{x-key}', tenant_from => 'role', explain_conflicts => true)});
 # An operation that was begun, failed for a moment and is to be tried again.
-$from->safe_psql('postgres', q{SELECT idem.alter_scope('second', store_request => true, answer_ttl => '1 day')});
+$from->safe_psql('postgres', q{SELECT idem.alter_scope('second', store_request => 'unfinished', answer_ttl => '1 day')});
 my $begun = $from->safe_psql('postgres', q{SELECT token FROM idem.claim('second', 'begun', '{"amount": 7}', lease => '1 hour')});
 $from->safe_psql('postgres', qq{SELECT idem.checkpoint('$begun', 'charged', '{"charge": 7}')});
 $from->safe_psql('postgres', qq{SELECT idem.release('$begun', '1 ms', '{"message": "later"}')});

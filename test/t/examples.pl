@@ -344,7 +344,7 @@ sub pays_twice_with_new_keys
 $node->safe_psql('postgres', 'CREATE DATABASE drivers');
 $node->safe_psql('drivers', <<'SQL');
 CREATE EXTENSION idem;
-SELECT idem.create_scope('payments', store_request => true);
+SELECT idem.create_scope('payments', store_request => 'unfinished');
 SELECT idem.create_scope('limited', claims_per_minute => 1);
 CREATE FUNCTION echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL

@@ -57,8 +57,8 @@ CREATE EXTENSION amcheck;
 CREATE EXTENSION idem;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase, idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
-SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => true, explain_conflicts => true);
-SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => true, answer_ttl => '20 ms');
+SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => 'unfinished', explain_conflicts => true);
+SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => 'unfinished', answer_ttl => '20 ms');
 SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, explain_conflicts => true, max_answer_size => 5000);
 SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
 CREATE SCHEMA elsewhere;
@@ -93,19 +93,19 @@ CREATE TABLE fuzz.documented AS
 SELECT DISTINCT proname::text AS name, code[1] AS sqlstate
   FROM pg_proc, substring(obj_description(oid, 'pg_proc') FROM 'Raises .*') raises,
        regexp_matches(raises, '\m(ID\d{3}|[0-9][0-9A-Z]{4})\M', 'g') code
- WHERE pronamespace = 'idem'::regnamespace;
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 -- A stored failure has any SQLSTATE that is not transient; the operations and the arguments here
 -- store these.
 INSERT INTO fuzz.documented
 SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['P0001', 'P0042', '42501', 'ID003']) sqlstate
- WHERE pronamespace = 'idem'::regnamespace AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
 INSERT INTO fuzz.documented
-SELECT proname, '42804' FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype;
+SELECT proname, '42804' FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype;
 
 -- Where a scope's records are elsewhere: no table is chosen, or the table does not take a tenant that
 -- is no value of its column's type, or a row outside of the bounds of a partition.
 INSERT INTO fuzz.documented
-SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace = 'idem'::regnamespace;
+SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 
 -- As CREATE TABLE, when another session creates a table of this name.
 INSERT INTO fuzz.documented VALUES ('create_record_table', '23505');
@@ -138,7 +138,7 @@ DECLARE
   k text := kind || number;
   request jsonb := jsonb_build_object('key', k, 'n', 1, 'at', clock_timestamp());
   c idem.claim_result;
-  x idem.execution;
+  x idem.execute_result;
   fresh text[];
   held text;
 BEGIN
@@ -319,6 +319,7 @@ my %values = (
 	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'), q('{ä}') ],
 	# not 'role': the fuzzer would no longer know which tenants are the same
 	'tenant_from text' => [ 'NULL', q('argument'), q('user'), q('') ],
+	'store_request text' => [ 'NULL', q('never'), q('unfinished'), q('always'), q('banana') ],
 	'explain_conflicts boolean' => [qw(NULL true false)],
 	'max_answer_size integer' => [ 'NULL', -1, 0, 1023, 1024, 100000, 536870912, 536870913, 2147483647 ],
 	'min_ttl interval' => [ 'NULL', q('1 ms'), q('0'), q('10 ms'), q('1 hour'), q('-1 s'), @infinite ],
@@ -363,7 +364,7 @@ for my $line (split /\n/, $node->safe_psql('utf8', <<'SQL'))
 SELECT p.oid, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
        EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype AND attname = 'token')
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
- WHERE pronamespace = 'idem'::regnamespace
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
  ORDER BY proname, p.oid, i
 SQL
 {
@@ -374,8 +375,8 @@ SQL
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
 }
 my %function = map { $_->{name} => $_ } @functions;
-my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
-my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke forbid);
+my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype});
+my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke cancel);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
@@ -535,7 +536,7 @@ my @care = (
 		[qw(request_required true false)], [qw(tenant_required true false)], [qw(claims_per_minute 100 -1)], [qw(reject_stale_keys true false)], [ 'min_ttl', q('1 hour'), q('0') ]),
 	q{DO $$ BEGIN PERFORM idem.alter_scope('steady', tenant_from => 'role'); RAISE LOG 'fuzz violation: live keys got another identity'; END $$},
 	(map { "SELECT idem.alter_scope('own', tenant_from => '$_', force => true)" } qw(role argument)),
-	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => true) WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
+	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => 'unfinished') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
 	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
 
 sub care
@@ -614,7 +615,7 @@ sub check
 	for my $database (@databases)
 	{
 		my $title = "$database, round $round";
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem.open_claims()}), 0, "no claim is left open: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.open_claims()}), 0, "no claim is left open: $title");
 		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");
@@ -688,7 +689,7 @@ for my $name (sort keys %outcomes)
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
 # A run that reaches nothing shows nothing. In a short one, some functions have few calls.
-my @succeed = qw(claim try_claim take revoke forbid erase complete fail release execute once once_each lookup honest view);
+my @succeed = qw(claim try_claim take revoke cancel erase complete fail release execute once once_each lookup honest view);
 @succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
 cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
 my %raised = %statements;

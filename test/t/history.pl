@@ -419,39 +419,39 @@ finds('unfinished after the end', <<'END', 'a finished operation is revoked');
 effect  a1  u1  c
 END
 
-# Forbidden and erased ---------------------------------------------------------------------------
+# Cancelled and erased ---------------------------------------------------------------------------
 
-accepts('a key that was forbidden', <<'END');
-1  2  c1  forbid  a1  u1  did
+accepts('a key that was cancelled', <<'END');
+1  2  c1  cancel  a1  u1  did
 3  4  c2  claim  a1  u2  had u1 x
 3  4  c2  other  a1  u3  had u1 x
-5  6  c3  forbid  a1  u4  had u1 x
+5  6  c3  cancel  a1  u4  had u1 x
 effect  a1  u1  x
 END
-finds('effect of a forbidden key', <<'END');
-1  2  c1  forbid  a1  u1  did
+finds('effect of a cancelled key', <<'END');
+1  2  c1  cancel  a1  u1  did
 3  4  c2  claim  a1  u2  did
 effect  a1  u1  x
 effect  a1  u2  c
 END
-finds('effect of a forbidden key', <<'END', 'an operation that has run is forbidden');
+finds('effect of a cancelled key', <<'END', 'an operation that has run is cancelled');
 1  2  c2  claim  a1  u2  did
-3  4  c1  forbid  a1  u1  did
+3  4  c1  cancel  a1  u1  did
 effect  a1  u1  x
 effect  a1  u2  c
 END
-finds('claimed after the end', <<'END', 'a forbidden key is claimed');
-1  2  c1  forbid  a1  u1  did
+finds('claimed after the end', <<'END', 'a cancelled key is claimed');
+1  2  c1  cancel  a1  u1  did
 3  4  c2  lease  a1  h1  hold 1 -
 effect  a1  u1  x
 END
-finds('answer without an effect', <<'END', 'a forbidden operation is said to have completed');
-1  2  c1  forbid  a1  u1  did
+finds('answer without an effect', <<'END', 'a cancelled operation is said to have completed');
+1  2  c1  cancel  a1  u1  did
 3  4  c2  claim  a1  u2  had u1 c
 effect  a1  u1  x
 END
-finds('conflict with a forbidden key', <<'END');
-1  2  c1  forbid  a1  u1  did
+finds('conflict with a cancelled key', <<'END');
+1  2  c1  cancel  a1  u1  did
 3  4  c2  other  a1  u2  conflict
 effect  a1  u1  x
 END

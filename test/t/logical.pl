@@ -215,7 +215,7 @@ is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('
 
 # An operation that is begun here is finished there.
 $publisher->safe_psql($database, <<'SQL');
-SELECT idem.alter_scope('orders', store_request => true);
+SELECT idem.alter_scope('orders', store_request => 'unfinished');
 INSERT INTO job SELECT 'begun', token FROM idem.claim('orders', 'begun', '{"n": 1}', lease => '1 hour');
 SELECT idem.checkpoint(token, 'half way') FROM job WHERE key = 'begun';
 SELECT idem.release(token, '0', '{"message": "later"}') FROM job WHERE key = 'begun';

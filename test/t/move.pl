@@ -47,7 +47,7 @@ $second->safe_psql('postgres', 'CREATE TABLE before (); CREATE TABLE as_well ()'
 $_->safe_psql('postgres', $prepare) for $first, $second;
 my $oid = q{SELECT 'shard.record'::regclass::oid};
 isnt($second->safe_psql('postgres', $oid), $first->safe_psql('postgres', $oid), 'the record tables have different OIDs');
-my $create = q{SELECT idem.create_scope('orders', owner => 'shop', records => true, max_attempts => 2, store_request => true, explain_conflicts => true) \g /dev/null
+my $create = q{SELECT idem.create_scope('orders', owner => 'shop', records => true, max_attempts => 2, store_request => 'unfinished', explain_conflicts => true) \g /dev/null
 SET idem.tenant = '42';
 SELECT sell('sold') \g /dev/null
 };
@@ -168,7 +168,7 @@ for my $call (
 	q{SELECT idem.once_each('monthly', '{k,l}')},
 	q{SELECT idem.complete(token) FROM idem.claim('monthly', 'k')},
 	q{SELECT token FROM idem.claim('monthly', 'k', lease => '1 hour')},
-	q{SELECT idem.forbid('monthly', 'k')})
+	q{SELECT idem.cancel('monthly', 'k')})
 {
 	is(sqlstate($second, 'BEGIN; ' . $in->('m1') . $call), '23514', "no row outside of the bounds of its partition: $call");
 }

@@ -775,7 +775,7 @@ my %test = (
 		shows => 'unfinished 0, charged again 0, called again 4, paid again 0, unanswered 0, '
 		  . 'down: processor is down, stopped at its end',
 		without => {
-			take => [ qr/idem\.take\('payments'\)/, 'NULL::idem.taken', qr/^unfinished [1-9]/ ],
+			take => [ qr/idem\.take\('payments'\)/, 'NULL::idem.take_result', qr/^unfinished [1-9]/ ],
 			child_key => [ qr/'charge', charge\(idem\.child_key\(t\.token, 'charge'\)/, q{'charge', charge(idem.new_key()}, qr/charged again [1-9]/ ],
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(t\.token, t\.recovery_point, t\.recovery_state\);/, '', qr/called again (?:[5-9]|1\d)/ ],
 			release => [ qr/PERFORM idem\.release\(.*?\)\);/s, '', qr/down: ,/ ],
@@ -798,7 +798,7 @@ my %test = (
 		without => {
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/half [1-9]/ ],
 			child_key => [ qr/idem\.child_key\(token, steps\[n\]\)/, 'idem.new_key()', qr/half [1-9]/ ],
-			take => [ qr/idem\.take\('trips'\)/, 'NULL::idem.taken', qr/unfinished [1-9]/ ],
+			take => [ qr/idem\.take\('trips'\)/, 'NULL::idem.take_result', qr/unfinished [1-9]/ ],
 		},
 	},
 	'The same text again' => {
@@ -814,7 +814,7 @@ my %test = (
 		run => \&give_up,
 		shows => 'never, ID003, ID003, never, {"order": 1}, {"order": 1}, {"order": 1}, ID002, {"order": 2}, ID002, never, ID003, 55006, orders 2',
 		without => {
-			forbid => [ qr/idem\.forbid\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^never, \{"order": 1\}, ID002/ ],
+			cancel => [ qr/idem\.cancel\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^never, \{"order": 1\}, ID002/ ],
 		},
 	},
 	'A transactional outbox' => {

@@ -140,7 +140,7 @@ is(sql("SELECT bool_and(b = n * interval '1 microsecond') FROM idem.durations,
 	't', 'the bounds are powers of two of a microsecond');
 sql("SELECT pay('timed', '1'); SELECT pay('timed', '1'); SELECT idem.execute('payments', 'x3', 'refuse(jsonb)')");
 is(durations('payments'), 'atomic 2', 'atomic operations that complete or fail have a duration, and replays have none');
-sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.forbid('payments', 'never')");
+sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.cancel('payments', 'never')");
 is(durations('payments'), 'atomic 2', 'so have calls between whose claim and answer nothing runs');
 sql("BEGIN; SELECT idem.release(token) FROM idem.claim('payments', 'released'); COMMIT");
 is(durations('payments'), 'atomic 2', 'and claims that are released');
@@ -244,8 +244,8 @@ is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'order
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
 is(sql("SET ROLE member; SELECT string_agg(DISTINCT scope, ',') FROM idem.durations"), 'orders', 'and how long its operations take');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.durations'), 0, 'a stranger does not');
-is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_durations()'), 0, 'nor through the function');
-is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'a stranger sees nothing through the function either');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem_internal.scope_durations()'), 0, 'nor through the function');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem_internal.scope_stats()'), 0, 'a stranger sees nothing through the function either');
 my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
 like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
 (undef, undef, $stderr) = $node->psql('postgres',

@@ -23,7 +23,7 @@ sub sql { return $node->safe_psql('postgres', $_[0]); }
 # logged even if the service has seen its key.
 sql(<<'SQL');
 CREATE EXTENSION idem;
-SELECT idem.create_scope('jobs', lease => '1 second', wait => '0', store_request => true);
+SELECT idem.create_scope('jobs', lease => '1 second', wait => '0', store_request => 'unfinished');
 CREATE TABLE service (operation text, idempotency_key text, by text);
 CREATE TABLE payment (operation text, amount numeric);
 CREATE TABLE recoverable (operation text);

@@ -1,7 +1,7 @@
-// idem.forbid(): an operation that never ran never will. Stores a final failure under a key that
+// idem.cancel(): an operation that never ran never will. Stores a final failure under a key that
 // has no record; a late claim of the key receives that failure, whatever its request.
 //
-// forbid() is a claim that fails in the same call: it waits for a claim in flight within the
+// cancel() is a claim that fails in the same call: it waits for a claim in flight within the
 // scope's wait, is bound by the scope's rules for new keys, and keeps the key lock until the
 // transaction ends. A key that has a record is told about, as by idem.lookup(), and is not waited
 // for.
@@ -11,6 +11,7 @@
 #include "api/locked_key.hpp"
 #include "api/lookup.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
@@ -20,7 +21,7 @@ namespace {
 
 enum Argument { arg_scope, arg_key, arg_tenant, arg_error };
 
-constexpr const char* forbid_call = "idem.forbid()";
+constexpr const char* cancel_call = "idem.cancel()";
 
 // Raised as ID003, because it has no sqlstate.
 constexpr const char* default_error = R"({"message": "operation was cancelled before it ran"})";
@@ -29,7 +30,7 @@ Jsonb* read_error(FunctionCallInfo fcinfo) {
     Jsonb* error = pg::jsonb_arg(fcinfo, arg_error);
     if (error == nullptr)
         return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(default_error)));
-    pg::check_error_object(error);
+    pg::check_failure(error, pg::FailureUse::answer);
     return error;
 }
 
@@ -55,8 +56,8 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow forbid(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
-    refuse_open_here(name, forbid_call);
+LookupRow cancel(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
+    refuse_open_here(name, cancel_call);
     pg::KeyLock lock(name.digest);
     const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));
     if (is_live(found))
@@ -69,15 +70,15 @@ LookupRow forbid(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
 }  // namespace
 }  // namespace idem::api
 
-IDEM_FUNCTION(idem_forbid) {
+IDEM_FUNCTION(idem_cancel) {
     using namespace idem;
-    api::require_writable(api::forbid_call, api::read_by_lookup);
+    api::require_writable(api::cancel_call, api::read_by_lookup);
     const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
     const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     Jsonb* error = api::read_error(fcinfo);
     // A copy: storing the failure looks the scope up again.
-    const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "forbid");
+    const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "cancel");
     const pg::KeyName name = api::key_name(scope, tenant, key);
-    api::LookupRow row = api::forbid(name, scope, error);
+    api::LookupRow row = api::cancel(name, scope, error);
     return row.as_result_of(fcinfo);
 }
