@@ -122,13 +122,7 @@ Oid create_record_table(const NewTable& table) {
 
 // ---- The list of record tables ------------------------------------------------------------------
 
-enum ListColumn {
-    list_records,
-    list_fault,
-    list_remedy,
-    list_passed_over,
-    list_columns
-};
+enum ListColumn { list_records, list_fault, list_remedy, list_passed_over, list_columns };
 
 // What the purge leaves in the table, and what to do about it, as sentences.
 void set_left_rows(pg::Row<list_columns>& row, Oid table) {
@@ -177,7 +171,7 @@ void list_record_tables(FunctionCallInfo fcinfo) {
 
 // The table as it is given elsewhere.
 Oid usable_records(Oid table) {
-    if (!OidIsValid(table)) pg::report::no_record_table(table);
+    pg::require_record_table(table);
     pg::Records::to_read(pg::as_given(table)).close();
     return pg::as_given(table);
 }

@@ -357,8 +357,7 @@ std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
 }
 
 bool may_observe(Oid owner) {
-    return has_privs_of_role(GetUserId(), owner) ||
-           has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
+    return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 }
 
 const char* nearest_scope(std::string_view name) {

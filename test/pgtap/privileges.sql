@@ -50,7 +50,6 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.once_each('%s', '{new}')$$),
     ($$SELECT idem.once_each('%s', '{finished}')$$),
     ($$SELECT idem.advance('%s', 'finished', 1)$$),
-    ($$SELECT idem.redact('%s', '{"card": 1}')$$),
     ($$SELECT idem.scope_ddl('%s')$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
@@ -265,7 +264,7 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'health', 'held_keys', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'parse_key', 'preloaded', 'problem', 'record_tables', 'records_needed', 'redact', 'release', 'renew', 'quantile',
+          'parse_key', 'preloaded', 'problem', 'record_tables', 'records_needed', 'release', 'renew', 'quantile',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_counters', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 
