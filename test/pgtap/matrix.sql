@@ -181,7 +181,7 @@ INSERT INTO query VALUES
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
     ('idem.storage', 'every role', $$SELECT FROM idem.storage$$),
     ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
-    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$));
+    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
 -- Only idem reads the tables; pg_read_all_data is a superuser's grant, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
