@@ -144,7 +144,7 @@ std::optional<Taken> take(const TakeCall& call) {
 
 // ---- The SQL functions --------------------------------------------------------------------------
 
-enum Argument { arg_scope, arg_lease, arg_tenant, arg_wait };
+enum Argument { arg_lease = 1, arg_tenant, arg_wait };
 
 enum Column {
     column_token,

@@ -875,17 +875,6 @@ void library_mismatch(int found_columns, int expected_columns) {
                     errhint("Run ALTER EXTENSION idem UPDATE.")));
 }
 
-void no_digest_index(const char* table, const char* columns) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("table \"%s\" has no usable primary key", table),
-                    errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
-                              "an operation could be executed twice.",
-                              columns),
-                    errhint("As a superuser, drop the table's primary key, if it has one, and run "
-                            "ALTER TABLE %s ADD PRIMARY KEY (%s).",
-                            table, columns)));
-}
-
 void table_not_reached(const char* table, const char* detail, const char* remedy) {
     ereport(WARNING,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -917,51 +906,6 @@ void foreign_code(const char* table, const char* caller) {
 }
 
 // ---- Record tables ------------------------------------------------------------------------------
-
-void no_record_table(Oid table) {
-    ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE), errmsg("record table does not exist"),
-                    errdetail("There is no table with OID %u. It may have been dropped.", table),
-                    errhint("Name an existing table in idem.use_records().")));
-}
-
-namespace {
-
-// A remedy is a sentence or a statement.
-const char* hint_of(const char* remedy) {
-    const bool is_sentence = remedy[strlen(remedy) - 1] == '.';
-    return is_sentence ? remedy : psprintf("As a superuser, execute %s.", remedy);
-}
-
-}  // namespace
-
-void not_a_record_table(const char* table, const char* detail, const char* remedy) {
-    ereport(ERROR,
-            (errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("\"%s\" is not a record table", table),
-             errdetail("%s", detail), errhint("%s", hint_of(remedy))));
-}
-
-void no_records_chosen(const char* scope) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("this transaction has chosen no record table"),
-             errdetail("The records of scope \"%s\" are in other tables than idem.record.", scope),
-             errhint("Call idem.use_records() with the table first, in the same transaction.")));
-}
-
-void record_table_of_another_role(const char* table, const char* detail) {
-    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                    errmsg("record table \"%s\" has another owner than idem.record", table),
-                    errdetail("%s", detail),
-                    errhint("If idem.create_record_table() has created the table, give it back "
-                            "to the owner of idem.record with ALTER TABLE ... OWNER TO. "
-                            "Otherwise choose another table.")));
-}
-
-void record_table_of_writers(const char* table, const char* detail, const char* remedy) {
-    ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                    errmsg("roles other than its owner may change record table \"%s\"", table),
-                    errdetail("%s", detail), errhint("%s", hint_of(remedy))));
-}
 
 namespace {
 

@@ -214,7 +214,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 void table_not_reached(const char* table, const char* detail, const char* remedy);
 void no_records_of_tenant(std::string_view tenant);
 [[noreturn]] void foreign_code(const char* table, const char* caller);
-[[noreturn]] void no_digest_index(const char* table, const char* columns);
 [[noreturn]] void no_secrets();
 [[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
@@ -223,19 +222,11 @@ void no_records_of_tenant(std::string_view tenant);
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-// table: the qualified name. detail: a sentence.
-[[noreturn]] void no_record_table(Oid table);
-[[noreturn]] void not_a_record_table(const char* table, const char* detail, const char* remedy);
-// The records of the scope are in tables that transactions choose, and this one has chosen none.
-[[noreturn]] void no_records_chosen(const char* scope);
-[[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
 [[noreturn]] void watermarks_stay(const char* scope);
 [[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
 [[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
                                           std::int64_t records, std::int64_t watermarks,
                                           TimestampTz until);
-[[noreturn]] void record_table_of_writers(const char* table, const char* detail,
-                                          const char* remedy);
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 
