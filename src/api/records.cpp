@@ -198,7 +198,7 @@ void list_record_tables(FunctionCallInfo fcinfo) {
 
 // The table as it is given elsewhere.
 Oid usable_records(Oid table) {
-    if (!OidIsValid(table)) pg::report::no_record_table(table);
+    pg::require_record_table(table);
     pg::Records::to_read(pg::as_given(table)).close();
     return pg::as_given(table);
 }

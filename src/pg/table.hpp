@@ -193,18 +193,22 @@ static_assert(std::is_trivially_destructible_v<OpenIndexes>);
 
 pg_uuid_t uuid_of(const core::Digest& digest);
 
-// Locks the table as KeyedTable::to_write() does, which then need not wait. There may be no table
-// with this OID any more when the lock is granted.
-void lock_to_write(Oid table);
+// Whether the table has the tenant in its first column, before the digest (pg/record_tables).
+inline bool has_tenant_column(TupleDesc table) {
+    Assert(table->natts > 0);
+    return memcmp(NameStr(TupleDescAttr(table, 0)->attname), "digest\0", 8) != 0;
+}
+
+// What the primary key must consist of, as in SQL.
+const char* digest_columns(TupleDesc table);
 
 // An open keyed table. An error closes it as it closes every relation.
 class KeyedTable {
   public:
-    static KeyedTable to_read(Oid table);
-    static KeyedTable to_write(Oid table);
-    // The same where the table may be gone: table() is then NULL, and nothing is locked.
-    static KeyedTable try_to_read(Oid table);
-    static KeyedTable try_to_write(Oid table);
+    using Open = Relation (*)(Oid, LOCKMODE);
+    // With try_relation_open(), table() is NULL if the table is gone, and nothing is locked.
+    static KeyedTable to_read(Oid table, Open open = table_open);
+    static KeyedTable to_write(Oid table, Open open = table_open);
     void close() const { table_close(table_, release_); }
 
     Relation table() const { return table_; }

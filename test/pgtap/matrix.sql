@@ -82,7 +82,6 @@ INSERT INTO call VALUES
     ('idem.lookup(text,uuid,text,interval)', 'user', $$SELECT idem.lookup('owned', gen_random_uuid())$$),
     ('idem.cancel(text,uuid,text,jsonb)', 'user', $$SELECT idem.cancel('owned', gen_random_uuid())$$),
     ('idem.once(text,uuid,jsonb,text)', 'user', $$SELECT idem.once('owned', gen_random_uuid())$$),
-    ('idem.redacted(text,jsonb)', 'user', $$SELECT idem.redacted('owned', '{"card": 1}')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'new')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),

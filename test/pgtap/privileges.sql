@@ -50,7 +50,6 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.once_each('%s', '{new}')$$),
     ($$SELECT idem.once_each('%s', '{finished}')$$),
     ($$SELECT idem.advance('%s', 'finished', 1)$$),
-    ($$SELECT idem.redacted('%s', '{"card": 1}')$$),
     ($$SELECT idem.scope_ddl('%s')$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
@@ -263,7 +262,7 @@ SELECT set_eq(
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'redacted', 'release', 'renew', 'report',
+          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 

@@ -189,7 +189,6 @@ SELECT name FROM idem.scopes;
 SELECT idem.scope_ddl('shop');
 SELECT scope, tenant FROM idem.weak_keys;
 SELECT source, seq FROM idem.streams;
-SELECT idem.redacted('shop', '{"amount": 1}');
 SELECT pg_catalog.length(idem.new_key());
 SELECT idem.derive_key('a', 'b');
 SELECT idem_internal.key_weakness('4711');
