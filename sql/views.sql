@@ -28,7 +28,6 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         min_ttl,
         header_exclude,
         tenant_from,
-        explain_conflicts,
         max_answer_size,
         records
     FROM idem.scope
@@ -91,7 +90,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
             coalesce(pg_catalog.pg_column_size(response), 0)::bigint
                 + coalesce(pg_catalog.pg_column_size(headers), 0)
                 + coalesce(pg_catalog.pg_column_size(body), 0)
-                + coalesce(pg_catalog.pg_column_size(error), 0) AS answer_bytes
+                + coalesce(pg_catalog.pg_column_size(error), 0)
+                + coalesce(pg_catalog.pg_column_size(request), 0) AS answer_bytes
         FROM idem.record
     ) AS r
         JOIN idem.scope s ON s.id = r.scope
@@ -104,8 +104,8 @@ GRANT SELECT ON idem.records TO PUBLIC;
 COMMENT ON VIEW idem.records IS
     'The unexpired records in idem.record, without their answers, of the scopes whose owner''s '
     'privileges the current role has. state and completed_at are as in idem.lookup(); '
-    'answer_bytes is the compressed size of the stored answer; weakness is NULL unless the form of '
-    'the key suggests that it will be used again.';
+    'answer_bytes is the compressed size of the stored answer and request; weakness is NULL unless '
+    'the form of the key suggests that it will be used again.';
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
@@ -383,7 +383,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
             coalesce(sum(coalesce(pg_column_size(r.response), 0)
                          + coalesce(pg_column_size(r.headers), 0)
                          + coalesce(pg_column_size(r.body), 0)
-                         + coalesce(pg_column_size(r.error), 0)) FILTER (WHERE f.live), 0)
+                         + coalesce(pg_column_size(r.error), 0)
+                         + coalesce(pg_column_size(r.request), 0)) FILTER (WHERE f.live), 0)
                 AS answer_bytes,
             min(r.created) FILTER (WHERE f.live) AS oldest,
             max(r.created) FILTER (WHERE f.live) AS newest,
