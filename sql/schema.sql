@@ -15,6 +15,15 @@ GRANT USAGE ON SCHEMA idem TO PUBLIC;
 COMMENT ON SCHEMA idem IS
     'idempotency keys: claim an operation, complete it, and every retry gets the first answer';
 
+-- What the views and functions of schema idem are made of. The server checks USAGE for the body of
+-- an SQL function against the caller, and EXECUTE for the function of a view.
+CREATE SCHEMA idem_internal;
+
+GRANT USAGE ON SCHEMA idem_internal TO PUBLIC;
+
+COMMENT ON SCHEMA idem_internal IS
+    'parts of the extension idem, which change without notice: call the functions of schema idem';
+
 -- ---------------------------------------------------------------------------------------------
 -- Tables
 -- ---------------------------------------------------------------------------------------------
@@ -29,30 +38,30 @@ CREATE TABLE idem.scope (
                                     DEFAULT pg_catalog.nextval('idem.scope_id'),
     name                text        NOT NULL UNIQUE,
     owner               regrole     NOT NULL,
-    ttl                 interval    NOT NULL,
-    lease               interval    NOT NULL,
-    wait                interval    NOT NULL,
-    request_required    boolean     NOT NULL,
-    request_exclude     text[]      NOT NULL,
-    tenant_required     boolean     NOT NULL,
-    reject_stale_keys   boolean     NOT NULL,
+    request_lists       text[]      NOT NULL DEFAULT '{}',
+    -- The settings, in the order of src/pg/scope_settings.hpp.
+    ttl                 interval    NOT NULL DEFAULT '24 hours',
+    lease               interval    NOT NULL DEFAULT '1 minute',
+    wait                interval    NOT NULL DEFAULT '10 seconds',
+    request_required    boolean     NOT NULL DEFAULT false,
+    request_exclude     text[]      NOT NULL DEFAULT '{}',
+    tenant_required     boolean     NOT NULL DEFAULT false,
+    reject_stale_keys   boolean     NOT NULL DEFAULT false,
     max_attempts        integer,
     claims_per_minute   integer,
-    weak_keys           text        NOT NULL,
-    store_response      boolean     NOT NULL,
-    response_exclude    text[]      NOT NULL,
-    final_sqlstates text[]      NOT NULL DEFAULT '{}',
+    weak_keys           text        NOT NULL DEFAULT 'allow',
+    store_response      boolean     NOT NULL DEFAULT true,
+    response_exclude    text[]      NOT NULL DEFAULT '{}',
+    final_sqlstates     text[]      NOT NULL DEFAULT '{}',
     store_request       text        NOT NULL DEFAULT 'never',
     answer_ttl          interval,
     min_ttl             interval,
     header_exclude      text[]      NOT NULL
-                                    DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
-                                            'www-authenticate}',
+        DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
     explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             boolean     NOT NULL DEFAULT false,
-    request_lists       text[]      NOT NULL DEFAULT '{}',
     CONSTRAINT scope_request_exclude CHECK (
         request_exclude OPERATOR(pg_catalog.=) '{}'
         OR request_exclude::text OPERATOR(pg_catalog.=) ANY (request_lists))

@@ -26,10 +26,6 @@ void check_open_claims(std::int32_t scope_id) {
     report::too_many_open_claims(pg::guc::max_open_claims);
 }
 
-void require_limits_available(const char* limit) {
-    if (!pg::limits_available()) report::limit_unavailable(limit);
-}
-
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
     if (!scope.claims_per_minute) return 0;
     if (!pg::limits_available()) {

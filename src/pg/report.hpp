@@ -171,32 +171,12 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
 [[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
 [[noreturn]] void ttl_too_short(const char* scope, std::int64_t min_ttl);
-[[noreturn]] void scope_exists(std::string_view name);
-[[noreturn]] void scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void scope_ids_used_up();
-
-// ---- Identities ---------------------------------------------------------------------------------
-
-[[noreturn]] void superuser_only(const char* function, const char* detail);
-// what: the change, such as "The seed would change."; the counts are of what it would orphan.
-// An identity that idem.export_identity() cannot have made.
-[[noreturn]] void malformed_identity(const char* detail);
-[[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
-[[noreturn]] void no_identity();
-[[noreturn]] void claim_is_open(const char* call, std::string_view scope, std::string_view key);
-[[noreturn]] void identity_lacks_secret(std::int32_t id);
-// The id is here that of another scope than there; there: NULL if it was dropped there.
-[[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
-[[noreturn]] void imported_scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void imported_owner_missing(std::string_view role);
 
 // ---- Limits -------------------------------------------------------------------------------------
 
 [[noreturn]] void too_many_open_claims(int limit);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-// limit: the setting of the scope.
-[[noreturn]] void limit_unavailable(const char* limit);
 void warn_of_missing_limit(const char* scope, const char* limit);
 // what: "answer", or what else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size, const char* scope, std::int32_t limit);
@@ -209,7 +189,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
 [[noreturn]] void trigger_without_scope(const char* trigger);
 [[noreturn]] void require_claim_called_directly();
-[[noreturn]] void announce_change_called_directly();
 
 // ---- Arguments ----------------------------------------------------------------------------------
 
@@ -218,8 +197,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void null_argument(const char* name);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
-// An element of the list of final SQLSTATEs that none can be.
-[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 
 // ---- Where a call is made -----------------------------------------------------------------------
 
@@ -227,6 +204,7 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 // after a space on how to read instead.
 [[noreturn]] void read_only(const char* call, const char* reading);
 [[noreturn]] void parallel(const char* call);
+[[noreturn]] void superuser_only(const char* call, const char* detail);
 [[noreturn]] void called_by_planner(const char* call);
 [[noreturn]] void security_restricted(const char* call);
 
@@ -238,10 +216,7 @@ void table_not_reached(const char* table, const char* detail, const char* remedy
 void no_records_of_tenant(std::string_view tenant);
 [[noreturn]] void foreign_code(const char* table, const char* caller);
 [[noreturn]] void no_digest_index(const char* table, const char* columns);
-[[noreturn]] void no_secrets();
-[[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
-[[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
@@ -253,10 +228,6 @@ void no_records_of_tenant(std::string_view tenant);
 [[noreturn]] void no_records_chosen(const char* scope);
 [[noreturn]] void record_table_of_another_role(const char* table, const char* detail);
 [[noreturn]] void watermarks_stay(const char* scope);
-[[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
-[[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
-                                          std::int64_t records, std::int64_t watermarks,
-                                          TimestampTz until);
 [[noreturn]] void record_table_of_writers(const char* table, const char* detail,
                                           const char* remedy);
 

@@ -389,7 +389,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),
     ('22023', 'an identity of another version', $$SELECT idem.import_identity('{"version": 2}')$$),
     ('55000', 'an identity with another seed',
-     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{seed}', to_jsonb(repeat('ab', 32))))$$),
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{secrets,0,secret}', to_jsonb('\x' || repeat('ab', 32))))$$),
     ('55000', 'an identity without the newest secret',
      $$SELECT set_config('test.identity', idem.export_identity()::text, true), idem.rotate_secret();
        SELECT idem.import_identity(current_setting('test.identity')::jsonb)$$),
