@@ -80,17 +80,6 @@ COMMENT ON FUNCTION idem.fail IS
     'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
     'also ID004 lease_lost.';
 
-CREATE FUNCTION idem.redacted(scope text, response jsonb)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_redacted'
-LANGUAGE C STABLE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.redacted IS
-    'Returns what idem.complete() stores of a response under the rules of the scope: the response '
-    'without the members that response_exclude names, or NULL if store_response is off. Stores '
-    'nothing; works on a standby. '
-    'Raises ID008 unknown_scope, 42501.';
-
 CREATE FUNCTION idem.release(
     token text,
     retry_after interval DEFAULT NULL,
@@ -113,14 +102,19 @@ CREATE FUNCTION idem.backoff(
     cap interval DEFAULT '5 minutes'
 )
 RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_backoff'
-LANGUAGE C VOLATILE PARALLEL SAFE;
+LANGUAGE sql VOLATILE STRICT PARALLEL RESTRICTED
+RETURN make_interval(
+    secs => least(
+        extract(epoch FROM base)::double precision * 2 ^ (least(attempt, 64) - 1),
+        extract(epoch FROM cap)::double precision
+    ) * (0.5 + random() / 2)
+);
 
 COMMENT ON FUNCTION idem.backoff IS
     'Returns how long to wait after an attempt has failed, for the argument retry_after of '
     'idem.release(): base after the first attempt, twice as long after each further one, at most '
     'cap; of that a random part, between half and all. '
-    'Raises 22004, 22023.';
+    'Raises 22008.';
 
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
@@ -261,12 +255,12 @@ COMMENT ON FUNCTION idem.current_key IS
     'the DEFAULT of a column. '
     'Raises 25000 in a parallel worker.';
 
-CREATE FUNCTION idem.key_weakness(key text)
+CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_key_weakness'
 LANGUAGE C IMMUTABLE PARALLEL SAFE;
 
-COMMENT ON FUNCTION idem.key_weakness IS
+COMMENT ON FUNCTION idem_internal.key_weakness IS
     'Returns why a key is likely to be used for two different operations: generic, timestamp, '
     'number, short or repetitive; NULL if nothing in its form suggests that. '
     'Raises 22004.';

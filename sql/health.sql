@@ -58,7 +58,7 @@ hot AS MATERIALIZED (
         o.ttl,
         o.request_required,
         h.last_seen - h.first_seen AS span
-    FROM idem.scope_hot_keys() h
+    FROM idem_internal.scope_hot_keys() h
         JOIN known o ON o.scope = h.scope
     WHERE h.last_seen > statement_timestamp() - interval '1 day'
 ),
@@ -95,7 +95,7 @@ sized AS (
 growth AS (
     SELECT
         (SELECT sum(pg_total_relation_size(l.records))
-         FROM idem.record_tables() l
+         FROM idem_internal.record_tables() l
          WHERE l.fault IS NULL)
             / sum(s.live + s.expired) * sum(greatest(s.expected - s.live, 0)) AS bytes,
         idem.free_bytes() AS free
@@ -203,7 +203,7 @@ SELECT
                    'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
                    'AND expires > created + interval ''730 days''', r.records, l.scope),
             '; ')
-        FROM idem.record_tables() r
+        FROM idem_internal.record_tables() r
         WHERE r.fault IS NULL)
 FROM keys l
 WHERE l.long_lived > 0
@@ -346,7 +346,7 @@ SELECT
     format('Add idem to shared_preload_libraries and restart the server; or remove the limit: '
            'SELECT idem.alter_scope(%L, claims_per_minute => -1)', k.scope)
 FROM known k
-WHERE k.claims_per_minute IS NOT NULL AND NOT idem.preloaded()
+WHERE k.claims_per_minute IS NOT NULL AND NOT idem_internal.preloaded()
 
 UNION ALL
 SELECT
@@ -357,7 +357,7 @@ SELECT
            'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes')),
     'Raise the setting (ALTER SYSTEM SET idem.counted_scopes = ...) and restart the server.'
 FROM known k
-WHERE k.claims IS NULL AND idem.preloaded()
+WHERE k.claims IS NULL AND idem_internal.preloaded()
 
 UNION ALL
 SELECT
@@ -404,7 +404,7 @@ SET intervalstyle = 'postgres'
 AS $$
 WITH server AS MATERIALIZED (
     SELECT
-        idem.preloaded() AS preloaded,
+        idem_internal.preloaded() AS preloaded,
         pg_is_in_recovery() AS standby,
         coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
         EXISTS (SELECT FROM pg_stat_activity
@@ -434,7 +434,7 @@ holder AS (
     GROUP BY pid, gid, since
 ),
 record_table AS MATERIALIZED (
-    SELECT * FROM idem.record_tables()
+    SELECT * FROM idem_internal.record_tables()
 ),
 relation AS (
     SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions
@@ -669,16 +669,16 @@ finding (check_name, status, scope, detail, hint) AS (
         'schema',
         'warn',
         NULL,
-        format('%s can create functions in schema idem, which other roles may then call with '
+        format('%s can create functions in schema %s, which other roles may then call with '
                'their own privileges.',
                CASE a.grantee
                    WHEN 0 THEN 'Every role'
                    ELSE format('Role %s', a.grantee::regrole)
-               END),
-        format('REVOKE CREATE ON SCHEMA idem FROM %s',
+               END, n.nspname),
+        format('REVOKE CREATE ON SCHEMA %s FROM %s', n.nspname,
                CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
     FROM pg_namespace n, aclexplode(n.nspacl) a
-    WHERE n.nspname = 'idem'
+    WHERE n.nspname IN ('idem', 'idem_internal')
         AND a.privilege_type = 'CREATE'
         AND a.grantee <> n.nspowner
         AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
@@ -692,7 +692,7 @@ finding (check_name, status, scope, detail, hint) AS (
                'notice changes that a subscription or a restore makes there.', t.cached),
         format('CREATE OR REPLACE TRIGGER announce_change '
                'AFTER INSERT OR UPDATE OR DELETE ON %s '
-               'FOR EACH ROW EXECUTE FUNCTION idem.announce_change(); '
+               'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change(); '
                'ALTER TABLE %s ENABLE ALWAYS TRIGGER announce_change', t.cached, t.cached)
     FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
     WHERE NOT EXISTS (SELECT FROM pg_trigger g
@@ -773,7 +773,8 @@ checked (n, check_name, detail) AS (
         (14, 'owners', 'Every scope has an owner.'),
         (15, 'limits', 'Every limit is enforced.'),
         (16, 'statistics', 'No scope lacks a place in the statistics.'),
-        (17, 'schema', 'Only superusers and its owner can create functions in schema idem.'),
+        (17, 'schema',
+         'Only superusers and their owner can create functions in the schemas of idem.'),
         (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
         (19, 'functions', 'Every function that calls idem to write is VOLATILE.'),
         (20, 'tests', 'No setting disturbs calls for tests.'),
@@ -1009,7 +1010,7 @@ line (section, n, title, words) AS (
         0,
         'Counted',
         'nothing: ' || CASE
-            WHEN idem.preloaded() THEN 'see the check "statistics"'
+            WHEN idem_internal.preloaded() THEN 'see the check "statistics"'
             ELSE 'idem is not preloaded'
         END
     WHERE NOT EXISTS (SELECT FROM counted)
@@ -1026,7 +1027,7 @@ line (section, n, title, words) AS (
         END
         || CASE WHEN count(*) > 10 THEN ', of which the oldest 10 are' ELSE '' END
         || CASE
-            WHEN idem.preloaded() THEN ''
+            WHEN idem_internal.preloaded() THEN ''
             ELSE '; atomic claims are not shown, because idem is not preloaded'
         END
     FROM flight

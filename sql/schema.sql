@@ -187,23 +187,23 @@ COMMENT ON TABLE idem.sweep IS
 -- Every session caches scopes and secrets. idem's functions announce the changes that they make.
 -- These triggers announce all others, including those of a subscription's apply workers
 -- (session_replication_role = replica).
-CREATE FUNCTION idem.announce_change()
+CREATE FUNCTION idem_internal.announce_change()
 RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem_announce_change'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.announce_change FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem_internal.announce_change FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.announce_change IS
+COMMENT ON FUNCTION idem_internal.announce_change IS
     'Trigger function of idem.scope and idem.secret that makes every session read them again. '
     'Raises 39P01.';
 
 CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.scope
-    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change();
 ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER announce_change;
 
 CREATE TRIGGER announce_change AFTER INSERT OR UPDATE OR DELETE ON idem.secret
-    FOR EACH ROW EXECUTE FUNCTION idem.announce_change();
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change();
 ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER announce_change;
 
 SELECT pg_catalog.pg_extension_config_dump('idem.scope_id', '');

@@ -160,7 +160,7 @@ CREATE VIEW idem.weak_keys WITH (security_barrier) AS
         SELECT
             s.name AS scope,
             r.tenant,
-            idem.key_weakness(r.key) AS weakness
+            idem_internal.key_weakness(r.key) AS weakness
         FROM (
             SELECT scope, tenant, coalesce(key, key_uuid::text) AS key, expires
             FROM idem.record
@@ -201,7 +201,7 @@ COMMENT ON VIEW idem.streams IS
 -- Operations in flight
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.open_claims(
+CREATE FUNCTION idem_internal.open_claims(
     OUT scope text,
     OUT tenant text,
     OUT key text,
@@ -215,13 +215,13 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_open_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.open_claims IS
+COMMENT ON FUNCTION idem_internal.open_claims IS
     'Returns one key per running transaction that holds keys, in the scopes that the current role '
     'may use: its newest open atomic claim (state open) or, if it has none, the newest key that '
     'is finished or leased but not committed (state uncommitted). keys is how many keys it holds. '
     'The view idem.in_flight shows these rows. Returns no rows unless idem is preloaded.';
 
-CREATE FUNCTION idem.prepared_claims(
+CREATE FUNCTION idem_internal.prepared_claims(
     OUT scope text,
     OUT tenant text,
     OUT key text,
@@ -233,7 +233,7 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_prepared_claims'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.prepared_claims IS
+COMMENT ON FUNCTION idem_internal.prepared_claims IS
     'Returns the keys that prepared transactions have written to idem.record, in the scopes that '
     'the current role may use. The view idem.in_flight shows these rows. Reads all records.';
 
@@ -300,10 +300,10 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
     FULL JOIN (
         SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid,
             o.keys
-        FROM idem.open_claims() o
+        FROM idem_internal.open_claims() o
         UNION ALL
         SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
-        FROM idem.prepared_claims() c
+        FROM idem_internal.prepared_claims() c
             LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
         WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)
     ) AS h USING (scope, tenant, key)
@@ -324,16 +324,16 @@ COMMENT ON VIEW idem.in_flight IS
 -- Statistics
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.preloaded()
+CREATE FUNCTION idem_internal.preloaded()
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_preloaded'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.preloaded IS
+COMMENT ON FUNCTION idem_internal.preloaded IS
     'Returns whether the server has preloaded idem. The purge worker, statistics, limits and the '
     'list of open atomic claims need that.';
 
-CREATE FUNCTION idem.scope_stats(
+CREATE FUNCTION idem_internal.scope_stats(
     OUT scope text,
     OUT claims bigint,
     OUT replays bigint,
@@ -358,12 +358,12 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_stats'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.scope_stats IS
+COMMENT ON FUNCTION idem_internal.scope_stats IS
     'Returns the statistics of each scope that the current role may use (members of pg_monitor: of '
     'every scope). The view idem.stats shows these rows. Returns no rows unless idem is preloaded.';
 
 CREATE VIEW idem.stats WITH (security_barrier) AS
-    SELECT * FROM idem.scope_stats();
+    SELECT * FROM idem_internal.scope_stats();
 
 GRANT SELECT ON idem.stats TO PUBLIC;
 
@@ -371,7 +371,7 @@ COMMENT ON VIEW idem.stats IS
     'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
     'has. Members of pg_monitor see every scope.';
 
-CREATE FUNCTION idem.scope_durations(
+CREATE FUNCTION idem_internal.scope_durations(
     OUT scope text,
     OUT kind text,
     OUT count bigint,
@@ -387,13 +387,13 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_durations'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.scope_durations IS
+COMMENT ON FUNCTION idem_internal.scope_durations IS
     'Returns the histograms of each scope that the current role may use (members of pg_monitor: of '
     'every scope). The view idem.durations shows these rows. Returns no rows unless idem is '
     'preloaded.';
 
 CREATE VIEW idem.durations WITH (security_barrier) AS
-    SELECT * FROM idem.scope_durations();
+    SELECT * FROM idem_internal.scope_durations();
 
 GRANT SELECT ON idem.durations TO PUBLIC;
 
@@ -403,7 +403,7 @@ COMMENT ON VIEW idem.durations IS
     'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
     'percent do not exceed. counts has the number within each of upper_bounds and above the one '
     'before, and last the number above all.';
-CREATE FUNCTION idem.scope_hot_keys(
+CREATE FUNCTION idem_internal.scope_hot_keys(
     OUT scope text,
     OUT tenant text,
     OUT key text,
@@ -417,13 +417,13 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_hot_keys'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.scope_hot_keys IS
+COMMENT ON FUNCTION idem_internal.scope_hot_keys IS
     'Returns the keys with the most replays and conflicts of each scope that the current role may '
     'use (members of pg_monitor: of every scope, but the key and the tenant are NULL). The view '
     'idem.hot_keys shows these rows. Returns no rows unless idem is preloaded.';
 
 CREATE VIEW idem.hot_keys WITH (security_barrier) AS
-    SELECT * FROM idem.scope_hot_keys();
+    SELECT * FROM idem_internal.scope_hot_keys();
 
 GRANT SELECT ON idem.hot_keys TO PUBLIC;
 
@@ -551,7 +551,7 @@ COMMENT ON FUNCTION idem.purge_block IS
 
 -- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
 -- the others, and idem.health() these.
-CREATE FUNCTION idem.record_tables(
+CREATE FUNCTION idem_internal.record_tables(
     OUT records regclass,
     OUT purge_block bigint,
     OUT fault text,
@@ -562,7 +562,7 @@ RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_record_tables'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.record_tables IS
+COMMENT ON FUNCTION idem_internal.record_tables IS
     'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
     'which they are purged. purge_block is the block at which the next purge begins, in the row of '
     'the table where that is. fault says why idem does not use a table (NULL: it does), '
@@ -590,7 +590,7 @@ CREATE VIEW idem.storage WITH (security_barrier) AS
         (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
         (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets,
         l.records
-    FROM idem.record_tables() l
+    FROM idem_internal.record_tables() l
         JOIN pg_catalog.pg_class r ON r.oid = l.records::pg_catalog.oid
         LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
     WHERE l.fault IS NULL;

@@ -266,6 +266,13 @@ for my $messages (slurp('docs/reference.md') =~ /^Message: (.*?)\n\n/msg)
 	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
 }
 
+# An error says what happened and what to do; core raises none. The exception has the server's words.
+my @errors = map { my $file = $_; map { "$file: $_" } slurp($file) =~ /\bereport(\((?:"(?:\\.|[^"\\])*"|[^()"]|(?1))*\));/g } glob 'src/*/*.?pp';
+cmp_ok(scalar(@errors), '>=', 50, 'the sources raise errors');
+my @incomplete = grep { /: \(\s*(?:ERROR|WARNING),/ && !(/errdetail|errin_progress/ && /errhint/) } @errors;
+is_deeply([ grep { !/canceling statement due to lock timeout/ } @incomplete ], [], 'every error has a detail and a hint');
+is_deeply([ grep { slurp($_) =~ /\b(?:ereport|elog)\(/ } glob 'src/core/*.?pp' ], [], 'core raises no errors');
+
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');
 ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } grep { !/README/ } glob('docs/*.md');

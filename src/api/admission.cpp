@@ -1,4 +1,4 @@
-// idem.key_weakness() shows what the scope setting weak_keys would find in a key.
+// idem_internal.key_weakness() shows what the scope setting weak_keys would find in a key.
 #include "api/admission.hpp"
 
 #include "api/arguments.hpp"

@@ -11,6 +11,7 @@
 #include "api/locked_key.hpp"
 #include "api/lookup.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/report.hpp"
 #include "pg/secret.hpp"
 #include "pg/stats.hpp"
@@ -29,7 +30,7 @@ Jsonb* read_error(FunctionCallInfo fcinfo) {
     Jsonb* error = pg::jsonb_arg(fcinfo, arg_error);
     if (error == nullptr)
         return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(default_error)));
-    pg::check_error_object(error);
+    pg::check_failure(error, pg::FailureUse::answer);
     return error;
 }
 

@@ -14,6 +14,7 @@
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/guc.hpp"
 #include "pg/lock.hpp"
 #include "pg/secret.hpp"
@@ -401,8 +402,8 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.name.key;
     switch (result.outcome) {
         case Outcome::failed:
-            report::stored_failure(key, result.record.error, pg::completed_at(result.record),
-                                   pg::is_of_any(result.record.fingerprint));
+            pg::raise_failure(key, result.record.error, pg::completed_at(result.record),
+                              pg::is_of_any(result.record.fingerprint));
         case Outcome::exhausted:
             report::attempts_exhausted(key, result.record.attempt);
         case Outcome::in_progress:

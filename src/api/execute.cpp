@@ -10,6 +10,7 @@
 #include "core/errors.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
+#include "pg/failure.hpp"
 #include "pg/subtransaction.hpp"
 
 namespace idem::api {
@@ -122,8 +123,8 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
         return result_row(core::State::completed, false, work.response, nullptr, completed_at);
     }
     if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
-    Jsonb* stored = pg::error_object(*error);
-    Assert(pg::error_member(stored, "sqlstate") != nullptr);
+    Jsonb* stored = pg::failure_of(*error);
+    Assert(pg::failure_member(stored, "sqlstate") != nullptr);
     const TimestampTz completed_at =
         finish_atomic(claim, {.state = core::State::failed, .error = stored});
     return result_row(core::State::failed, false, nullptr, stored, completed_at);

@@ -1,11 +1,12 @@
 // idem.complete(), idem.fail() and idem.release(), which end a claim by its token, and what
-// execute and once share with them. idem.redacted() shows what complete() would store.
+// execute and once share with them.
 #include "api/finish.hpp"
 
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -248,7 +249,7 @@ IDEM_FUNCTION(idem_fail) {
     api::Answer answer = api::read_answer(fcinfo, core::State::failed);
     answer.error = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
     if (answer.error == nullptr) pg::report::missing_argument("error");
-    pg::check_error_object(answer.error);
+    pg::check_failure(answer.error, pg::FailureUse::answer);
     api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
     PG_RETURN_VOID();
 }
@@ -258,18 +259,7 @@ IDEM_FUNCTION(idem_release) {
     api::require_writable("idem.release()", api::read_by_lookup);
     const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),
                            pg::jsonb_arg(fcinfo, 2)};
-    if (how.error != nullptr) pg::check_last_error(how.error);
+    if (how.error != nullptr) pg::check_failure(how.error, pg::FailureUse::note);
     api::release(pg::text_arg(fcinfo, 0), how);
     PG_RETURN_VOID();
-}
-
-// Reads only the scope, so it also works on a standby.
-IDEM_FUNCTION(idem_redacted) {
-    using namespace idem;
-    api::require_leader("idem.redacted()");
-    Jsonb* response = pg::jsonb_arg(fcinfo, 1);
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "redacted");
-    const Jsonb* stored = api::stored_response(response, &scope);
-    if (stored == nullptr) PG_RETURN_NULL();
-    PG_RETURN_JSONB_P(stored);
 }

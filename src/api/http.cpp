@@ -9,6 +9,7 @@
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/report.hpp"
 
 namespace idem::api {
@@ -148,7 +149,7 @@ class ClaimRow {
     }
     Jsonb* headers() const { return jsonb("headers"); }
     std::optional<std::string_view> error_message() const {
-        const char* message = pg::error_member(jsonb("error"), "message");
+        const char* message = pg::failure_member(jsonb("error"), "message");
         return message == nullptr ? std::nullopt : std::optional<std::string_view>(message);
     }
     // In seconds, rounded up.

@@ -1,8 +1,9 @@
 // What an administrator watches, in four parts:
-//   - the counters and histograms of each scope: idem.scope_stats(), idem.scope_durations(),
-//     idem.stats_reset(), idem.preloaded()
-//   - the keys that are replayed most often: idem.scope_hot_keys()
-//   - the keys that transactions hold: idem.open_claims(), idem.prepared_claims()
+//   - the counters and histograms of each scope: idem_internal.scope_stats(),
+//   idem_internal.scope_durations(),
+//     idem.stats_reset(), idem_internal.preloaded()
+//   - the keys that are replayed most often: idem_internal.scope_hot_keys()
+//   - the keys that transactions hold: idem_internal.open_claims(), idem_internal.prepared_claims()
 //   - what the record table holds: idem.survey(), idem.key_survey()
 //
 // Counters and surveys show numbers, never a key or a tenant, so roles that monitor the server may

@@ -1,5 +1,5 @@
-// idem.create_record_table(), idem.use_records() and idem.record_tables(): record tables beside
-// idem.record.
+// idem.create_record_table(), idem.use_records() and idem_internal.record_tables(): record tables
+// beside idem.record.
 //
 // PUBLIC may not execute the first. The second needs no privilege: a record table is idem's, and a
 // key is found there under its scope and tenant only. The caller has to name the same table for the

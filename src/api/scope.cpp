@@ -1,6 +1,6 @@
 // The administration of scopes and secrets: idem.create_scope(), idem.alter_scope(),
 // idem.drop_scope() and idem.rotate_secret(), which PUBLIC may not execute; idem.scope_ddl(), for
-// the users of a scope; and the trigger idem.announce_change().
+// the users of a scope; and the trigger idem_internal.announce_change().
 //
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
@@ -227,7 +227,7 @@ IDEM_FUNCTION(idem_announce_change) {
     if (!CALLED_AS_TRIGGER(fcinfo))
         ereport(ERROR,
                 (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                 errmsg("idem.announce_change() was not called as a trigger"),
+                 errmsg("idem_internal.announce_change() was not called as a trigger"),
                  errdetail("It is the trigger function of tables idem.scope and idem.secret."),
                  errhint("Change scopes with idem.alter_scope(), which announces the change.")));
     CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);

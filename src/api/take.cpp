@@ -1,6 +1,5 @@
 // idem.take(): finishes what was begun. It takes over the unfinished operation of a scope that has
-// been due longest, whatever its key. idem.backoff() computes when an attempt that failed is due
-// again.
+// been due longest, whatever its key.
 //
 // Takers never wait for each other: a key that another transaction holds is left to it. So each
 // operation goes to one taker, and a taker that dies leaves a lease that lapses. A list of what is
@@ -205,10 +204,6 @@ pg::Row<columns> row_of(const std::optional<Taken>& taken) {
     return row;
 }
 
-// As the SQL function declares them; NULL stands for these, too.
-constexpr std::int64_t default_base = core::usecs_per_second;
-constexpr std::int64_t default_cap = 5 * core::usecs_per_minute;
-
 }  // namespace
 }  // namespace idem::api
 
@@ -220,18 +215,4 @@ IDEM_FUNCTION(idem_take) {
     const api::TakeCall call = api::read_call(fcinfo);
     auto row = api::row_of(api::take(call));
     return row.as_result_of(fcinfo);
-}
-
-IDEM_FUNCTION(idem_backoff) {
-    using namespace idem;
-    const auto attempt = pg::int_arg(fcinfo, 0);
-    if (!attempt) pg::report::missing_argument("attempt");
-    if (*attempt < core::first_attempt)
-        pg::report::invalid_argument("attempt", "The number must be at least 1.",
-                                     "Pass the column \"attempt\" of the claim's result.");
-    const auto base = pg::positive_duration_arg(fcinfo, 1, "base");
-    const auto cap = pg::positive_duration_arg(fcinfo, 2, "cap");
-    PG_RETURN_INTERVAL_P(pg::interval_of(core::backoff(*attempt, base.value_or(api::default_base),
-                                                       cap.value_or(api::default_cap),
-                                                       pg_prng_double(&pg_global_prng_state))));
 }

@@ -53,17 +53,4 @@ constexpr std::int64_t whole_seconds(std::int64_t usecs) noexcept {
     return rounded < 1 ? 1 : rounded;
 }
 
-// How long to wait, in microseconds, after an attempt has failed: base after the first, twice as
-// long after each further one, at most cap. Of that time, a random part of the second half is left
-// out, so that operations that failed together are not tried again together. random is from 0 to 1,
-// 1 excluded.
-constexpr std::int64_t backoff(std::int32_t attempt, std::int64_t base, std::int64_t cap,
-                               double random) noexcept {
-    std::int64_t whole = base < cap ? base : cap;
-    for (std::int32_t n = 1; n < attempt && whole < cap; ++n)
-        whole = whole > cap / 2 ? cap : 2 * whole;
-    const std::int64_t half = whole / 2;
-    return half + static_cast<std::int64_t>(static_cast<double>(whole - half) * random);
-}
-
 }  // namespace idem::core

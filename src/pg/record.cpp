@@ -2,6 +2,7 @@
 
 #include "pg/compat.hpp"
 #include "pg/document.hpp"
+#include "pg/failure.hpp"
 #include "pg/report.hpp"
 #include "pg/table.hpp"
 

@@ -5,183 +5,8 @@
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
 
-namespace idem::pg {
-namespace {
-
-using report::c_string;
-
-void push(compat::JsonbBuilder& builder, JsonbIteratorToken token, const char* text) {
-    JsonbValue value;
-    value.type = jbvString;
-    value.val.string.val = const_cast<char*>(text);
-    value.val.string.len = static_cast<int>(strlen(text));
-    builder.push(token, &value);
-}
-
-void add(compat::JsonbBuilder& builder, const char* name, const char* text) {
-    if (text == nullptr || *text == '\0') return;
-    push(builder, WJB_KEY, name);
-    push(builder, WJB_VALUE, text);
-}
-
-constexpr std::array member_names =
-    std::to_array<std::string_view>({"sqlstate", "message", "detail", "hint"});
-
-constexpr const char* shape =
-    "The value must be an object with the members sqlstate, message, detail and hint.";
-constexpr const char* shape_hint =
-    "Pass at least a message, such as '{\"message\": \"card declined\"}'.";
-constexpr const char* own_code_hint =
-    "Choose a sqlstate of your own, such as \"P0001\", or leave it out; the failure is then raised "
-    "as ID003.";
-
-[[noreturn]] void refuse(const char* detail, const char* hint) {
-    report::invalid_argument("error", detail, hint);
-}
-
-std::string_view text_of_string(const JsonbValue& value) {
-    return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
-}
-
-bool is_member_name(std::string_view name) {
-    return std::find(member_names.begin(), member_names.end(), name) != member_names.end();
-}
-
-void check_name(std::string_view name) {
-    if (is_member_name(name)) return;
-    refuse(psprintf("The object has a member \"%s\", which would be lost when the failure is "
-                    "raised.",
-                    c_string(name)),
-           "Use only the members sqlstate, message, detail and hint. Pass what else a retry should "
-           "receive as \"status\", \"headers\" and \"body\".");
-}
-
-void check_text(std::string_view name, const JsonbValue& value) {
-    if (value.type == jbvString && value.val.string.len > 0) return;
-    refuse(psprintf("Member \"%s\" is not a string, or is empty.", c_string(name)),
-           psprintf("Pass \"%s\" as a string, or leave it out.", c_string(name)));
-}
-
-void check_sqlstate(std::string_view sqlstate) {
-    const char* text = c_string(sqlstate);
-    switch (core::failure_fault(sqlstate)) {
-        case core::FailureFault::none:
-            return;
-        case core::FailureFault::malformed:
-            refuse(psprintf("The sqlstate \"%s\" does not consist of five characters, 0-9 and A-Z.",
-                            text),
-                   own_code_hint);
-        case core::FailureFault::no_failure:
-            refuse(psprintf("The sqlstate \"%s\" is not that of an error.", text), own_code_hint);
-        case core::FailureFault::ours:
-            refuse(psprintf("The sqlstate \"%s\" is of class ID, which only idem raises.", text),
-                   own_code_hint);
-        case core::FailureFault::transient:
-            refuse(psprintf("The sqlstate \"%s\" says that a retry may succeed, but every retry "
-                            "would receive this failure.",
-                            text),
-                   "If a retry may succeed, call idem.release() or roll back instead of storing "
-                   "the failure. Otherwise choose another sqlstate, such as \"P0001\".");
-    }
-}
-
-void check_member(std::string_view name, const JsonbValue& value) {
-    check_name(name);
-    check_text(name, value);
-    if (name == "sqlstate") check_sqlstate(text_of_string(value));
-}
-
-void check_member_of_last_error(std::string_view name, const JsonbValue& value) {
-    if (!is_member_name(name))
-        refuse(psprintf("The object has a member \"%s\", which no error has.", c_string(name)),
-               "Use only the members sqlstate, message, detail and hint. Store what else the next "
-               "attempt needs as a recovery point, with idem.checkpoint().");
-    check_text(name, value);
-    if (name != "sqlstate") return;
-    const std::string_view sqlstate = text_of_string(value);
-    const core::FailureFault fault = core::failure_fault(sqlstate);
-    if (fault == core::FailureFault::malformed || fault == core::FailureFault::no_failure)
-        refuse(psprintf("The sqlstate \"%s\" is not that of an error.", c_string(sqlstate)),
-               "Pass the sqlstate of the error, such as \"08006\", or leave it out.");
-}
-
-bool has_member(Jsonb* error, const char* name) {
-    JsonbValue value;
-    return getKeyJsonValueFromContainer(&error->root, name, static_cast<int>(strlen(name)),
-                                        &value) != nullptr;
-}
-
-}  // namespace
-
-namespace {
-
-void check_members(Jsonb* error, void (*check)(std::string_view name, const JsonbValue& value)) {
-    if (!JB_ROOT_IS_OBJECT(error)) refuse(shape, shape_hint);
-    JsonbIterator* iterator = JsonbIteratorInit(&error->root);
-    JsonbValue key;
-    JsonbValue value;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &key, false);
-        if (token == WJB_DONE) break;
-        if (token != WJB_KEY) continue;
-        (void)JsonbIteratorNext(&iterator, &value, true);
-        check(text_of_string(key), value);
-    }
-    if (!has_member(error, "message") && !has_member(error, "sqlstate"))
-        refuse("The object has neither a message nor a sqlstate.", shape_hint);
-}
-
-}  // namespace
-
-void check_error_object(Jsonb* error) {
-    check_members(error, check_member);
-}
-
-void check_last_error(Jsonb* error) {
-    check_members(error, check_member_of_last_error);
-}
-
-Jsonb* error_object(const ErrorData& error) {
-    compat::JsonbBuilder builder;
-    builder.push(WJB_BEGIN_OBJECT, nullptr);
-    add(builder, "sqlstate", unpack_sql_state(error.sqlerrcode));
-    add(builder, "message", error.message);
-    add(builder, "detail", error.detail);
-    add(builder, "hint", error.hint);
-    builder.push(WJB_END_OBJECT, nullptr);
-    return builder.finish();
-}
-
-char* error_member(Jsonb* error, std::string_view name) {
-    JsonbValue value;
-    if (error == nullptr || !JB_ROOT_IS_OBJECT(error)) return nullptr;
-    if (getKeyJsonValueFromContainer(&error->root, name.data(), static_cast<int>(name.size()),
-                                     &value) == nullptr)
-        return nullptr;
-    if (value.type != jbvString || value.val.string.len == 0) return nullptr;
-    return pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
-}
-
-Jsonb* sqlstate_only(Jsonb* error) {
-    const char* sqlstate = error_member(error, "sqlstate");
-    if (sqlstate == nullptr || core::failure_fault(sqlstate) == core::FailureFault::malformed)
-        return nullptr;
-    if (JB_ROOT_COUNT(error) == 1) return error;
-    compat::JsonbBuilder builder;
-    builder.push(WJB_BEGIN_OBJECT, nullptr);
-    add(builder, "sqlstate", sqlstate);
-    builder.push(WJB_END_OBJECT, nullptr);
-    return builder.finish();
-}
-
-}  // namespace idem::pg
-
 namespace idem::pg::report {
 namespace {
-
-constexpr int errcode_of(std::string_view sqlstate) {
-    return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
-}
 
 int errname(const char* name) {
     return err_generic_string(PG_DIAG_CONSTRAINT_NAME, name);
@@ -197,19 +22,6 @@ int errdiffers(const Differences* differences) {
     return err_generic_string(
         PG_DIAG_COLUMN_NAME,
         OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
-}
-
-// A later release may take another SQLSTATE for transient, and a superuser may store any.
-bool names_a_failure(std::string_view state) {
-    const core::FailureFault fault = core::failure_fault(state);
-    return fault == core::FailureFault::none || fault == core::FailureFault::transient;
-}
-
-constexpr int key_failed_code = errcode_of(core::own_error("key_failed").sqlstate);
-
-int failure_errcode(const char* state) {
-    if (state == nullptr || !names_a_failure(state)) return key_failed_code;
-    return errcode_of(state);
 }
 
 }  // namespace
@@ -236,7 +48,7 @@ int errsince(std::optional<TimestampTz> since) {
         JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
 }
 
-// ---- Keys in flight, conflicts and stored failures ----------------------------------------------
+// ---- Keys in flight and conflicts ---------------------------------------------------------------
 
 namespace {
 
@@ -464,33 +276,6 @@ void log_purge(std::int64_t records) {
                            "purge worker has purged %lld records in database \"%s\"",
                            static_cast<unsigned long>(records), static_cast<long long>(records),
                            get_database_name(MyDatabaseId))));
-}
-
-// Whatever the code, the fields tell a replayed failure from an error that is raised now.
-void stored_failure(std::string_view key, Jsonb* error, std::optional<TimestampTz> since,
-                    bool cancelled) {
-    const char* message = error_member(error, "message");
-    const char* detail = error_member(error, "detail");
-    const char* hint = error_member(error, "hint");
-    const int code = failure_errcode(error_member(error, "sqlstate"));
-    const bool without_code = code == key_failed_code;
-    if (message == nullptr)
-        message = psprintf("operation \"%s\" has failed permanently", c_string(key));
-    if (without_code && detail == nullptr)
-        detail = "The failure is stored, and every retry receives it.";
-    else if (!without_code && since)
-        detail = psprintf("%s%sThe failure was stored at %s, and every retry receives it.",
-                          detail == nullptr ? "" : detail, detail == nullptr ? "" : "\n",
-                          timestamptz_to_str(*since));
-    if (without_code && hint == nullptr)
-        hint = cancelled
-                   ? "Do not send the request again, also not with a new key: the caller that "
-                     "gave it up may have done so."
-                   : "To run the operation again, use a new key. idem.lookup() shows the "
-                     "stored failure.";
-    ereport(ERROR, (errcode(code), erridem("key_failed"), errmsg_internal("%s", message),
-                    detail != nullptr ? errdetail_internal("%s", detail) : 0,
-                    hint != nullptr ? errhint("%s", hint) : 0));
 }
 
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {

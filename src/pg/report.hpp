@@ -1,44 +1,25 @@
-// Every message of idem's own, with the SQLSTATE, detail and hint that tell the reader what to do
-// in the reader's situation; and errors as jsonb objects, which is what a stored failure is made
-// of.
+// The parts that messages of idem's own are made of, and the messages that several files raise. A
+// message that one file raises stands in that file.
 //
-// Functions that are [[noreturn]] raise an error; the others report at a lower level. The codes
-// come from core/errors.hpp. No message shows a key, a response or a request other than the
-// caller's own.
+// Every error has a SQLSTATE, from core/errors.hpp or the server's, a detail, and a hint that says
+// what to do in the reader's situation. No message shows a key, a response or a request other than
+// the caller's own. Functions that are [[noreturn]] raise an error; the others report at a lower
+// level.
 #pragma once
 
 #include "core/errors.hpp"
 #include "pg/server.hpp"
 
-namespace idem::pg {
-
-// A stored failure has the members sqlstate, message, detail and hint, each a string that is not
-// empty; a missing one is left out. The error of an operation keeps its sqlstate whatever it is, as
-// it tells what happened; one that a caller makes up must be fit to be raised again.
-Jsonb* error_object(const ErrorData& error);
-
-// Both raise 22023 with what is expected. The second is for the last error of an operation that
-// another attempt will continue: it is never raised, so it may have the SQLSTATE of any error.
-void check_error_object(Jsonb* error);
-void check_last_error(Jsonb* error);
-
-// A member of a stored failure, as a C string; NULL when it is missing, empty or not a string.
-char* error_member(Jsonb* error, std::string_view name);
-
-// The error with its sqlstate as the only member; NULL if it has none that is well-formed. The very
-// same pointer when it has nothing else.
-Jsonb* sqlstate_only(Jsonb* error);
-
-}  // namespace idem::pg
-
 namespace idem::pg::report {
 
 // ---- Parts of a message -------------------------------------------------------------------------
 
-// For a caller that raises a message of its own with ereport(): a message of one place stands
-// there, and one that several files raise stands below. Each part is an auxiliary function of
-// ereport(), as errcode() is, and fills a field that the protocol has for it, so that no program
-// has to parse English (docs/reference.md, "Errors").
+// Each is an auxiliary function of ereport(), as errcode() is, and fills a field that the protocol
+// has for it, so that no program has to parse English (docs/reference.md, "Errors").
+
+constexpr int errcode_of(std::string_view sqlstate) {
+    return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
+}
 
 // One of idem's own errors, by its name in core/errors.hpp.
 struct OwnError {
@@ -58,7 +39,7 @@ int errsince(std::optional<TimestampTz> since);
 // A copy that ends with a NUL, in the current memory context: for %s, and for what takes a name.
 char* c_string(std::string_view view);
 
-// ---- Keys in flight, conflicts and stored failures ----------------------------------------------
+// ---- Keys in flight and conflicts ---------------------------------------------------------------
 
 // Where an operation in flight was seen; every part may be unknown.
 struct Holder {
@@ -117,10 +98,6 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
 // The same for a visit of the purge worker to its database.
 void log_purge(std::int64_t records);
 
-// Raises a stored failure again, under its own SQLSTATE where that is a failure's, else as ID003.
-// cancelled: by idem.cancel(), so that the operation has never run.
-[[noreturn]] void stored_failure(std::string_view key, Jsonb* error,
-                                 std::optional<TimestampTz> since, bool cancelled);
 // The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
 // call: the function that would throw the recovery point away, such as "idem.forget()".

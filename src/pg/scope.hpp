@@ -2,8 +2,8 @@
 //
 // The cache is per backend and is dropped as a whole by relation cache invalidation of idem.scope,
 // which the functions of pg/scope_table announce, and a trigger for all other changes
-// (idem.announce_change()). A scope that a lookup returns stays valid until the next lookup: a
-// function looks up once and copies what has to live longer.
+// (idem_internal.announce_change()). A scope that a lookup returns stays valid until the next
+// lookup: a function looks up once and copies what has to live longer.
 #pragma once
 
 #include "pg/scope_settings.hpp"

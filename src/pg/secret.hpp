@@ -4,8 +4,8 @@
 // together with the first scope, under a lock on their table, and a dump includes them. The cache
 // is dropped by relation cache invalidation, which also covers the rollback of the transaction that
 // made them; a trigger announces changes that do not go through these functions
-// (idem.announce_change()). The fingerprint secret can be rotated. Old ones are kept, because
-// fingerprints that were made with them are still compared under them.
+// (idem_internal.announce_change()). The fingerprint secret can be rotated. Old ones are kept,
+// because fingerprints that were made with them are still compared under them.
 //
 // Random bits for tokens and keys come from OpenSSL, whose every call costs system calls whatever
 // the size. So they are drawn in stock, 64 words at a time. A word is used once and wiped.

@@ -50,43 +50,24 @@ struct KnownScope {
     std::optional<std::int64_t> answer_ttl;
 };
 
-// Blocks in which the sweep has passed over rows.
-struct Fault {
-    RecordBlock block;    // the first of them
-    int sqlstate;         // the first error
-    ItemPointerData tid;  // of the row that notes it; not valid: it has just been found
-    bool cured;           // this step has read the block without an error
-};
-constexpr int max_faults = 100;
-
 struct Sweep {
     TimestampTz now;
-    int patience;
-    std::int64_t left;     // records that may still be changed
-    std::int64_t blocks;   // that may still be read
+    SweepLimits limits;
     RecordBlock hand;      // where the next step begins
+    Relation notes;        // the table idem.sweep
+    bool moves_hand;       // false: another step does
     Relation records;      // the table that is being read
-    bool changed;          // something in it
     bool rewrites;         // its answers may be removed
-    List* faults;          // Fault
+    bool timed_out;        // reading it: what follows is for the next step
     MemoryContext memory;  // for one row
     SweepResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
 
-    bool timed_out;  // a table: what follows is for the next step
-
-    bool is_full() const { return left == 0 || blocks == 0 || timed_out; }
+    std::int64_t changes() const { return result.deleted + result.erased; }
+    bool is_full() const {
+        return changes() == limits.records || result.blocks == limits.blocks || timed_out;
+    }
 };
-
-void purge(Sweep& sweep, TupleTableSlot* slot) {
-    Assert(sweep.left > 0);
-    sweep.changed = true;
-    if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok)
-        return;  // another transaction is changing the row; the next round comes back to it
-    count(record_scope(slot), Counter::purged);
-    ++sweep.result.deleted;
-    --sweep.left;
-}
 
 // Reads all scopes at once: looking up each by itself takes too long where there are thousands. A
 // scope that exists was not dropped, whatever is noted.
@@ -108,173 +89,233 @@ void learn_scopes(Sweep& sweep) {
     }
 }
 
-const KnownScope& scope_of(Sweep& sweep, TupleTableSlot* slot) {
-    const std::int32_t id = record_scope(slot);
-    bool known;
-    KnownScope* scope = sweep.scopes.enter(id, known);
-    if (!known) *scope = {id, false, std::nullopt};
-    return *scope;
+// ---- A row --------------------------------------------------------------------------------------
+
+// What another transaction is changing is left as it is; the next round comes back to it.
+
+void purge(Sweep& sweep, TupleTableSlot* slot) {
+    if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
+    count(record_scope(slot), Counter::purged);
+    ++sweep.result.deleted;
 }
 
-void erase(Sweep& sweep, TupleTableSlot* slot) {
-    Assert(sweep.left > 0);
-    sweep.changed = true;
-    const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
-    const bool erased = sweep.rewrites && try_erase(sweep.records, slot);
-    MemoryContextSwitchTo(before);
-    if (!erased) return;  // as for purge()
-    ++sweep.result.erased;
-    --sweep.left;
-}
-
-bool should_erase(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
+void erase_if_outlived(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_ttl) {
+    if (!sweep.rewrites) return;
     MemoryContextReset(sweep.memory);
     const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
-    const bool outlived = has_outlived_answer(slot, answer_ttl, sweep.now);
+    if (has_outlived_answer(slot, answer_ttl, sweep.now) && try_erase(sweep.records, slot))
+        ++sweep.result.erased;
     MemoryContextSwitchTo(before);
-    return outlived;
 }
 
 // A record of our own transaction does not expire within it, and keeps its answer.
 void visit(Sweep& sweep, TupleTableSlot* slot) {
-    if (record_expires(slot) <= sweep.now) {
-        if (!written_here(slot)) purge(sweep, slot);
-        return;
-    }
-    const KnownScope& scope = scope_of(sweep, slot);
-    if (!scope.dropped && !scope.answer_ttl) return;
-    if (written_here(slot)) return;
-    if (scope.dropped) return purge(sweep, slot);
-    if (scope.answer_ttl && should_erase(sweep, slot, *scope.answer_ttl)) erase(sweep, slot);
+    const bool expired = record_expires(slot) <= sweep.now;
+    const KnownScope* scope = expired ? nullptr : sweep.scopes.find(record_scope(slot));
+    const bool stays = scope == nullptr || (!scope->dropped && !scope->answer_ttl);
+    if ((!expired && stays) || written_here(slot)) return;
+    if (expired || scope->dropped)
+        purge(sweep, slot);
+    else
+        erase_if_outlived(sweep, slot, *scope->answer_ttl);
 }
 
-// ---- What fails ---------------------------------------------------------------------------------
+// ---- The table idem.sweep -----------------------------------------------------------------------
+
+// A row of the table: the hand, or blocks that were passed over. The table is unlogged: after a
+// crash or the promotion of a standby there is no row, and the sweep begins anew.
+struct Note {
+    RecordBlock block;     // stored as a signed number
+    const char* sqlstate;  // of the error; NULL: the hand
+    ItemPointerData tid;
+};
+constexpr int max_notes = 100;
+
+template <class Visit>
+void for_each_note(Relation notes, Visit visit) {
+    visit_rows(notes, compat::begin_table_scan(notes, SnapshotSelf), [&](TupleTableSlot* slot) {
+        bool null;
+        const auto block = static_cast<RecordBlock>(DatumGetInt64(slot_getattr(slot, 1, &null)));
+        const Datum sqlstate = slot_getattr(slot, 2, &null);
+        visit(Note{block, null ? nullptr : TextDatumGetCString(sqlstate), slot->tts_tid});
+    });
+}
+
+Note read_hand(Relation notes) {
+    Note hand{};
+    for_each_note(notes, [&](const Note& note) {
+        if (note.sqlstate == nullptr) hand = note;
+    });
+    return hand;
+}
+
+TupleTableSlot* row_of(Relation notes, RecordBlock block, const char* sqlstate) {
+    const std::array<Datum, 2> values = {
+        Int64GetDatum(static_cast<std::int64_t>(block)),
+        sqlstate == nullptr ? Datum{0} : CStringGetTextDatum(sqlstate)};
+    const std::array<bool, 2> nulls = {false, sqlstate == nullptr};
+    return new_row(notes, values, nulls);
+}
+
+// Changes the table as its owner. If that fails, it stays as it is.
+template <class Change>
+void change_notes(Sweep& sweep, Change change) {
+    if (!sweep.moves_hand) return;
+    ErrorData* error = in_subtransaction([&] {
+        AsOwner owner(sweep.notes);
+        change();
+        owner.end();
+    });
+    if (error != nullptr)
+        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.notes)), 0, error);
+}
+
+template <class IsOutdated>
+void delete_notes(Sweep& sweep, IsOutdated is_outdated) {
+    for_each_note(sweep.notes, [&](Note note) {
+        if (note.sqlstate != nullptr && is_outdated(note))
+            (void)compat::delete_row(sweep.notes, &note.tid, compat::Waiting::no);
+    });
+}
+
+void add_note(Sweep& sweep, RecordBlock block, const char* sqlstate) {
+    TupleTableSlot* slot = row_of(sweep.notes, block, sqlstate);
+    insert_row(sweep.notes, slot);
+    ExecDropSingleTupleTableSlot(slot);
+}
+
+// Notes that these blocks were passed over because of the error; or, if there is none, that they
+// were read. The worker logs what is not noted yet; a caller of purge() is told each time.
+void note(Sweep& sweep, RecordBlock from, RecordBlock until, const ErrorData* error) {
+    const char* sqlstate =
+        error == nullptr ? nullptr : pstrdup(unpack_sql_state(error->sqlerrcode));
+    const auto is_outdated = [=](const Note& note) {
+        return note.block >= from && note.block < until &&
+               (sqlstate == nullptr || strcmp(note.sqlstate, sqlstate) != 0);
+    };
+    bool known = false;
+    bool outdated = false;
+    int notes = 0;
+    for_each_note(sweep.notes, [&](const Note& note) {
+        if (note.sqlstate == nullptr) return;
+        ++notes;
+        if (is_outdated(note))
+            outdated = true;
+        else if (note.block >= from && note.block < until)
+            known = true;
+    });
+    const bool adds = error != nullptr && !known && notes < max_notes;
+    if (outdated || adds)
+        change_notes(sweep, [&] {
+            delete_notes(sweep, is_outdated);
+            if (adds) add_note(sweep, from, sqlstate);
+        });
+    if (error != nullptr && (!known || sweep.limits.patience == 0))
+        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.records)), number_of(from),
+                                 error);
+}
+
+// The lock is kept until the transaction ends. A concurrent step begins where the first began and
+// does not move the hand, so that no step waits and there is one row.
+Note take_hand(Sweep& sweep) {
+    sweep.moves_hand = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
+    sweep.notes = open_table(Table::sweep, AccessShareLock);
+    const Note hand = read_hand(sweep.notes);
+    sweep.hand = hand.block;
+    return hand;
+}
+
+void put_hand(Sweep& sweep, Note hand) {
+    if (sweep.hand == hand.block) return;
+    if (ItemPointerIsValid(&hand.tid)) {
+        TupleTableSlot* slot = row_of(sweep.notes, sweep.hand, nullptr);
+        if (try_lock_row(sweep.notes, hand.tid, RowChange::update) == TM_Ok)
+            (void)update_row(sweep.notes, hand.tid, slot, compat::Waiting::yes);
+        ExecDropSingleTupleTableSlot(slot);
+    } else {
+        add_note(sweep, sweep.hand, nullptr);
+    }
+}
+
+// ---- A stretch ----------------------------------------------------------------------------------
 
 constexpr int longest_wait = 1000;  // for a lock, in milliseconds
-
-// What the sweep has counted, to be restored when the work is undone.
-struct Counts {
-    std::int64_t left;
-    bool changed;
-    SweepResult result;
-};
 
 // Runs work() in a subtransaction. Returns its error, after which it counts as not done.
 template <class Work>
 ErrorData* attempt(Sweep& sweep, Work work) {
-    const Counts before{sweep.left, sweep.changed, sweep.result};
+    const SweepResult before = sweep.result;
     ErrorData* error = in_subtransaction(work);
-    if (error == nullptr) return nullptr;
-    sweep.left = before.left;
-    sweep.changed = before.changed;
-    sweep.result = before.result;
+    if (error != nullptr) sweep.result = before;
     return error;
 }
 
 bool is_cancelled(const ErrorData* error) {
-    return error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+    return error != nullptr && error->sqlerrcode == ERRCODE_QUERY_CANCELED;
 }
 
 // A statement that is cancelled ends, unless it was the time limit of the table.
 template <class Work>
 ErrorData* attempt_on_table(Sweep& sweep, Work work) {
-    if (sweep.patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, sweep.patience);
+    const int patience = sweep.limits.patience;
+    if (patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, patience);
     ErrorData* error = attempt(sweep, [&] {
         AsOwner owner(sweep.records);
         set_lock_timeout(longest_wait);
         work();
         owner.end();
     });
-    if (sweep.patience > 0) {
+    if (patience > 0) {
         disable_timeout(STATEMENT_TIMEOUT, false);
         QueryCancelPending = false;
-    } else if (error != nullptr && is_cancelled(error)) {
+    } else if (is_cancelled(error)) {
         ReThrowError(error);
     }
     return error;
 }
 
-bool is_within(const Fault& fault, RecordBlock from, RecordBlock until) {
-    return fault.block >= from && fault.block < until;
-}
+enum class Rows : bool { together, one_by_one };  // in a subtransaction for each
 
-// The worker logs what it has not noted before; a caller of purge() is told each time.
-void pass_over(Sweep& sweep, RecordBlock from, RecordBlock until, const ErrorData* error) {
-    bool known = false;
-    for (int i = 0; i < list_length(sweep.faults); ++i) {
-        auto* fault = static_cast<Fault*>(list_nth(sweep.faults, i));
-        if (!is_within(*fault, from, until) || fault->sqlstate != error->sqlerrcode) continue;
-        known = true;
-        fault->cured = false;
-    }
-    if (!known && list_length(sweep.faults) < max_faults) {
-        auto* fault = static_cast<Fault*>(palloc0(sizeof(Fault)));
-        fault->block = from;
-        fault->sqlstate = error->sqlerrcode;
-        ItemPointerSetInvalid(&fault->tid);
-        sweep.faults = lappend(sweep.faults, fault);
-    }
-    if (!known || sweep.patience == 0)
-        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.records)), number_of(from),
-                                 error);
-}
-
-void cure(Sweep& sweep, RecordBlock from, RecordBlock until) {
-    for (int i = 0; i < list_length(sweep.faults); ++i) {
-        auto* fault = static_cast<Fault*>(list_nth(sweep.faults, i));
-        if (is_within(*fault, from, until)) fault->cured = true;
-    }
-}
-
-// ---- A stretch ----------------------------------------------------------------------------------
-
-// Returns the block at which to go on: the one after the stretch, or the one where the limit was
-// reached.
-template <class Visit>
-BlockNumber read_stretch(Sweep& sweep, BlockNumber first, BlockNumber size, Visit visit) {
-    BlockNumber next = first + size;
-    scan_blocks(sweep.records, first, size, [&](TupleTableSlot* slot) {
-        if (sweep.left == 0) {
-            next = ItemPointerGetBlockNumber(&slot->tts_tid);
-            return false;
-        }
-        ++sweep.result.seen;
-        visit(slot);
-        return true;
-    });
-    Assert(next >= first && next <= first + size);
-    return next;
-}
-
-// Reads the stretch row by row. Returns the first error of a row, or the error that ended it.
-ErrorData* read_carefully(Sweep& sweep, BlockNumber first, BlockNumber size, BlockNumber& next) {
-    ErrorData* first_error = nullptr;
-    ErrorData* fatal = attempt_on_table(sweep, [&] {
-        next = read_stretch(sweep, first, size, [&](TupleTableSlot* slot) {
-            ErrorData* error = attempt(sweep, [&] { visit(sweep, slot); });
-            if (error != nullptr && is_cancelled(error)) ReThrowError(error);
-            if (first_error == nullptr)
-                first_error = error;
-            else if (error != nullptr)
-                FreeErrorData(error);
+// Reads the stretch and sets next to the block at which to go on: the one after the stretch, or the
+// one where the limit was reached. Returns the error that ended it, or else the first of a row.
+ErrorData* read_stretch(Sweep& sweep, BlockNumber first, BlockNumber size, Rows rows,
+                        BlockNumber& next) {
+    ErrorData* of_a_row = nullptr;
+    next = first + size;
+    ErrorData* error = attempt_on_table(sweep, [&] {
+        scan_blocks(sweep.records, first, size, [&](TupleTableSlot* slot) {
+            if (sweep.changes() == sweep.limits.records) {
+                next = ItemPointerGetBlockNumber(&slot->tts_tid);
+                return false;
+            }
+            ++sweep.result.seen;
+            if (rows == Rows::together) {
+                visit(sweep, slot);
+                return true;
+            }
+            ErrorData* failure = attempt(sweep, [&] { visit(sweep, slot); });
+            if (is_cancelled(failure)) ReThrowError(failure);
+            if (of_a_row == nullptr)
+                of_a_row = failure;
+            else if (failure != nullptr)
+                FreeErrorData(failure);
+            return true;
         });
     });
-    if (fatal != nullptr) next = first + size;
-    return fatal == nullptr ? first_error : fatal;
+    Assert(next >= first && next <= first + size);
+    if (error == nullptr) return of_a_row;
+    next = first + size;
+    return error;
 }
 
 BlockNumber sweep_stretch(Sweep& sweep, BlockNumber first, BlockNumber size) {
     const Oid table = RelationGetRelid(sweep.records);
-    BlockNumber next = first + size;
-    ErrorData* error = attempt_on_table(sweep, [&] {
-        next = read_stretch(sweep, first, size, [&](TupleTableSlot* slot) { visit(sweep, slot); });
-    });
-    sweep.timed_out = error != nullptr && is_cancelled(error);
-    if (error != nullptr && !sweep.timed_out) error = read_carefully(sweep, first, size, next);
-    const RecordBlock from = record_block(table, first);
-    const RecordBlock until = record_block(table, next);
-    cure(sweep, from, until);
-    if (error != nullptr) pass_over(sweep, from, until, error);
+    BlockNumber next;
+    ErrorData* error = read_stretch(sweep, first, size, Rows::together, next);
+    sweep.timed_out = is_cancelled(error);
+    if (error != nullptr && !sweep.timed_out)
+        error = read_stretch(sweep, first, size, Rows::one_by_one, next);
+    note(sweep, record_block(table, first), record_block(table, next), error);
     return next;
 }
 
@@ -283,11 +324,10 @@ bool sweep_blocks(Sweep& sweep, BlockNumber from, BlockNumber until) {
     const Oid table = RelationGetRelid(sweep.records);
     for (BlockNumber block = from; block < until;) {
         if (sweep.is_full()) return false;
-        const auto size = static_cast<BlockNumber>(
-            std::min<std::int64_t>({stretch, until - block, sweep.blocks}));
+        const auto size = static_cast<BlockNumber>(std::min<std::int64_t>(
+            {stretch, until - block, sweep.limits.blocks - sweep.result.blocks}));
         const BlockNumber next = sweep_stretch(sweep, block, size);
         sweep.result.blocks += next - block;
-        sweep.blocks -= next - block;
         block = next;
         sweep.hand = record_block(table, block);
     }
@@ -296,63 +336,39 @@ bool sweep_blocks(Sweep& sweep, BlockNumber from, BlockNumber until) {
 
 // ---- All tables ---------------------------------------------------------------------------------
 
+// A record table as the step finds it. One that is locked against the purge, or not a record table,
+// has no blocks.
 struct Part {
     Oid table;
     BlockNumber blocks;
     bool subscribed;
 };
+using Parts = std::span<const Part>;
 
-// The record tables with their sizes, as the step finds them; palloc'd. One that is locked against
-// the purge, or not a record table, has the size 0.
-struct Parts {
-    List* tables;
-    Part* parts;
-
-    int size() const { return list_length(tables); }
-};
-
-Part measure(Oid table) {
-    Part part{table, 0, false};
-    Relation relation = open_records_at_once(table, RowExclusiveLock);
-    if (relation == nullptr) return part;
+void measure(Part& part) {
+    Relation relation = open_records_at_once(part.table, RowExclusiveLock);
+    if (relation == nullptr) return;
     part.subscribed = is_subscribed(relation);
     part.blocks = RelationGetNumberOfBlocks(relation);
     table_close(relation, RowExclusiveLock);
-    return part;
 }
 
 Parts measure_all() {
-    Parts all{record_tables(), nullptr};
-    all.parts = static_cast<Part*>(palloc(sizeof(Part) * static_cast<std::size_t>(all.size())));
-    for (int i = 0; i < all.size(); ++i) {
-        const Oid table = list_nth_oid(all.tables, i);
-        Part& part = all.parts[i];
-        part = {table, 0, false};
-        ErrorData* error = in_subtransaction([&] { part = measure(table); });
-        if (error != nullptr) report::table_passed_over(table, error);
+    const List* tables = record_tables();
+    const auto size = static_cast<std::size_t>(list_length(tables));
+    auto* parts = static_cast<Part*>(palloc(sizeof(Part) * size));
+    for (std::size_t i = 0; i < size; ++i) {
+        Part& part = parts[i];
+        part = {list_nth_oid(tables, static_cast<int>(i)), 0, false};
+        ErrorData* error = in_subtransaction([&part] { measure(part); });
+        if (error != nullptr) report::table_passed_over(part.table, error);
     }
-    return all;
+    return {parts, size};
 }
 
-constexpr RecordBlock every_block = ~RecordBlock{0};
-
-// How many blocks of the tables that are not left out come before this one.
-std::int64_t blocks_before(const Parts& all, RecordBlock block) {
-    std::int64_t before = 0;
-    for (int i = 0; i < all.size(); ++i) {
-        const Part& part = all.parts[i];
-        if (part.subscribed || block <= record_block(part.table, 0)) continue;
-        const RecordBlock end = record_block(part.table, part.blocks);
-        before += block < end ? number_of(block) : part.blocks;
-    }
-    return before;
-}
-
-// The first table from the one of the block on; the number of tables if there is none.
-int first_from(const Parts& all, RecordBlock block) {
-    int i = 0;
-    while (i < all.size() && record_block(all.parts[i].table, MaxBlockNumber) < block) ++i;
-    return i;
+// Of the table with this number, or of the first one after the last.
+RecordBlock first_block(Parts parts, std::size_t table) {
+    return table == parts.size() ? 0 : record_block(parts[table].table, 0);
 }
 
 // Reads the part's blocks from one to another. The lock on a table that was changed is kept until
@@ -361,165 +377,71 @@ bool sweep_part(Sweep& sweep, const Part& part, BlockNumber from, BlockNumber un
     if (part.subscribed) return true;
     sweep.records = open_records_at_once(part.table, RowExclusiveLock);
     if (sweep.records == nullptr) return true;
-    if (is_subscribed(sweep.records)) {  // since it was measured
-        table_close(sweep.records, RowExclusiveLock);
-        return true;
+    const std::int64_t changes = sweep.changes();
+    bool complete = true;
+    if (!is_subscribed(sweep.records)) {  // since it was measured
+        sweep.rewrites = !OidIsValid(keeps_from_rewriting(sweep.records));
+        const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
+        complete = sweep_blocks(sweep, from, std::min(until, blocks));
+        if (complete && until > blocks)  // what VACUUM has cut off is in order
+            note(sweep, record_block(part.table, blocks), record_block(part.table, MaxBlockNumber),
+                 nullptr);
     }
-    sweep.changed = false;
-    sweep.rewrites = !OidIsValid(keeps_from_rewriting(sweep.records));
-    const BlockNumber blocks = RelationGetNumberOfBlocks(sweep.records);
-    const bool complete = sweep_blocks(sweep, from, std::min(until, blocks));
-    if (complete && until > blocks)  // what VACUUM has cut off is in order
-        cure(sweep, record_block(part.table, blocks), record_block(part.table, MaxBlockNumber));
-    table_close(sweep.records, sweep.changed ? NoLock : RowExclusiveLock);
+    table_close(sweep.records, sweep.changes() == changes ? RowExclusiveLock : NoLock);
     return complete;
-}
-
-// Of the table with this number, or of the first one after the last.
-RecordBlock first_block(const Parts& all, int table) {
-    return table == all.size() ? 0 : record_block(all.parts[table].table, 0);
 }
 
 // From the hand through all tables and, at last, up to the hand again: each block at most once. If
 // the table of the hand is gone, the step begins at the next one.
-void sweep_all(Sweep& sweep, const Parts& all) {
-    const int tables = all.size();
-    const int found = first_from(all, sweep.hand);
-    if (found == tables || first_block(all, found) > sweep.hand)
-        sweep.hand = first_block(all, found);
+void sweep_all(Sweep& sweep, Parts parts) {
+    const std::size_t tables = parts.size();
+    std::size_t found = 0;
+    while (found < tables && record_block(parts[found].table, MaxBlockNumber) < sweep.hand) ++found;
+    if (found == tables || first_block(parts, found) > sweep.hand)
+        sweep.hand = first_block(parts, found);
     const RecordBlock start = sweep.hand;
-    for (int i = 0; i <= tables && !sweep.is_full(); ++i) {
-        const int table = (found + i) % tables;
+    for (std::size_t i = 0; i <= tables && !sweep.is_full(); ++i) {
+        const std::size_t table = (found + i) % tables;
         const bool last = i == tables;
         const BlockNumber from = i == 0 ? number_of(start) : 0;
         const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
         if (last && until == 0) return;
-        if (!sweep_part(sweep, all.parts[table], from, until)) return;
-        sweep.hand = last ? start : first_block(all, table + 1);
+        if (!sweep_part(sweep, parts[table], from, until)) return;
+        sweep.hand = last ? start : first_block(parts, table + 1);
     }
 }
 
-// ---- The hand -----------------------------------------------------------------------------------
-
-// The row of the hand. Its table is unlogged: after a crash or the promotion of a standby there is
-// no row, and the sweep begins anew. The value is a RecordBlock as a signed number.
-struct Hand {
-    Relation table;
-    RecordBlock block;
-    ItemPointerData tid;
-    List* faults;  // Fault
-    bool moves;    // false: another step moves it
-};
-
-Fault* fault_in(TupleTableSlot* slot, RecordBlock block, const char* sqlstate) {
-    auto* fault = static_cast<Fault*>(palloc0(sizeof(Fault)));
-    fault->block = block;
-    if (strlen(sqlstate) == 5)
-        fault->sqlstate =
-            MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
-    fault->tid = slot->tts_tid;
-    return fault;
-}
-
-Hand read_hand(LOCKMODE mode) {
-    Hand hand{open_table(Table::sweep, mode), 0, {}, NIL, false};
-    visit_rows(hand.table, compat::begin_table_scan(hand.table, SnapshotSelf),
-               [&hand](TupleTableSlot* slot) {
-                   bool null;
-                   const auto block =
-                       static_cast<RecordBlock>(DatumGetInt64(slot_getattr(slot, 1, &null)));
-                   const Datum sqlstate = slot_getattr(slot, 2, &null);
-                   if (!null) {
-                       const char* code = TextDatumGetCString(sqlstate);
-                       hand.faults = lappend(hand.faults, fault_in(slot, block, code));
-                       return;
-                   }
-                   hand.block = block;
-                   hand.tid = slot->tts_tid;
-               });
-    return hand;
-}
-
-// The lock is kept until the transaction ends. A concurrent step begins where the first began and
-// does not move the hand, so that no step waits and there is one row.
-Hand take_hand() {
-    const bool first = ConditionalLockRelationOid(table_oid(Table::sweep), ShareRowExclusiveLock);
-    Hand hand = read_hand(AccessShareLock);
-    hand.moves = first;
-    return hand;
-}
-
-TupleTableSlot* row_of_hand(const Hand& hand, RecordBlock block, std::optional<int> sqlstate) {
-    const std::array<Datum, 2> values = {
-        Int64GetDatum(static_cast<std::int64_t>(block)),
-        sqlstate ? CStringGetTextDatum(unpack_sql_state(*sqlstate)) : Datum{0}};
-    const std::array<bool, 2> nulls = {false, !sqlstate};
-    return new_row(hand.table, values, nulls);
-}
-
-void put_block(const Hand& hand, RecordBlock block) {
-    if (block == hand.block) return;
-    TupleTableSlot* slot = row_of_hand(hand, block, std::nullopt);
-    if (!ItemPointerIsValid(&hand.tid))
-        insert_row(hand.table, slot);
-    else if (try_lock_row(hand.table, hand.tid, RowChange::update) == TM_Ok)
-        (void)update_row(hand.table, hand.tid, slot, compat::Waiting::yes);
-    ExecDropSingleTupleTableSlot(slot);
-}
-
-void put_fault(const Hand& hand, Fault& fault, const List* tables) {
-    const bool is_new = !ItemPointerIsValid(&fault.tid);
-    const Oid table = table_of(fault.block);
-    const bool cured =
-        fault.cured || (OidIsValid(table) && !list_member_oid(tables, table));  // or dropped
-    if (cured && !is_new) (void)compat::delete_row(hand.table, &fault.tid, compat::Waiting::no);
-    if (cured || !is_new) return;
-    TupleTableSlot* slot = row_of_hand(hand, fault.block, fault.sqlstate);
-    insert_row(hand.table, slot);
-    ExecDropSingleTupleTableSlot(slot);
-}
-
-// If it fails, the next step begins where this one did.
-void put_hand(Sweep& sweep, Hand& hand, const List* tables) {
-    ErrorData* error = !hand.moves ? nullptr : in_subtransaction([&] {
-        AsOwner owner(hand.table);
-        put_block(hand, sweep.hand);
-        for (int i = 0; i < list_length(sweep.faults); ++i)
-            put_fault(hand, *static_cast<Fault*>(list_nth(sweep.faults, i)), tables);
-        owner.end();
-    });
-    if (error != nullptr)
-        report::rows_passed_over(qualified_name(RelationGetRelid(hand.table)), 0, error);
-    table_close(hand.table, NoLock);
-}
-
-bool is_any_subscribed(const Parts& all) {
-    return std::any_of(all.parts, all.parts + all.size(),
-                       [](const Part& part) { return part.subscribed; });
+bool is_among(Parts parts, Oid table) {
+    return std::ranges::any_of(parts, [=](const Part& part) { return part.table == table; });
 }
 
 }  // namespace
 
 SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
     table_close(open_table(Table::record, RowExclusiveLock), NoLock);
-    const Parts all = measure_all();
+    const Parts parts = measure_all();
     Sweep sweep{};
     sweep.now = now;
-    sweep.left = limits.records;
-    sweep.blocks = limits.blocks;
-    sweep.patience = limits.patience;
+    sweep.limits = limits;
     SweepResult& result = sweep.result;
-    result.all_blocks = blocks_before(all, every_block);
-    result.subscribed = result.all_blocks == 0 && is_any_subscribed(all);
+    for (const Part& part : parts) {
+        if (!part.subscribed) result.all_blocks += part.blocks;
+        result.subscribed |= part.subscribed;
+    }
+    result.subscribed &= result.all_blocks == 0;
     if (result.subscribed) return result;
     learn_scopes(sweep);
     sweep.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
-    Hand hand = take_hand();
-    sweep.hand = hand.block;
-    sweep.faults = hand.faults;
-    sweep_all(sweep, all);
-    result.position = blocks_before(all, sweep.hand);
-    put_hand(sweep, hand, all.tables);
+    const Note hand = take_hand(sweep);
+    sweep_all(sweep, parts);
+    change_notes(sweep, [&] {
+        put_hand(sweep, hand);
+        delete_notes(sweep, [&](const Note& note) {  // of tables that were dropped
+            const Oid table = table_of(note.block);
+            return table != common_records && !is_among(parts, table);
+        });
+    });
+    table_close(sweep.notes, NoLock);
     MemoryContextDelete(sweep.memory);
     sweep.scopes.destroy();
     CommandCounterIncrement();
@@ -529,22 +451,21 @@ SweepResult sweep_step(TimestampTz now, const SweepLimits& limits) {
 // An unlogged table cannot be read on a standby.
 std::optional<PassedOver> passed_over(Oid table) {
     if (RecoveryInProgress()) return std::nullopt;
-    const Hand hand = read_hand(AccessShareLock);
-    table_close(hand.table, AccessShareLock);
     std::optional<PassedOver> first;
-    for (int i = 0; i < list_length(hand.faults); ++i) {
-        const auto* fault = static_cast<const Fault*>(list_nth(hand.faults, i));
-        if (table_of(fault->block) != as_given(table)) continue;
-        if (!first || fault->block < first->block)
-            first = {fault->block, pstrdup(unpack_sql_state(fault->sqlstate))};
-    }
+    Relation notes = open_table(Table::sweep, AccessShareLock);
+    for_each_note(notes, [&](const Note& note) {
+        if (note.sqlstate == nullptr || table_of(note.block) != as_given(table)) return;
+        if (!first || note.block < first->block) first = {note.block, note.sqlstate};
+    });
+    table_close(notes, AccessShareLock);
     return first;
 }
 
 RecordBlock next_block() {
     if (RecoveryInProgress()) return 0;
-    const Hand hand = read_hand(AccessShareLock);
-    table_close(hand.table, AccessShareLock);
+    Relation notes = open_table(Table::sweep, AccessShareLock);
+    const Note hand = read_hand(notes);
+    table_close(notes, AccessShareLock);
     return hand.block;
 }
 

@@ -48,7 +48,6 @@ struct SweepResult {
     std::int64_t erased;      // records whose answer was removed
     std::int64_t blocks;      // blocks read to the end
     std::int64_t all_blocks;  // in the tables that are not left out
-    std::int64_t position;    // how many of them are before the next step
     bool subscribed;          // nothing was deleted: a publisher purges, and all else is empty
 };
 

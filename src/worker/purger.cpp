@@ -112,10 +112,10 @@ void tidy_up() {
     end();
 }
 
-void show_progress(const pg::SweepResult& swept, const core::VisitCounts& counts) {
+void show_progress(std::int64_t visited, std::int64_t all_blocks, const core::VisitCounts& counts) {
     char text[128];
     snprintf(text, sizeof text, "idem: purging, block %lld of %lld, %lld records purged",
-             static_cast<long long>(swept.position), static_cast<long long>(swept.all_blocks),
+             static_cast<long long>(visited), static_cast<long long>(all_blocks),
              static_cast<long long>(counts.deleted));
     show_progress(text);
 }
@@ -139,7 +139,7 @@ void work(pg::Visit& visit) {
         visit.counts.seen += swept.seen;
         visit.counts.deleted += swept.deleted + swept.erased;
         visit.counts.more = visited < swept.all_blocks;
-        show_progress(swept, visit.counts);
+        show_progress(visited, swept.all_blocks, visit.counts);
         const std::int64_t now = pg::read_clocks().steady;
         if (!visit.counts.more || now - start >= longest_visit) return;
         const std::int64_t rest =

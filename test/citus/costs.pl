@@ -34,7 +34,7 @@ SELECT create_distributed_table('app.bare', 'tenant_id', colocate_with => 'app.p
 SELECT create_distributed_function('app.pay_bare(bigint, text, jsonb)', 'tenant_id', colocate_with => 'app.payment', force_delegation => true);
 SQL
 my $pay = ask($coordinator, q{SELECT pg_get_functiondef('app.pay'::regproc)}) =~ s/PERFORM app\.use_shard\([^;]*;//r;
-my $alone = idem_node('alone', bare => 1, conf => "shared_preload_libraries = 'idem'\nmax_connections = 200\nshared_buffers = 32MB\n");
+my $alone = idem_node('alone', bare => 1, conf => "shared_preload_libraries = 'idem'\nmax_connections = 200\nshared_buffers = 32MB\nlog_statement = none\n");
 ask($alone, "CREATE EXTENSION idem; SELECT idem.create_scope('payments', tenant_required => true, request_required => true); CREATE SCHEMA app;
 	CREATE TABLE app.payment (tenant_id bigint, id uuid DEFAULT gen_random_uuid(), key text, amount numeric, PRIMARY KEY (tenant_id, id));
 	CREATE TRIGGER claim_required BEFORE INSERT OR UPDATE OR DELETE ON app.payment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('payments');

@@ -214,8 +214,9 @@ if ($wanted{transfers})
 # Everything as before, but the records are those of each worker.
 if ($wanted{control})
 {
-	my $fence = ask($coordinator, q{SELECT pg_get_functiondef('app.use_shard'::regproc)});
-	ask($coordinator, $fence =~ s/idem\.use_records/pg_typeof/r);
+	my $elsewhere = q{idem.alter_scope('payments', records => false, force => true)};
+	is(ask($coordinator, "SELECT count(*) FROM run_command_on_all_nodes(\$\$SELECT $elsewhere\$\$) WHERE NOT success"), 0,
+		'control: the scope has its records in idem.record of each node');
 	storm('control: records left behind', $pay, 5, @moves);
 	cmp_ok($seen{doubles}, '>', 0, 'control: without colocated records, keys have two effects');
 }

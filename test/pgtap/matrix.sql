@@ -82,7 +82,6 @@ INSERT INTO call VALUES
     ('idem.lookup(text,uuid,text,interval)', 'user', $$SELECT idem.lookup('owned', gen_random_uuid())$$),
     ('idem.cancel(text,uuid,text,jsonb)', 'user', $$SELECT idem.cancel('owned', gen_random_uuid())$$),
     ('idem.once(text,uuid,jsonb,text)', 'user', $$SELECT idem.once('owned', gen_random_uuid())$$),
-    ('idem.redacted(text,jsonb)', 'user', $$SELECT idem.redacted('owned', '{"card": 1}')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'new')$$),
     ('idem.once(text,text,jsonb,text)', 'user', $$SELECT idem.once('owned', 'finished', '{"card": "hunter2"}')$$),
     ('idem.once_each(text,text[],text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),
@@ -114,7 +113,7 @@ INSERT INTO call VALUES
     ('idem.renew(text,interval)', 'no lease', $$SELECT idem.renew(left($2, 28) || 'AAAAAAAAAAA')$$),
     ('idem.checkpoint(text,text,jsonb)', 'no lease', $$SELECT idem.checkpoint(left($2, 28) || 'AAAAAAAAAAA', 'step')$$),
     ('idem.current_key()', 'every role', $$SELECT idem.current_key()$$),
-    ('idem.announce_change()', 'own trigger', $$SELECT idem.announce_change()$$),
+    ('idem_internal.announce_change()', 'own trigger', $$SELECT idem_internal.announce_change()$$),
     ('idem.require_claim()', 'trigger', $$SELECT idem.require_claim()$$),
     -- Scopes and their records.
     ('idem.create_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],regrole,text[],boolean,interval,interval,text[],text,boolean,integer,boolean,boolean)',
@@ -141,7 +140,7 @@ INSERT INTO call VALUES
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
     ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
-    ('idem.record_tables()', 'every role', $$SELECT idem.record_tables()$$),
+    ('idem_internal.record_tables()', 'every role', $$SELECT idem_internal.record_tables()$$),
     ('idem.free_bytes()', 'every role', $$SELECT idem.free_bytes()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),
@@ -152,12 +151,12 @@ INSERT INTO call VALUES
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.
-    ('idem.scope_stats()', :'observes_counted', $$SELECT FROM idem.scope_stats() WHERE scope = 'owned'$$),
-    ('idem.scope_durations()', :'observes_counted', $$SELECT FROM idem.scope_durations() WHERE scope = 'owned'$$),
-    ('idem.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned'$$),
-    ('idem.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
-    ('idem.open_claims()', :'sees_counted', $$SELECT FROM idem.open_claims() WHERE scope = 'owned'$$),
-    ('idem.prepared_claims()', 'sees nothing', $$SELECT FROM idem.prepared_claims()$$),
+    ('idem_internal.scope_stats()', :'observes_counted', $$SELECT FROM idem_internal.scope_stats() WHERE scope = 'owned'$$),
+    ('idem_internal.scope_durations()', :'observes_counted', $$SELECT FROM idem_internal.scope_durations() WHERE scope = 'owned'$$),
+    ('idem_internal.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem_internal.scope_hot_keys() WHERE scope = 'owned'$$),
+    ('idem_internal.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem_internal.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
+    ('idem_internal.open_claims()', :'sees_counted', $$SELECT FROM idem_internal.open_claims() WHERE scope = 'owned'$$),
+    ('idem_internal.prepared_claims()', 'sees nothing', $$SELECT FROM idem_internal.prepared_claims()$$),
     -- Members of pg_monitor may also see figures.
     ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
     ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
@@ -165,11 +164,11 @@ INSERT INTO call VALUES
     ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
     ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
-    ('idem.preloaded()', 'every role', $$SELECT idem.preloaded()$$),
+    ('idem_internal.preloaded()', 'every role', $$SELECT idem_internal.preloaded()$$),
     -- These only compute.
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
-    ('idem.key_weakness(text)', 'every role', $$SELECT idem.key_weakness('4711')$$),
+    ('idem_internal.key_weakness(text)', 'every role', $$SELECT idem_internal.key_weakness('4711')$$),
     ('idem.http_status(text)', 'every role', $$SELECT idem.http_status('ID001')$$),
     ('idem.problem(text,text)', 'every role', $$SELECT idem.problem('ID001')$$),
     ('idem.parse_key(text)', 'every role', $$SELECT idem.parse_key('"a"')$$),
@@ -222,7 +221,7 @@ SELECT set_eq('SELECT DISTINCT relation FROM query',
                  WHERE classid = 'pg_class'::regclass AND relkind <> 'c'$$,
               'every relation of the extension is in the matrix');
 SELECT is_empty($$SELECT function, call FROM call JOIN pg_proc ON oid = function
-                   WHERE strpos(call, 'idem.' || proname || '(') = 0$$,
+                   WHERE strpos(call, pronamespace::regnamespace || '.' || proname || '(') = 0$$,
                 'each call calls its function');
 
 -- A call as a role, undone. Returns 'ok', 'rows', 'none' or the SQLSTATE.

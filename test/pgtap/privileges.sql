@@ -50,7 +50,6 @@ INSERT INTO scoped_call VALUES
     ($$SELECT idem.once_each('%s', '{new}')$$),
     ($$SELECT idem.once_each('%s', '{finished}')$$),
     ($$SELECT idem.advance('%s', 'finished', 1)$$),
-    ($$SELECT idem.redacted('%s', '{"card": 1}')$$),
     ($$SELECT idem.scope_ddl('%s')$$),
     ($$SELECT idem.lookup('%s', 'finished')$$),
     ($$SELECT idem.lookup('%s', 'new')$$);
@@ -161,7 +160,7 @@ SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, e
   FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
 SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
           'a member of pg_monitor sees nothing in ' || source)
-  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
+  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem_internal.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
 SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('a member of pg_monitor: ' || call, 'owned'))
   FROM scoped_call ORDER BY call;
 
@@ -259,11 +258,11 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, 
        (VALUES ('test_owner'), ('test_creator'), ('test_stranger'), ('test_rotator'), ('test_super')) AS attempt (role),
        LATERAL (SELECT CASE role WHEN 'test_super' THEN allowed ELSE '42501' END) AS e (expected);
 SELECT set_eq(
-    $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+    $$SELECT proname::text FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
           'current_key', 'derive_key', 'execute', 'fail', 'findings', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'redacted', 'release', 'renew', 'report',
+          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'release', 'renew', 'report',
           'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 

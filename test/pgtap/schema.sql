@@ -18,7 +18,7 @@ SELECT set_eq(
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_class'::regclass)
       UNION SELECT pronamespace::regnamespace::text FROM pg_proc
        WHERE oid IN (SELECT objid FROM owned WHERE classid = 'pg_proc'::regclass)$$,
-    ARRAY['idem'], 'everything is in schema idem');
+    ARRAY['idem', 'idem_internal'], 'everything is in the schemas idem and idem_internal');
 
 SELECT is_empty(
     $$SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -83,7 +83,6 @@ SELECT set_eq(
     ('free_bytes', '', 'bigint'),
     ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
-    ('redacted', 'scope text, response jsonb', 'jsonb'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('report', 'scope text', 'SETOF text'),
@@ -107,17 +106,17 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
+       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('backoff', 'collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
-    'every function is C, but for sizing, and for reports, in SQL under a fixed search path; none is STRICT or SECURITY DEFINER');
+    'every function is C, but for arithmetic, and for reports, in SQL under a fixed search path; none is STRICT, but for backoff, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
-    ('backoff', 'v', 's'),
+    ('backoff', 'v', 'r'),
     ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('http_headers', 'i', 's'),
@@ -126,7 +125,6 @@ SELECT set_eq(
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
-    ('redacted', 's', 'u'),
     ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
@@ -238,7 +236,7 @@ SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.reco
 SELECT set_eq(
     $$SELECT pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger WHERE tgrelid IN (SELECT objid FROM owned)$$,
     $$SELECT format('CREATE TRIGGER announce_change AFTER INSERT OR DELETE OR UPDATE ON idem.%s '
-                    'FOR EACH ROW EXECUTE FUNCTION idem.announce_change()', cached), 'A'
+                    'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change()', cached), 'A'
         FROM (VALUES ('scope'), ('secret')) AS t (cached)$$,
     'the only triggers announce changes of what is cached, whatever makes them');
 

@@ -65,10 +65,10 @@ SELECT outcome, attempt FROM idem.claim('leasing', '4711', lease => '1 microseco
 SELECT outcome, attempt FROM idem.claim('leasing', :'old', lease => '1 microsecond', ttl => '1 hour');
 
 -- weak keys, by their form
-SELECT key, idem.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026-03-04T05:06:07Z', 'abc', 'aaaaaaaaaa',
+SELECT key, idem_internal.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026-03-04T05:06:07Z', 'abc', 'aaaaaaaaaa',
   'order-4711', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '00000000-0000-0000-0000-000000000000', '01J2WF7330Q8XYZABCDEFGHJKM', '',
   'undefined', '[object Object]', 'order-null', '{{order_id}}', 'Payment', 'Idempotency-Key', 'o-1', 'ab1']) key;
-SELECT idem.key_weakness(NULL);
+SELECT idem_internal.key_weakness(NULL);
 \echo :LAST_ERROR_SQLSTATE
 
 -- a scope accepts them, warns, or refuses; existing keys are not affected
@@ -87,7 +87,7 @@ SELECT idem.alter_scope('strict', weak_keys => 'reject');
 SELECT outcome('strict', '4711');
 -- staleness is checked first
 SELECT idem.create_scope('both', reject_stale_keys => true, weak_keys => 'reject');
-SELECT outcome('both', '00000000-0000-7000-8000-000000000000'), idem.key_weakness('00000000-0000-7000-8000-000000000000');
+SELECT outcome('both', '00000000-0000-7000-8000-000000000000'), idem_internal.key_weakness('00000000-0000-7000-8000-000000000000');
 
 -- the view lists live records of the scopes that the reader may use
 SELECT outcome('open', k) FROM unnest(ARRAY['1', '2', '2026-03-04', 'order-1']) k;

@@ -345,7 +345,7 @@ CREATE FUNCTION pg_temp.spoil(statement text) RETURNS TABLE (detail text, remedy
 LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE statement;
-  SELECT fault, t.remedy INTO detail, remedy FROM idem.record_tables() t WHERE records = 'copy'::regclass;
+  SELECT fault, t.remedy INTO detail, remedy FROM idem_internal.record_tables() t WHERE records = 'copy'::regclass;
   IF remedy ~ '^[A-Z]+ [A-Z]' THEN
     EXECUTE remedy;
     PERFORM idem.use_records('copy');

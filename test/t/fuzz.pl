@@ -93,19 +93,19 @@ CREATE TABLE fuzz.documented AS
 SELECT DISTINCT proname::text AS name, code[1] AS sqlstate
   FROM pg_proc, substring(obj_description(oid, 'pg_proc') FROM 'Raises .*') raises,
        regexp_matches(raises, '\m(ID\d{3}|[0-9][0-9A-Z]{4})\M', 'g') code
- WHERE pronamespace = 'idem'::regnamespace;
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 -- A stored failure has any SQLSTATE that is not transient; the operations and the arguments here
 -- store these.
 INSERT INTO fuzz.documented
 SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['P0001', 'P0042', '42501', 'ID003']) sqlstate
- WHERE pronamespace = 'idem'::regnamespace AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
 INSERT INTO fuzz.documented
-SELECT proname, '42804' FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype;
+SELECT proname, '42804' FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype;
 
 -- Where a scope's records are elsewhere: no table is chosen, or the table does not take a tenant that
 -- is no value of its column's type, or a row outside of the bounds of a partition.
 INSERT INTO fuzz.documented
-SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace = 'idem'::regnamespace;
+SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 
 -- As CREATE TABLE, when another session creates a table of this name.
 INSERT INTO fuzz.documented VALUES ('create_record_table', '23505');
@@ -364,7 +364,7 @@ for my $line (split /\n/, $node->safe_psql('utf8', <<'SQL'))
 SELECT p.oid, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
        EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype AND attname = 'token')
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
- WHERE pronamespace = 'idem'::regnamespace
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
  ORDER BY proname, p.oid, i
 SQL
 {
@@ -375,7 +375,7 @@ SQL
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
 }
 my %function = map { $_->{name} => $_ } @functions;
-my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND prorettype = 'trigger'::regtype});
+my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype});
 my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke cancel);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
 my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
@@ -615,7 +615,7 @@ sub check
 	for my $database (@databases)
 	{
 		my $title = "$database, round $round";
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem.open_claims()}), 0, "no claim is left open: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.open_claims()}), 0, "no claim is left open: $title");
 		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");

@@ -230,12 +230,12 @@ SELECT outcome FROM idem.try_claim('payments', repeat(chr(97 + :n), :length), te
 ROLLBACK;
 SQL
 is( sql(<<'SQL'), 0, 'entries read while they change are never torn');
-CREATE TABLE reading AS SELECT tenant, key FROM idem.open_claims() LIMIT 0;
+CREATE TABLE reading AS SELECT tenant, key FROM idem_internal.open_claims() LIMIT 0;
 DO $$
 DECLARE n bigint := 0; more bigint;
 BEGIN
   WHILE n < 20000 LOOP
-    INSERT INTO reading SELECT tenant, key FROM idem.open_claims();
+    INSERT INTO reading SELECT tenant, key FROM idem_internal.open_claims();
     GET DIAGNOSTICS more = ROW_COUNT;
     n := n + more;
   END LOOP;

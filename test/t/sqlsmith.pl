@@ -38,7 +38,7 @@ CONF
 $node->safe_psql('postgres', <<'SQL');
 CREATE ROLE smith_owner LOGIN;
 CREATE ROLE smith_stranger LOGIN;
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO smith_owner;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem, idem_internal TO smith_owner;
 SELECT idem.alter_scope('payments', owner => 'smith_owner', wait => '100 ms');
 SELECT idem.create_scope('smith', owner => 'smith_owner', wait => '1 ms', max_attempts => 2);
 SELECT idem.create_scope('strict', owner => 'smith_owner', wait => '0', weak_keys => 'warn', request_exclude => '{a}', response_exclude => '{a.b}', claims_per_minute => 100000);

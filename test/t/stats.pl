@@ -244,8 +244,8 @@ is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'order
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
 is(sql("SET ROLE member; SELECT string_agg(DISTINCT scope, ',') FROM idem.durations"), 'orders', 'and how long its operations take');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.durations'), 0, 'a stranger does not');
-is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_durations()'), 0, 'nor through the function');
-is(sql('SET ROLE stranger; SELECT count(*) FROM idem.scope_stats()'), 0, 'a stranger sees nothing through the function either');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem_internal.scope_durations()'), 0, 'nor through the function');
+is(sql('SET ROLE stranger; SELECT count(*) FROM idem_internal.scope_stats()'), 0, 'a stranger sees nothing through the function either');
 my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
 like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
 (undef, undef, $stderr) = $node->psql('postgres',

@@ -169,7 +169,7 @@ for my $run (\&by_superuser, sub { by_worker(0) })
 	fill();
 	$run->();
 	is(left(), '0|0', 'a table that cannot be read does not stop the purge of others');
-	like(sql(q{SELECT passed_over FROM idem.record_tables() WHERE records = 'broken'::regclass}), qr/from block 0 on.*XX001/, 'it is named');
+	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}), qr/from block 0 on.*XX001/, 'it is named');
 }
 sql('DROP TABLE broken; SELECT idem.purge()');
 is(sql('SELECT count(*) FROM idem.sweep'), 1, 'when it is gone, nothing is kept of it');

@@ -58,21 +58,3 @@ TEST(RetryAfter, InWholeSecondsIsRoundedUp) {
     EXPECT_EQ(whole_seconds(10'000'000), 10);
     EXPECT_EQ(whole_seconds(max_duration), max_duration / usecs_per_second);
 }
-
-TEST(Backoff, DoublesWithEachAttemptUpToTheCap) {
-    constexpr double all = 1;
-    EXPECT_EQ(backoff(1, 1000, 60'000, all), 1000);
-    EXPECT_EQ(backoff(2, 1000, 60'000, all), 2000);
-    EXPECT_EQ(backoff(6, 1000, 60'000, all), 32'000);
-    EXPECT_EQ(backoff(7, 1000, 60'000, all), 60'000);
-    EXPECT_EQ(backoff(INT32_MAX, 1, max_duration, all), max_duration);
-    EXPECT_EQ(backoff(1, max_duration, 1000, all), 1000);
-}
-
-TEST(Backoff, LeavesOutARandomPartOfTheSecondHalf) {
-    EXPECT_EQ(backoff(1, 1000, 60'000, 0), 500);
-    EXPECT_EQ(backoff(1, 1000, 60'000, 0.5), 750);
-    EXPECT_EQ(backoff(3, 1001, 60'000, 0), 2002);
-    EXPECT_EQ(backoff(1, 1, 1, 0), 0);
-    EXPECT_EQ(backoff(1, 1, 1, 0.99), 0);
-}
