@@ -49,12 +49,12 @@ COMMENT ON COLUMN idem.scopes.wait IS
 COMMENT ON COLUMN idem.scopes.request_required IS
     'Whether a claim of a new key must pass a request.';
 COMMENT ON COLUMN idem.scopes.request_exclude IS
-    'Which members do not count when requests are compared.';
+    'Which members of a request do not count when requests are compared.';
 COMMENT ON COLUMN idem.scopes.tenant_required IS
     'Whether a call must name a tenant, unless its key has a record without one.';
 COMMENT ON COLUMN idem.scopes.reject_stale_keys IS
-    'Whether a new UUIDv7 or ULID key that is older than the TTL, or made in the future, is '
-    'refused.';
+    'Whether a new UUIDv7 or ULID key that is older than the TTL, or more than 10 minutes in '
+    'the future, is refused.';
 COMMENT ON COLUMN idem.scopes.max_attempts IS
     'How many attempts an operation has.';
 COMMENT ON COLUMN idem.scopes.claims_per_minute IS
@@ -64,11 +64,11 @@ COMMENT ON COLUMN idem.scopes.weak_keys IS
 COMMENT ON COLUMN idem.scopes.store_response IS
     'Whether answers are stored.';
 COMMENT ON COLUMN idem.scopes.response_exclude IS
-    'Which members are left out of the stored response.';
+    'Which members of a response are not stored.';
 COMMENT ON COLUMN idem.scopes.final_sqlstates IS
-    'Which SQLSTATEs, or classes of them, idem.execute() stores as final failures.';
+    'Which SQLSTATEs, or classes of two characters, idem.execute() stores as final failures.';
 COMMENT ON COLUMN idem.scopes.store_request IS
-    'How long a record keeps the request: never, while the operation is unfinished, or always.';
+    'How long a record keeps the request: never, unfinished or always.';
 COMMENT ON COLUMN idem.scopes.answer_ttl IS
     'How long an answer is kept, if not as long as its record.';
 COMMENT ON COLUMN idem.scopes.min_ttl IS
@@ -76,7 +76,7 @@ COMMENT ON COLUMN idem.scopes.min_ttl IS
 COMMENT ON COLUMN idem.scopes.header_exclude IS
     'Which headers of an answer are not stored.';
 COMMENT ON COLUMN idem.scopes.tenant_from IS
-    'Where the tenant of a call comes from: the argument, or the role that calls.';
+    'Where the tenant of a call comes from: argument or role.';
 COMMENT ON COLUMN idem.scopes.explain_conflicts IS
     'Whether a conflict names the members of the request that differ.';
 COMMENT ON COLUMN idem.scopes.max_answer_size IS

@@ -138,12 +138,12 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"request_required", BOOLOID, "false", check_nothing, read<&Scope::request_required>,
      "whether a claim of a new key must pass a request"},
     {"request_exclude", TEXTARRAYOID, "{}", check_path_list, read<&Scope::request_exclude>,
-     "which members do not count when requests are compared"},
+     "which members of a request do not count when requests are compared"},
     {"tenant_required", BOOLOID, "false", check_nothing, read<&Scope::tenant_required>,
      "whether a call must name a tenant, unless its key has a record without one"},
     {"reject_stale_keys", BOOLOID, "false", check_nothing, read<&Scope::reject_stale_keys>,
-     "whether a new UUIDv7 or ULID key that is older than the TTL, or made in the future, is "
-     "refused"},
+     "whether a new UUIDv7 or ULID key that is older than the TTL, or more than 10 minutes in the "
+     "future, is refused"},
     {"max_attempts", INT4OID, nullptr, check_limit, read<&Scope::max_attempts>,
      "how many attempts an operation has"},
     {"claims_per_minute", INT4OID, nullptr, check_rate, read<&Scope::claims_per_minute>,
@@ -153,11 +153,11 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"store_response", BOOLOID, "true", check_nothing, read<&Scope::store_response>,
      "whether answers are stored"},
     {"response_exclude", TEXTARRAYOID, "{}", check_path_list, read_response_exclude,
-     "which members are left out of the stored response"},
+     "which members of a response are not stored"},
     {"final_sqlstates", TEXTARRAYOID, "{}", check_sqlstates, read<&Scope::final_sqlstates>,
-     "which SQLSTATEs, or classes of them, idem.execute() stores as final failures"},
+     "which SQLSTATEs, or classes of two characters, idem.execute() stores as final failures"},
     {"store_request", TEXTOID, "never", check_word_of<StoreRequest>, read<&Scope::store_request>,
-     "how long a record keeps the request: never, while the operation is unfinished, or always"},
+     "how long a record keeps the request: never, unfinished or always"},
     {"answer_ttl", INTERVALOID, nullptr, check_positive, read<&Scope::answer_ttl>,
      "how long an answer is kept, if not as long as its record"},
     {"min_ttl", INTERVALOID, nullptr, check_positive, read<&Scope::min_ttl>,
@@ -166,7 +166,7 @@ inline constexpr auto settings = std::to_array<Setting>({
      "{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}", check_header_names,
      read<&Scope::header_exclude>, "which headers of an answer are not stored"},
     {"tenant_from", TEXTOID, "argument", check_word_of<TenantFrom>, read<&Scope::tenant_from>,
-     "where the tenant of a call comes from: the argument, or the role that calls"},
+     "where the tenant of a call comes from: argument or role"},
     {"explain_conflicts", BOOLOID, "false", check_nothing, read<&Scope::explain_conflicts>,
      "whether a conflict names the members of the request that differ"},
     {"max_answer_size", INT4OID, "65536", check_size, read<&Scope::max_answer_size>,
@@ -176,8 +176,9 @@ inline constexpr auto settings = std::to_array<Setting>({
      "idem.record"},
 });
 
-// The first ones, which are arguments.
-inline constexpr std::size_t named_settings = settings.size();
+// How many of them, from the first on, are arguments: those of 1.0.
+inline constexpr std::size_t named_settings = 21;
+static_assert(named_settings <= settings.size());
 
 // The value without what stands for none (-1, or an interval of zero), checked. Raises 22004 or
 // 22023.

@@ -194,8 +194,8 @@ void require_equal(std::string_view name, const ScopeRow& stored, const ScopeRow
 bool same_value(Oid type, NullableDatum a, NullableDatum b) {
     if (a.isnull || b.isnull) return a.isnull == b.isnull;
     if (type == INTERVALOID)
-        return duration("", *DatumGetIntervalP(a.value)) ==
-               duration("", *DatumGetIntervalP(b.value));
+        return duration("interval", *DatumGetIntervalP(a.value)) ==
+               duration("interval", *DatumGetIntervalP(b.value));
     return strcmp(text_of_value(type, a), text_of_value(type, b)) == 0;
 }
 

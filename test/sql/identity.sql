@@ -133,7 +133,7 @@ BEGIN
   RETURN 'imported';
 EXCEPTION WHEN OTHERS THEN
   GET STACKED DIAGNOSTICS d = PG_EXCEPTION_DETAIL;
-  RETURN SQLSTATE || ' ' || coalesce(nullif(d, ''), SQLERRM);
+  RETURN SQLSTATE || coalesce(' ' || nullif(d, ''), '');
 END $$;
 SELECT refused(v) FROM unnest(ARRAY[NULL, '1', '[]', '{}', '"x"', '{"version": "1"}', '{"version": 2}', '{"version": 1.5}', '{"version": 1e400}']::jsonb[]) v;
 SELECT member, refused(:'rotated'::jsonb - member) FROM jsonb_object_keys(:'rotated') member ORDER BY 1;

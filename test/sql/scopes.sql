@@ -139,9 +139,9 @@ SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
 ROLLBACK;
 
 -- settings as text: checked, compared and shown as the arguments are
-SELECT idem.create_scope('listed', settings => '{ttl=7 days,max_attempts=3,"request_exclude={a,\"b,c\"}",weak_keys=warn,records=yes}', tenant_from => 'role', owner => 'pg_monitor');
+SELECT idem.create_scope('listed', settings => '{ttl=7 days,max_attempts=3,"request_exclude={a,b.c}",weak_keys=warn,records=yes}', tenant_from => 'role', owner => 'pg_monitor');
 SELECT idem.scope_ddl('listed');
-SELECT idem.create_scope('listed', ttl => '168 hours', max_attempts => 3, request_exclude => '{a,"b,c"}', weak_keys => 'warn', records => true,
+SELECT idem.create_scope('listed', ttl => '168 hours', max_attempts => 3, request_exclude => '{a,b.c}', weak_keys => 'warn', records => true,
                          settings => '{tenant_from=role}', owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.create_scope('listed', settings => '{ttl=168 hours,max_attempts=-1}', owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.alter_scope('listed', settings => '{max_attempts=-1,min_ttl=1 hour,answer_ttl=0}', weak_keys => 'allow');
@@ -163,7 +163,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 SELECT e, refused(ARRAY[e]) FROM unnest(ARRAY['ttl', '', NULL, '=', '=1', 'TTL=1 day', ' ttl=1 day', 'owner=postgres', 'id=1', 'name=a', 'request_lists={}', 'ttl=', 'ttl=soon', 'ttl=0', 'max_attempts=0', 'max_attempts=x',
   'records=perhaps', 'request_exclude=a', 'request_exclude={/a}', 'weak_keys=', 'weak_keys=ALLOW', 'max_answer_size=1', 'final_sqlstates={40001}', 'min_ttl=8 days', 'header_exclude={a}', 'ttl=8 days']) e;
-SELECT refused('{{ttl=9 days},{wait=0}}'), refused('{lease=1 hour,request_exclude={=}}');
+SELECT refused('{{ttl=9 days},{wait=0}}'), refused('{lease=1 hour,"request_exclude={=}"}');
 SELECT idem.scope_ddl('listed');
 SELECT idem.create_scope('x', settings => NULL);
 \echo :LAST_ERROR_SQLSTATE
