@@ -8,10 +8,11 @@
 //
 // Locking: the key lock of the source's digest, then the watermark table. The key lock is kept when
 // the watermark moves and released in the same call otherwise; reset_stream() releases it always.
+#include "api/advance.hpp"
+
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "api/stream.hpp"
 #include "core/decision.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
@@ -26,8 +27,6 @@ namespace {
 namespace report = pg::report;
 using core::SequencePosition;
 
-enum Argument { arg_scope, arg_source, arg_seq, arg_tenant, arg_contiguous };
-
 struct Call {
     const pg::Scope* scope;
     pg::KeyName source;
@@ -36,16 +35,14 @@ struct Call {
 };
 
 Call read_call(FunctionCallInfo fcinfo) {
-    const std::string_view source = checked_source(pg::text_arg(fcinfo, arg_source));
-    const auto seq = pg::bigint_arg(fcinfo, arg_seq);
+    const auto seq = pg::bigint_arg(fcinfo, 2);
     if (!seq) report::missing_argument("seq");
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
-    const auto contiguous = pg::bool_arg(fcinfo, arg_contiguous);
+    const auto contiguous = pg::bool_arg(fcinfo, 4);
     if (!contiguous) report::null_argument("contiguous");
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "advance");
+    const KeyCall call = read_source(fcinfo, 3, "advance");
     // The watermark would stay where it is when the scope's records are moved.
-    if (scope.records) report::watermarks_stay(scope.name);
-    return {&scope, source_name(scope, tenant, source), *seq, *contiguous};
+    if (call.scope->records) report::watermarks_stay(call.scope->name);
+    return {call.scope, call.name, *seq, *contiguous};
 }
 
 pg::Watermark look(const pg::KeyName& source, bool locked) {
@@ -124,8 +121,6 @@ bool advance(const Call& call) {
     }
 }
 
-enum ResetArgument { reset_scope, reset_source, reset_seq, reset_tenant };
-
 }  // namespace
 
 std::optional<std::int64_t> reset_stream(const pg::KeyName& source, std::optional<std::int64_t> seq,
@@ -159,14 +154,10 @@ IDEM_FUNCTION(idem_advance) {
 IDEM_FUNCTION(idem_reset_stream) {
     using namespace idem;
     api::require_writable("idem.reset_stream()", api::read_by_streams);
-    const auto source = api::checked_source(pg::text_arg(fcinfo, api::reset_source));
-    const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::reset_tenant));
-    const pg::Scope& scope =
-        pg::usable_scope(pg::text_arg(fcinfo, api::reset_scope), "reset_stream");
-    const pg::KeyName name = api::source_name(scope, tenant, source);
+    const api::KeyCall call = api::read_source(fcinfo, 3, "reset_stream");
     const auto old =
-        api::reset_stream(name, pg::bigint_arg(fcinfo, api::reset_seq), pg::WaitBound(scope.wait));
-    if (!old) api::require_tenant(scope, name.tenant);
+        api::reset_stream(call.name, pg::bigint_arg(fcinfo, 2), pg::WaitBound(call.scope->wait));
+    if (!old) api::require_tenant(*call.scope, call.name.tenant);
     if (!old) PG_RETURN_NULL();
     PG_RETURN_INT64(*old);
 }

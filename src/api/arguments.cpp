@@ -10,34 +10,26 @@ namespace {
 
 namespace report = pg::report;
 
-// How an error refers to a name of 1 to 255 bytes.
-struct Naming {
-    const char* what;
-    const char* argument;
-    const char* hint;
-    int element = 0;  // its position, from 1, if the argument is an array
-
-    const char* place() const {
+// A name of 1 to 255 bytes. what, argument and hint are for the error; element is the position in
+// an array, from 1, or 0.
+std::string_view checked(std::optional<std::string_view> name, const char* what,
+                         const char* argument, const char* hint, int element = 0) {
+    const auto place = [=] {
         return element == 0 ? psprintf("The argument \"%s\"", argument)
                             : psprintf("Element %d of the argument \"%s\"", element, argument);
-    }
-};
-
-constexpr const char* key_hint = "Pass an idempotency key of 1 to 255 bytes, such as a UUID.";
-
-std::string_view checked(std::optional<std::string_view> name, const Naming& naming) {
+    };
     if (!name)
-        report::invalid_key(psprintf("%s must not be null", naming.what),
-                            psprintf("%s is null.", naming.place()), naming.hint);
+        report::invalid_key(psprintf("%s must not be null", what), psprintf("%s is null.", place()),
+                            hint);
     switch (core::key_shape(*name)) {
         case core::KeyShape::empty:
-            report::invalid_key(psprintf("%s must not be empty", naming.what),
-                                psprintf("%s is an empty string.", naming.place()), naming.hint);
+            report::invalid_key(psprintf("%s must not be empty", what),
+                                psprintf("%s is an empty string.", place()), hint);
         case core::KeyShape::too_long:
-            report::invalid_key(psprintf("%s is too long", naming.what),
-                                psprintf("%s has %zu bytes; at most %zu are allowed.",
-                                         naming.place(), name->size(), core::max_key_bytes),
-                                naming.hint);
+            report::invalid_key(psprintf("%s is too long", what),
+                                psprintf("%s has %zu bytes; at most %zu are allowed.", place(),
+                                         name->size(), core::max_key_bytes),
+                                hint);
         case core::KeyShape::good:
             break;
     }
@@ -59,12 +51,6 @@ bool only_explains() {
     return !analyze;
 }
 
-// In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
-// estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
-void refuse_in_explain(const char* call) {
-    if (only_explains()) report::called_by_planner(call);
-}
-
 }  // namespace
 
 void require_leader(const char* call) {
@@ -72,7 +58,9 @@ void require_leader(const char* call) {
 }
 
 void require_writable(const char* call, const char* reading) {
-    refuse_in_explain(call);
+    // In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
+    // estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
+    if (only_explains()) report::called_by_planner(call);
     if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
     require_leader(call);
     if (InSecurityRestrictedOperation()) report::security_restricted(call);
@@ -89,17 +77,9 @@ std::string_view utf8(std::string_view text) {
     return converted == text.data() ? text : std::string_view(converted);
 }
 
-std::string_view checked_key(std::optional<std::string_view> key) {
-    return checked(key, {"idempotency key", "key", key_hint});
-}
-
-std::string_view checked_element(std::optional<std::string_view> key, int position) {
-    return checked(key, {"idempotency key", "keys", key_hint, position});
-}
-
-std::string_view checked_source(std::optional<std::string_view> source) {
-    return checked(source, {"source", "source",
-                            "Pass a name of 1 to 255 bytes, such as a topic and its partition."});
+std::string_view checked_key(std::optional<std::string_view> key, int position) {
+    return checked(key, "idempotency key", position == 0 ? "key" : "keys",
+                   "Pass an idempotency key of 1 to 255 bytes, such as a UUID.", position);
 }
 
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
@@ -168,8 +148,20 @@ pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::strin
     return named(scope, tenant, key, pg::records_of(scope), core::key_digest);
 }
 
-pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source) {
-    return named(scope, tenant, source, pg::common_records, core::source_digest);
+KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {
+    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
+    return {&scope, key_name(scope, tenant, key)};
+}
+
+KeyCall read_source(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {
+    const std::string_view source =
+        checked(pg::text_arg(fcinfo, arg_key), "source", "source",
+                "Pass a name of 1 to 255 bytes, such as a topic and its partition.");
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
+    return {&scope, named(scope, tenant, source, pg::common_records, core::source_digest)};
 }
 
 }  // namespace idem::api

@@ -1,4 +1,4 @@
-// Rules that several functions share: where a call is allowed, and what its key, tenant and source
+// What every call checks first: where it is allowed, and what its key, tenant, source and scope
 // must look like.
 #pragma once
 
@@ -28,12 +28,9 @@ void check_encoding(std::string_view text);
 // The checked text in UTF-8, so that digests do not depend on the database's encoding.
 std::string_view utf8(std::string_view text);
 
-// Raises ID007 for a key that is missing, empty or too long, and 22021 for invalid bytes.
-std::string_view checked_key(std::optional<std::string_view> key);
-// The same for an element of the argument "keys". The first has position 1.
-std::string_view checked_element(std::optional<std::string_view> key, int position);
-// The same for the source of an ordered stream.
-std::string_view checked_source(std::optional<std::string_view> source);
+// Raises ID007 for a key that is missing, empty or too long, and 22021 for invalid bytes. position
+// is that of an element of the argument "keys", from 1.
+std::string_view checked_key(std::optional<std::string_view> key, int position = 0);
 
 // NULL means the tenant of the setting idem.tenant; '' means no tenant.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);
@@ -52,6 +49,18 @@ void require_tenant(const pg::Scope& scope, std::string_view tenant);
 
 // For a checked key and tenant.
 pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
-pg::KeyName source_name(const pg::Scope& scope, std::string_view tenant, std::string_view source);
+
+// A call for one key, or for one source of messages.
+struct KeyCall {
+    const pg::Scope* scope;  // that the current user may use
+    pg::KeyName name;
+};
+
+// The arguments "scope" and "key" or "source", which come first, and "tenant". Checks first their
+// shape, then the scope, then the caller's permission. function is the name for the message.
+inline constexpr int arg_scope = 0;
+inline constexpr int arg_key = 1;
+KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function);
+KeyCall read_source(FunctionCallInfo fcinfo, int arg_tenant, const char* function);
 
 }  // namespace idem::api

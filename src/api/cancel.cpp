@@ -19,15 +19,13 @@
 namespace idem::api {
 namespace {
 
-enum Argument { arg_scope, arg_key, arg_tenant, arg_error };
-
 constexpr const char* cancel_call = "idem.cancel()";
 
 // Raised as ID003, because it has no sqlstate.
 constexpr const char* default_error = R"({"message": "operation was cancelled before it ran"})";
 
 Jsonb* read_error(FunctionCallInfo fcinfo) {
-    Jsonb* error = pg::jsonb_arg(fcinfo, arg_error);
+    Jsonb* error = pg::jsonb_arg(fcinfo, 3);
     if (error == nullptr)
         return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(default_error)));
     pg::check_failure(error, pg::FailureUse::answer);
@@ -56,7 +54,7 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow cancel(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
+LookupRow cancel(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {
     refuse_open_here(name, cancel_call);
     pg::KeyLock lock(name.digest);
     const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));
@@ -73,12 +71,10 @@ LookupRow cancel(pg::KeyName name, const pg::Scope& scope, Jsonb* error) {
 IDEM_FUNCTION(idem_cancel) {
     using namespace idem;
     api::require_writable(api::cancel_call, api::read_by_lookup);
-    const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
-    const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
     Jsonb* error = api::read_error(fcinfo);
+    const api::KeyCall call = api::read_key(fcinfo, 2, "cancel");
     // A copy: storing the failure looks the scope up again.
-    const pg::Scope scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "cancel");
-    const pg::KeyName name = api::key_name(scope, tenant, key);
-    api::LookupRow row = api::cancel(name, scope, error);
+    const pg::Scope scope = *call.scope;
+    api::LookupRow row = api::cancel(call.name, scope, error);
     return row.as_result_of(fcinfo);
 }

@@ -11,7 +11,7 @@
 
 #include "api/arguments.hpp"
 #include "api/finish.hpp"
-#include "core/duration.hpp"
+#include "api/locked_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
 #include "pg/failure.hpp"
@@ -108,27 +108,14 @@ ClaimResult claim_key(const ClaimCall& call) {
     return result;
 }
 
-ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
-                          Jsonb* request, std::optional<std::int64_t> ttl,
+ClaimCall make_claim_call(const KeyCall& key, Jsonb* request, std::optional<std::int64_t> ttl,
                           std::optional<std::int64_t> wait) {
-    return {.scope = &scope,
-            .name = key_name(scope, tenant, key),
+    return {.scope = key.scope,
+            .name = key.name,
             .request = request,
-            .ttl = ttl.value_or(scope.ttl),
-            .wait = wait.value_or(scope.wait),
+            .ttl = ttl.value_or(key.scope->ttl),
+            .wait = wait.value_or(key.scope->wait),
             .lease = std::nullopt};
-}
-
-report::Holder lease_of(const pg::Record& record) {
-    return {.pid = std::nullopt,
-            .since = record.created,
-            .lease_end = record.lease_end,
-            .released = !record.nonce};
-}
-
-bool is_open_here(const core::Digest& digest) {
-    const pg::Claim* mine = pg::find_claim(digest);
-    return mine != nullptr && mine->phase == pg::Phase::open;
 }
 
 // ---- 2. One look --------------------------------------------------------------------------------
@@ -219,7 +206,12 @@ void check_new_claim(const ClaimCall& call) {
     if (call.scope->request_required && call.request == nullptr)
         report::missing_request(call.scope->name);
     if (call.ttl < call.scope->min_ttl.value_or(0))
-        report::ttl_too_short(call.scope->name, *call.scope->min_ttl);
+        report::invalid_argument(
+            "ttl",
+            psprintf("Scope \"%s\" remembers every key for at least %s.", call.scope->name,
+                     DatumGetCString(DirectFunctionCall1(
+                         interval_out, PointerGetDatum(pg::interval_of(*call.scope->min_ttl))))),
+            "Pass a longer \"ttl\", or leave it out to get the scope's own.");
 }
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds
@@ -390,14 +382,6 @@ void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Rec
                            old.attempt + 1);
 }
 
-std::int64_t retry_after(const report::Holder& holder) {
-    const TimestampTz now = GetCurrentTimestamp();
-    if (holder.released) return std::max<TimestampTz>(*holder.lease_end - now, 0);
-    const std::int64_t age = now - holder.since.value_or(now);
-    return holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
-                            : core::retry_after(age);
-}
-
 void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.name.key;
     switch (result.outcome) {
@@ -469,7 +453,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
 
 // ---- 6. The SQL functions -----------------------------------------------------------------------
 
-enum Argument { arg_scope, arg_key, arg_request, arg_tenant, arg_ttl, arg_lease, arg_wait };
+enum Argument { arg_request = arg_key + 1, arg_tenant, arg_ttl, arg_lease, arg_wait };
 
 enum Column {
     column_claimed,
@@ -499,16 +483,12 @@ enum class Refusals { raised, returned };
 // Checks the arguments in the order that the reference promises: their form, the scope, the
 // caller's permission, the scope's rules.
 ClaimCall read_call(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
-    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
     const auto lease = pg::positive_duration_arg(fcinfo, arg_lease, "lease");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
-
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
     const auto bound = refusals == Refusals::raised ? wait : std::optional(wait.value_or(0));
-    ClaimCall call =
-        make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, bound);
+    ClaimCall call = make_claim_call(read_key(fcinfo, arg_tenant, function),
+                                     pg::jsonb_arg(fcinfo, arg_request), ttl, bound);
     call.lease = lease;
     call.writes_at_once = lease.has_value();
     return call;

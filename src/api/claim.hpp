@@ -11,6 +11,7 @@
 #pragma once
 
 #include "api/admission.hpp"
+#include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
@@ -30,8 +31,7 @@ struct ClaimCall {
 };
 
 // The call for an atomic claim of the key. ttl and wait default to the scope's.
-ClaimCall make_claim_call(const pg::Scope& scope, std::string_view key, std::string_view tenant,
-                          Jsonb* request, std::optional<std::int64_t> ttl,
+ClaimCall make_claim_call(const KeyCall& key, Jsonb* request, std::optional<std::int64_t> ttl,
                           std::optional<std::int64_t> wait);
 
 enum class Outcome {
@@ -78,14 +78,5 @@ void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Rec
 // What the core decides about the row that a probe found.
 core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& scope,
                     TimestampTz now);
-
-// When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
-std::int64_t retry_after(const pg::report::Holder& holder);
-
-// Of an operation under a lease, or of one that was released and is not due yet.
-pg::report::Holder lease_of(const pg::Record& record);
-
-// Whether this transaction has claimed the key and has not finished it.
-bool is_open_here(const core::Digest& digest);
 
 }  // namespace idem::api

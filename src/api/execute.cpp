@@ -18,7 +18,7 @@ namespace {
 
 namespace report = pg::report;
 
-enum Argument { arg_scope, arg_key, arg_operation, arg_request, arg_tenant, arg_ttl, arg_wait };
+enum Argument { arg_operation = arg_key + 1, arg_request, arg_tenant, arg_ttl, arg_wait };
 
 enum Column {
     column_outcome,
@@ -57,12 +57,10 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
 }
 
 ClaimCall read_call(FunctionCallInfo fcinfo) {
-    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
     const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "execute");
-    return make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
+    return make_claim_call(read_key(fcinfo, arg_tenant, "execute"),
+                           pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
 }
 
 // Runs the operation. The result is allocated in the given memory context; it is NULL for a SQL

@@ -1,9 +1,11 @@
 #include "api/locked_key.hpp"
 
-#include "api/claim.hpp"
+#include "api/admission.hpp"
 #include "core/decision.hpp"
+#include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::api {
 namespace {
@@ -47,32 +49,6 @@ void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writ
     acquire(lock, key, bound);
 }
 
-namespace {
-
-// Its holder is working, although no transaction shows it.
-bool has_running_lease(const pg::Found& found) {
-    const pg::Record& record = found.record;
-    return found.presence != Presence::absent && record.state == core::State::in_progress &&
-           record.nonce && record.lease_end.value_or(0) > GetCurrentTimestamp();
-}
-
-}  // namespace
-
-pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
-    for (;;) {
-        const pg::Found found = find_at_rest(name, lock, bound);
-        if (!has_running_lease(found)) {
-            pg::withdraw_wait();
-            return found;
-        }
-        lock.release();
-        const report::Holder holder = lease_of(found.record);
-        pg::free_contents(found.record);
-        if (!bound.nap(pg::key_event(name.digest), *holder.lease_end))
-            report::leased(name.key, holder, retry_after(holder));
-    }
-}
-
 bool is_live(const pg::Found& found) {
     return found.presence == Presence::own ||
            (found.presence != Presence::absent && found.record.expires > GetCurrentTimestamp());
@@ -89,11 +65,29 @@ void check_written(std::string_view key, const pg::WriteResult& writing) {
         refuse_in_flight(key, pg::holder_of(writing.in_the_way));
 }
 
+bool is_open_here(const core::Digest& digest) {
+    const pg::Claim* mine = pg::find_claim(digest);
+    return mine != nullptr && mine->phase == pg::Phase::open;
+}
+
+report::Holder lease_of(const pg::Record& record) {
+    return {.pid = std::nullopt,
+            .since = record.created,
+            .lease_end = record.lease_end,
+            .released = !record.nonce};
+}
+
+std::int64_t retry_after(const report::Holder& holder) {
+    const TimestampTz now = GetCurrentTimestamp();
+    if (holder.released) return std::max<TimestampTz>(*holder.lease_end - now, 0);
+    const std::int64_t age = now - holder.since.value_or(now);
+    return holder.lease_end ? core::retry_after(age, *holder.lease_end - now)
+                            : core::retry_after(age);
+}
+
 void refuse_in_flight(std::string_view key, const report::Holder& holder) {
     report::in_progress(key, holder, retry_after(holder), report::WaitSetBy::scope);
 }
-
-// ---- A key whose record an administrator changes ------------------------------------------------
 
 void refuse_open_here(const pg::KeyName& name, const char* call) {
     if (!is_open_here(name.digest)) return;
@@ -101,17 +95,6 @@ void refuse_open_here(const pg::KeyName& name, const char* call) {
         name.key, psprintf("Release the claim with idem.release(), or call %s in another "
                            "transaction after this one has ended.",
                            call));
-}
-
-bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
-    // An expired row that is being deleted counts as none, whether or not the deletion commits.
-    if (found.presence == Presence::deleting && !is_live(found)) return false;
-    check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write(name.table);
-    const pg::WriteResult writing = pg::delete_record(records, found, bound);
-    records.close();
-    check_written(name.key, writing);
-    return writing.outcome == pg::WriteOutcome::written && is_live(found);
 }
 
 void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
@@ -219,7 +202,8 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
 LeasedClaim lock_leased_claim(const core::Token& token) {
     Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
-    if (known != nullptr && known->token == token) pg::refuse_closed(*known);
+    if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
+        pg::refuse_closed(known->phase);
     const NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
@@ -230,7 +214,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
         case core::TokenStanding::lost:
             report::lease_lost(how_lost(token, found));
         case core::TokenStanding::finished:
-            report::claim_finished();
+            pg::refuse_closed(pg::Phase::finished);
         case core::TokenStanding::holds:
             break;
     }
@@ -244,12 +228,10 @@ LeasedClaim lock_leased_claim(std::optional<std::string_view> text, const char* 
 }
 
 void check_usable(const core::Token& token) {
-    if (token.kind == core::TokenKind::leased) {
+    if (token.kind == core::TokenKind::leased)
         (void)key_named_by(token);
-        return;
-    }
-    const pg::Claim* claim = pg::find_claim(token.digest);
-    if (claim == nullptr || claim->token != token) report::foreign_claim();
+    else
+        (void)pg::claim_of_token(token);
 }
 
 void update_record(const LeasedClaim& leased, const pg::Record& record) {

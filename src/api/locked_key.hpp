@@ -31,10 +31,6 @@ void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound
 void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
               const pg::WaitBound& bound);
 
-// As find_at_rest(), and no lease is running. The wait for a lease holds no lock. An operation that
-// was released has no holder, even if it is not to be tried again yet.
-pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
-
 // Whether the row that was found at rest binds the key: it has not expired, or is the current
 // transaction's own.
 bool is_live(const pg::Found& found);
@@ -45,41 +41,21 @@ void check_in_snapshot(const pg::Found& found);
 // Raises ID001 if the row was not written within the bound.
 void check_written(std::string_view key, const pg::WriteResult& writing);
 
+// Whether this transaction has claimed the key and has not finished it.
+bool is_open_here(const core::Digest& digest);
+
+// Of an operation under a lease, or of one that was released and is not due yet.
+pg::report::Holder lease_of(const pg::Record& record);
+
+// When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
+std::int64_t retry_after(const pg::report::Holder& holder);
+
 // Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
 [[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
-
-// ---- A key whose record an administrator changes ------------------------------------------------
 
 // Raises ID001 if this transaction has an open claim of the key. call is the function's name, such
 // as "idem.forget()".
 void refuse_open_here(const pg::KeyName& name, const char* call);
-
-// Whether the call waits for a running lease, or changes the row under it.
-enum class Lease : bool { waits, is_cut };
-
-// Calls change(found) for the row of the key, at rest and under the key lock, and releases the
-// lock. Returns what change() returns; false without a row. Until the transaction ends, other
-// callers find a row that is being changed and wait for that transaction without the key lock. So a
-// transaction can change any number of records without filling the lock table, and can claim the
-// keys again. Raises ID001 if this transaction has an open claim of the key.
-template <class Change>
-bool change_record(const pg::KeyName& name, const char* call, Lease lease,
-                   const pg::WaitBound& bound, Change change) {
-    pg::trivial<Change>();
-    refuse_open_here(name, call);
-    pg::KeyLock lock(name.digest);
-    const pg::Found found =
-        lease == Lease::waits ? find_unleased(name, lock, bound) : find_at_rest(name, lock, bound);
-    const bool changed = found.presence != core::Presence::absent && change(found);
-    lock.release();
-    // A claim or a lookup may be waiting for the lease that has ended now.
-    if (changed) pg::wake_at_commit(pg::key_event(name.digest));
-    return changed;
-}
-
-// Deletes the row, for change_record(). False if the record had expired, or if a writer that
-// bypassed the key lock deleted it first.
-bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound);
 
 // Replaces the row, under the key lock. Raises ID001 if it is not free within the bound.
 void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,

@@ -15,8 +15,6 @@ namespace {
 namespace report = pg::report;
 using core::Presence;
 
-enum Argument { arg_scope, arg_key, arg_tenant, arg_wait };
-
 enum Column {
     column_state,
     column_attempt,
@@ -228,11 +226,8 @@ LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t 
 IDEM_FUNCTION(idem_lookup) {
     using namespace idem;
     api::require_leader("idem.lookup()");
-    const auto key = api::checked_key(pg::text_arg(fcinfo, api::arg_key));
-    const auto tenant = api::checked_tenant(pg::text_arg(fcinfo, api::arg_tenant));
-    const auto wait = pg::nonnegative_duration_arg(fcinfo, api::arg_wait, "wait");
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, api::arg_scope), "lookup");
-    const pg::KeyName name = api::key_name(scope, tenant, key);
-    api::LookupRow row = api::look_up(name, scope, wait.value_or(0));
+    const auto wait = pg::nonnegative_duration_arg(fcinfo, 3, "wait");
+    const api::KeyCall call = api::read_key(fcinfo, 2, "lookup");
+    api::LookupRow row = api::look_up(call.name, *call.scope, wait.value_or(0));
     return row.as_result_of(fcinfo);
 }

@@ -14,6 +14,7 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
+#include "api/locked_key.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
 #include "pg/stats.hpp"
@@ -27,20 +28,11 @@ using pg::Counter;
 
 // ---- once() -------------------------------------------------------------------------------------
 
-enum OnceArgument { once_scope, once_key, once_request, once_tenant };
-
-ClaimCall read_once(FunctionCallInfo fcinfo) {
-    const std::string_view key = checked_key(pg::text_arg(fcinfo, once_key));
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, once_tenant));
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, once_scope), "once");
-    ClaimCall call = make_claim_call(scope, key, tenant, pg::jsonb_arg(fcinfo, once_request),
+bool once(FunctionCallInfo fcinfo) {
+    ClaimCall call = make_claim_call(read_key(fcinfo, 3, "once"), pg::jsonb_arg(fcinfo, 2),
                                      std::nullopt, std::nullopt);
     call.writes_at_once = true;
     call.wait_set_by = report::WaitSetBy::scope;
-    return call;
-}
-
-bool once(const ClaimCall& call) {
     const ClaimResult result = claim_key(call);
     switch (result.outcome) {
         case Outcome::claimed:
@@ -54,8 +46,6 @@ bool once(const ClaimCall& call) {
 }
 
 // ---- once_each() --------------------------------------------------------------------------------
-
-enum OnceEachArgument { each_scope, each_keys, each_tenant };
 
 struct Element {
     core::Digest digest;
@@ -100,7 +90,7 @@ std::span<Datum> checked_keys(ArrayType* array) {
     for (int i = 0; i < count; ++i) {
         const auto key =
             nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(keys[i])));
-        (void)checked_element(key, i + 1);
+        (void)checked_key(key, i + 1);
     }
     return {keys, static_cast<std::size_t>(count)};
 }
@@ -126,9 +116,9 @@ void sort_by_digest(Batch& batch) {
 
 Batch read_batch(FunctionCallInfo fcinfo) {
     Batch batch{};
-    batch.keys = checked_keys(pg::array_arg(fcinfo, each_keys));
-    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, each_tenant));
-    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, each_scope), "once_each");
+    batch.keys = checked_keys(pg::array_arg(fcinfo, arg_key));
+    const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, 2));
+    const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once_each");
     batch.scope = scope;
     batch.tenant = tenant_in(scope, tenant);
     batch.table = pg::records_of(scope);
@@ -250,7 +240,7 @@ void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
 IDEM_FUNCTION(idem_once) {
     using namespace idem;
     api::require_writable("idem.once()", api::read_by_lookup);
-    PG_RETURN_BOOL(api::once(api::read_once(fcinfo)));
+    PG_RETURN_BOOL(api::once(fcinfo));
 }
 
 IDEM_FUNCTION(idem_once_each) {

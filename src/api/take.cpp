@@ -12,6 +12,7 @@
 #include "pg/backlog.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::api {
 namespace {
@@ -144,7 +145,7 @@ std::optional<Taken> take(const TakeCall& call) {
 
 // ---- The SQL functions --------------------------------------------------------------------------
 
-enum Argument { arg_scope, arg_lease, arg_tenant, arg_wait };
+enum Argument { arg_lease = 1, arg_tenant, arg_wait };
 
 enum Column {
     column_token,

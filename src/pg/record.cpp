@@ -212,6 +212,26 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
     return result;
 }
 
+void add_tenant_context(void* table) {
+    errcontext("tenant as column \"%s\" of the record table",
+               NameStr(TupleDescAttr(static_cast<TupleDesc>(table), 0)->attname));
+}
+
+// The tenant as a value of its column. Raises the error of the type's input function.
+Datum tenant_value(TupleDesc table, std::string_view tenant) {
+    Assert(has_tenant_column(table));
+    const FormData_pg_attribute* column = TupleDescAttr(table, 0);
+    Oid input;
+    Oid parameter;
+    getTypeInputInfo(column->atttypid, &input, &parameter);
+    ErrorContextCallback context{error_context_stack, add_tenant_context, table};
+    error_context_stack = &context;
+    const Datum value = OidInputFunctionCall(input, pnstrdup(tenant.data(), tenant.size()),
+                                             parameter, column->atttypmod);
+    error_context_stack = context.previous;
+    return value;
+}
+
 // Fills a slot of a record table whose first column is the tenant.
 void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns>& row) {
     std::array<Datum, 1 + columns> values{tenant};
@@ -260,9 +280,8 @@ ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointe
                 "Another transaction changed the key's record at the same time.");
         return true;
     };
-    return change_row(records.table(), tid, RowChange::update, bound, [&] {
-        return update_row(records.table(), tid, slot, compat::Waiting::yes, on_duplicate);
-    });
+    return change_row(records.table(), tid, RowChange::update, bound,
+                      [&] { return update_row(records.table(), tid, slot, on_duplicate); });
 }
 
 // Whether the new record may replace the old one.
@@ -320,11 +339,10 @@ Found read_hit(const DigestScan& scan, Contents contents) {
 
 }  // namespace
 
-Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid)) {
+Records Records::open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid, Open)) {
     require_record_table(table);
-    const Records records = open_keyed(table);
-    if (records.table() == nullptr) report::no_record_table(table);
-    require_record_table(records.table());
+    const Records records = open_keyed(table, try_relation_open);
+    require_record_table(table, records.table());
     return records;
 }
 
@@ -664,7 +682,7 @@ bool try_erase(Relation records, TupleTableSlot* slot) {
         report::serialization_failure(
             "Another transaction wrote the key's record without the key lock.");
     };
-    const TM_Result result = update_row(records, tid, row, compat::Waiting::yes, on_duplicate);
+    const TM_Result result = update_row(records, tid, row, on_duplicate);
     ExecDropSingleTupleTableSlot(row);
     return result == TM_Ok;
 }

@@ -96,11 +96,11 @@ class Records : public KeyedTable {
     // Raise 42P01 if there is no such table, and the errors of require_record_table().
     static Records to_read(Oid table) {
         return table == common_records ? KeyedTable::to_read(table_oid(Table::record))
-                                       : open_elsewhere(table, KeyedTable::try_to_read);
+                                       : open_elsewhere(table, KeyedTable::to_read);
     }
     static Records to_write(Oid table) {
         return table == common_records ? KeyedTable::to_write(table_oid(Table::record))
-                                       : open_elsewhere(table, KeyedTable::try_to_write);
+                                       : open_elsewhere(table, KeyedTable::to_write);
     }
 
     // Raises the error of the type's input function if the table has a column for the tenant, and
@@ -109,7 +109,7 @@ class Records : public KeyedTable {
 
   private:
     Records(const KeyedTable& table) : KeyedTable(table) {}
-    static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid));
+    static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid, Open));
 };
 
 // The columns of idem.record that this library knows.

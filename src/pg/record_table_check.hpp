@@ -5,8 +5,8 @@
 // columns and constraints, at least its indexes, and nothing that PostgreSQL would do for a
 // statement but idem does not do when it writes rows: defaults, triggers, rules, row security.
 // Other roles may not change it, also not through a parent. Its other indexes, and the partition
-// keys of its parents, call no function but PostgreSQL's own, so that whoever writes or purges a
-// row runs no other role's code. The tenant, if it is a column, has a type without checks.
+// keys of its parents, call no function but PostgreSQL's own, so that a role that writes or purges
+// a row runs no other role's code. The tenant, if it is a column, has a type without checks.
 //
 // Reads the catalog only, and locks nothing but the relations that the caller has opened, and their
 // indexes.
@@ -14,23 +14,35 @@
 
 #include "pg/server.hpp"
 
-namespace idem::pg::record_table {
+namespace idem::pg {
 
 // The type that marks record tables; InvalidOid if the extension is not installed.
 Oid digest_type();
 
+// The types that a tenant's column may have: none runs a check when a value is read or written.
+constexpr bool is_tenant_type(Oid type) {
+    return type == TEXTOID || type == INT4OID || type == INT8OID || type == UUIDOID;
+}
+
 // Why a relation is not used as a record table, and what to do about it: a SQL statement, or a
 // sentence.
-struct Fault {
-    enum { none, gone, unmarked, shape, owner, privileges } kind;
-    const char* detail = nullptr;
+struct RecordTableFault {
+    enum Kind { shape, gone, unmarked, owner, privileges };
+
+    const char* detail = nullptr;  // NULL: there is no fault
     const char* remedy = nullptr;
+    Kind kind = shape;
+
+    explicit operator bool() const { return detail != nullptr; }
 };
 
+// That of a table that does not exist.
+RecordTableFault gone(Oid table);
+
 // What can be said of any OID without locking it: unless there is no fault, it is not locked.
-Fault outward_fault(Oid table);
+RecordTableFault outward_fault(Oid table);
 
 // Both are open. Reads only what cannot run a function.
-Fault fault_of(Relation relation, Relation common);
+RecordTableFault fault_of(Relation relation, Relation common);
 
-}  // namespace idem::pg::record_table
+}  // namespace idem::pg

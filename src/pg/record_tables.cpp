@@ -1,8 +1,6 @@
 #include "pg/record_tables.hpp"
 
 #include "pg/compat.hpp"
-#include "pg/record.hpp"
-#include "pg/record_table_check.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/table.hpp"
@@ -10,10 +8,7 @@
 namespace idem::pg {
 namespace {
 
-using record_table::digest_type;
-using record_table::Fault;
-using record_table::fault_of;
-using record_table::outward_fault;
+using Fault = RecordTableFault;
 
 // ---- The transaction's choice -------------------------------------------------------------------
 
@@ -52,8 +47,7 @@ constinit std::uint64_t invalidations = 1;  // that the relation cache has repor
 // place, which costs a check only.
 struct Checked {
     Oid table;
-    std::uint64_t
-        as_of;  // of a partition, whose parents count as well: the number of invalidations
+    std::uint64_t as_of;  // how many invalidations; for a partition, whose parents count as well
 };
 constinit std::array<Checked, 256> checked{};
 constinit Oid checked_against = InvalidOid;  // idem.record, at the last check
@@ -84,13 +78,13 @@ void forget_checked(Oid relation) {
 Fault check(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     const Oid own = table_oid(Table::record);
-    if (table == own || is_checked(relation)) return {Fault::none};
+    if (table == own || is_checked(relation)) return {};
     const std::uint64_t before = invalidations;
     Relation common = table_open(own, AccessShareLock);
     const Fault fault = fault_of(relation, common);
     table_close(common, AccessShareLock);
     // What has changed during the check may have been read before.
-    if (fault.kind == Fault::none && invalidations == before) {
+    if (!fault && invalidations == before) {
         checked_against = own;
         place_of(table) = {table, before};
     }
@@ -120,24 +114,6 @@ List* relations_with(Oid type) {
     return relations;
 }
 
-// In the order of record_tables().
-List* marked_relations() {
-    const Oid type = digest_type();
-    List* tables = OidIsValid(type) ? relations_with(type) : NIL;
-    list_sort(tables, list_oid_cmp);
-    return tables;
-}
-
-bool is_candidate(Relation relation) {
-    return relation->rd_rel->relkind == RELKIND_RELATION &&
-           relation->rd_rel->relpersistence != RELPERSISTENCE_TEMP;
-}
-
-void add_tenant_context(void* table) {
-    errcontext("tenant as column \"%s\" of the record table",
-               NameStr(TupleDescAttr(static_cast<TupleDesc>(table), 0)->attname));
-}
-
 }  // namespace
 
 void init_record_tables() {
@@ -153,7 +129,14 @@ Oid as_given(Oid table) {
 Oid records_of(const Scope& scope) {
     if (!scope.records) return common_records;
     const Oid chosen = chosen_records();
-    if (chosen == common_records) report::no_records_chosen(scope.name);
+    if (chosen == common_records)
+        ereport(ERROR,
+                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                 errmsg("this transaction has chosen no record table"),
+                 errdetail("The records of scope \"%s\" are in other tables than idem.record.",
+                           scope.name),
+                 errhint("Call idem.use_records() with the table first, in the same "
+                         "transaction.")));
     return chosen;
 }
 
@@ -181,60 +164,66 @@ void choose_records(Oid table) {
 
 namespace {
 
-void refuse(Oid table, const Fault& fault) {
-    switch (fault.kind) {
-        case Fault::none:
-            return;
-        case Fault::gone:
-            report::no_record_table(table);
-        case Fault::owner:
-            report::record_table_of_another_role(qualified_name(table), fault.detail);
-        case Fault::privileges:
-            report::record_table_of_writers(qualified_name(table), fault.detail, fault.remedy);
-        case Fault::unmarked:
-        case Fault::shape:
-            report::not_a_record_table(qualified_name(table), fault.detail, fault.remedy);
-    }
-}
-
 // A table that was checked may have changed since: it is checked again once it is locked.
 Fault fault_before_lock(Oid table) {
     const bool known = table == table_oid(Table::record) || place_of(table).table == table;
-    return known && OidIsValid(table) ? Fault{Fault::none} : outward_fault(table);
+    return known && OidIsValid(table) ? Fault{} : outward_fault(table);
 }
 
-bool is_record_table(Relation relation) {
-    return check(relation).kind == Fault::none;
+// A remedy is a sentence or a statement. The one for another owner would give a table away.
+const char* hint_of(const Fault& fault) {
+    if (fault.kind == Fault::owner)
+        return "If idem.create_record_table() has created the table, give it back to the owner of "
+               "idem.record with ALTER TABLE ... OWNER TO. Otherwise choose another table.";
+    const bool is_sentence = fault.remedy[strlen(fault.remedy) - 1] == '.';
+    return is_sentence ? fault.remedy : psprintf("As a superuser, execute %s.", fault.remedy);
+}
+
+[[noreturn]] void refuse(Oid table, const Fault& fault) {
+    const bool gone = fault.kind == Fault::gone;
+    const bool privilege = fault.kind == Fault::owner || fault.kind == Fault::privileges;
+    const char* name = gone ? nullptr : qualified_name(table);
+    ereport(ERROR,
+            (errcode(gone        ? ERRCODE_UNDEFINED_TABLE
+                     : privilege ? ERRCODE_INSUFFICIENT_PRIVILEGE
+                                 : ERRCODE_WRONG_OBJECT_TYPE),
+             gone ? errmsg("record table does not exist")
+             : fault.kind == Fault::owner
+                 ? errmsg("record table \"%s\" has another owner than idem.record", name)
+             : privilege ? errmsg("roles other than its owner may change record table \"%s\"", name)
+                         : errmsg("\"%s\" is not a record table", name),
+             errdetail("%s", fault.detail), errhint("%s", hint_of(fault))));
 }
 
 }  // namespace
 
 void require_record_table(Oid table) {
-    refuse(table, fault_before_lock(table));
+    if (const Fault fault = fault_before_lock(table)) refuse(table, fault);
 }
 
-void require_record_table(Relation relation) {
-    refuse(RelationGetRelid(relation), check(relation));
+void require_record_table(Oid table, Relation relation) {
+    if (const Fault fault = relation == nullptr ? gone(table) : check(relation))
+        refuse(table, fault);
 }
 
 bool is_marked_table(Oid table) {
     // An index of a marked column has a column of the type, too.
     if (get_rel_relkind(table) != RELKIND_RELATION) return false;
     const Fault fault = fault_before_lock(table);
-    return fault.kind != Fault::gone && fault.kind != Fault::unmarked;
+    return !fault || (fault.kind != Fault::gone && fault.kind != Fault::unmarked);
 }
 
 Relation try_open_records(Oid table, LOCKMODE mode) {
-    if (fault_before_lock(table).kind != Fault::none) return nullptr;
+    if (fault_before_lock(table)) return nullptr;
     Relation relation = try_relation_open(table, mode);
-    if (relation == nullptr || is_record_table(relation)) return relation;
+    if (relation == nullptr || !check(relation)) return relation;
     relation_close(relation, mode);
     return nullptr;
 }
 
 // Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
 Relation open_records_at_once(Oid table, LOCKMODE mode) {
-    if (fault_before_lock(table).kind != Fault::none) return nullptr;
+    if (fault_before_lock(table)) return nullptr;
     if (!ConditionalLockRelationOid(table, mode)) return nullptr;
     Relation relation = try_open_records(table, NoLock);
     if (relation == nullptr) UnlockRelationOid(table, mode);
@@ -247,12 +236,14 @@ std::optional<RecordTableFault> fault_of_record_table(Oid table) {
     if (relation == nullptr) return std::nullopt;
     const Fault fault = check(relation);
     relation_close(relation, AccessShareLock);
-    return RecordTableFault{fault.detail, fault.remedy};
+    return fault;
 }
 
 Relation try_open_marked(Oid table) {
     Relation relation = try_relation_open(table, AccessShareLock);
-    if (relation == nullptr || is_candidate(relation)) return relation;
+    if (relation == nullptr || (relation->rd_rel->relkind == RELKIND_RELATION &&
+                                relation->rd_rel->relpersistence != RELPERSISTENCE_TEMP))
+        return relation;
     relation_close(relation, AccessShareLock);
     return nullptr;
 }
@@ -265,7 +256,9 @@ List* record_tables() {
     AcceptInvalidationMessages();
     if (known_since != invalidations) {
         const std::uint64_t before = invalidations;
-        const List* tables = marked_relations();
+        const Oid type = digest_type();
+        List* tables = OidIsValid(type) ? relations_with(type) : NIL;
+        list_sort(tables, list_oid_cmp);
         list_free(std::exchange(known_tables, NIL));
         const MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
         known_tables = list_copy(tables);
@@ -273,20 +266,6 @@ List* record_tables() {
         known_since = before;  // a change meanwhile counts for the next call
     }
     return lcons_oid(table_oid(Table::record), list_copy(known_tables));
-}
-
-Datum tenant_value(TupleDesc table, std::string_view tenant) {
-    Assert(has_tenant_column(table));
-    const FormData_pg_attribute* column = TupleDescAttr(table, 0);
-    Oid input;
-    Oid parameter;
-    getTypeInputInfo(column->atttypid, &input, &parameter);
-    ErrorContextCallback context{error_context_stack, add_tenant_context, table};
-    error_context_stack = &context;
-    const Datum value = OidInputFunctionCall(input, pnstrdup(tenant.data(), tenant.size()),
-                                             parameter, column->atttypmod);
-    error_context_stack = context.previous;
-    return value;
 }
 
 }  // namespace idem::pg

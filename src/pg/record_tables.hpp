@@ -19,6 +19,7 @@
 // The transaction's choice follows savepoints as SET LOCAL does. Everything here is backend-local.
 #pragma once
 
+#include "pg/record_table_check.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -48,9 +49,10 @@ void choose_records(Oid table);
 
 // Raises 42P01 if there is no such table, 42809 if it is not a record table, and 42501 if a role
 // other than the owner of idem.record owns it or may change it. The first is for a table that is
-// not locked yet, and looks only at what tells whether to lock it.
+// not locked yet, and looks only at what tells whether to lock it; the second for one that is open,
+// or NULL because it is gone.
 void require_record_table(Oid table);
-void require_record_table(Relation relation);
+void require_record_table(Oid table, Relation relation);
 
 // Whether the OID, which may be any number, is that of a table made for records, whatever has
 // become of it.
@@ -65,19 +67,6 @@ Relation open_records_at_once(Oid table, LOCKMODE mode);
 // All record tables of this database, and tables that look like one: idem.record first, the others
 // by their OIDs; palloc'd. Any but the first may be gone, or not usable, when it is opened.
 List* record_tables();
-
-// Calls visit(relation) for each record table, opened with this lock, which is released.
-template <class Visit>
-void for_each_record_table(LOCKMODE mode, Visit visit) {
-    List* tables = record_tables();
-    for (int i = 0; i < list_length(tables); ++i) {
-        Relation relation = try_open_records(list_nth_oid(tables, i), mode);
-        if (relation == nullptr) continue;
-        visit(relation);
-        table_close(relation, mode);
-    }
-    list_free(tables);
-}
 
 // Calls visit(relation) for each of these that is an ordinary table, whatever is wrong with it: its
 // records would count again once it is mended. Opened with AccessShareLock, which is released.
@@ -94,13 +83,7 @@ void for_each_marked_table(Visit visit) {
     list_free(tables);
 }
 
-// What keeps an ordinary table from being used as a record table although it has a column of the
-// type, and the SQL statement that cures it, both as sentences.
-struct RecordTableFault {
-    const char* detail;  // NULL: none
-    const char* remedy;
-};
-
+// What keeps an ordinary table that has a column of the type from being used as a record table.
 // Nothing if the table is gone, temporary, or not an ordinary table: a view or a partitioned table
 // may well have such a column.
 std::optional<RecordTableFault> fault_of_record_table(Oid table);
@@ -118,20 +101,6 @@ constexpr Oid table_of(RecordBlock block) {
 constexpr BlockNumber number_of(RecordBlock block) {
     return static_cast<BlockNumber>(block);
 }
-
-// The types that a tenant's column may have: none runs a check when a value is read or written.
-constexpr bool is_tenant_type(Oid type) {
-    return type == TEXTOID || type == INT4OID || type == INT8OID || type == UUIDOID;
-}
-
-// Whether the table has the tenant in its first column, before those of idem.record.
-inline bool has_tenant_column(TupleDesc table) {
-    Assert(table->natts > 0);
-    return memcmp(NameStr(TupleDescAttr(table, 0)->attname), "digest\0", 8) != 0;
-}
-
-// The tenant as a value of that column. Raises the error of the type's input function.
-Datum tenant_value(TupleDesc table, std::string_view tenant);
 
 void init_record_tables();
 

@@ -267,7 +267,7 @@ void update_scope(std::int32_t id, const ScopeRules& rules) {
     StoredScope scope = read_stored(id);
     set_rules(scope.row, rules);
     TupleTableSlot* slot = slot_of(relation, scope.row);
-    check_changed(update_row(relation, scope.tid, slot, compat::Waiting::yes));
+    check_changed(update_row(relation, scope.tid, slot));
     ExecDropSingleTupleTableSlot(slot);
     announce_change(relation);
 }

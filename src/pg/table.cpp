@@ -3,7 +3,6 @@
 #include <sys/statvfs.h>
 
 #include "pg/compat.hpp"
-#include "pg/record_tables.hpp"
 #include "pg/report.hpp"
 
 namespace idem::pg {
@@ -304,6 +303,8 @@ bool serves_old_snapshots(Oid oid) {
     return serves;
 }
 
+namespace {
+
 // The same, remembered: partial_condition() copies the predicate to read it.
 std::optional<CharCondition> remembered_condition(Relation table, Relation index) {
     const Oid oid = RelationGetRelid(index);
@@ -326,6 +327,12 @@ void add_direct_entry(Relation table, Oid oid, TupleTableSlot* slot, DirectEntri
     index_close(index, NoLock);
 }
 
+bool is_among(const UnneededIndexes& indexes, Oid index) {
+    return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
+}
+
+}  // namespace
+
 UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot) {
     UnneededIndexes unneeded{};
     for (std::size_t i = 0; i < partial_indexes.size(); ++i) {
@@ -334,10 +341,6 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot) {
             unneeded[i] = known.index;
     }
     return unneeded;
-}
-
-bool is_among(const UnneededIndexes& indexes, Oid index) {
-    return std::find(indexes.begin(), indexes.end(), index) != indexes.end();
 }
 
 DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
@@ -439,12 +442,6 @@ void OpenIndexes::check_now(Relation index, IndexInfo* info, TupleTableSlot* slo
                            false, info);
 }
 
-TableScanDesc begin_block_scan(Relation relation, BlockNumber first, BlockNumber size) {
-    TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
-    heap_setscanlimits(scan, first, size);
-    return scan;
-}
-
 bool written_here(TupleTableSlot* slot) {
     Assert(!TTS_EMPTY(slot));
     bool null;
@@ -480,37 +477,32 @@ pg_uuid_t uuid_of(const core::Digest& digest) {
     return uuid;
 }
 
-void lock_to_write(Oid table) {
-    if (held_locks.has(table)) return;
-    LockRelationOid(table, RowExclusiveLock);
-    held_locks.add(table);
+const char* digest_columns(TupleDesc table) {
+    if (!has_tenant_column(table)) return "digest";
+    return psprintf("digest, %s", quote_identifier(NameStr(TupleDescAttr(table, 0)->attname)));
 }
 
-KeyedTable KeyedTable::to_read(Oid table) {
-    return {table_open(table, AccessShareLock), AccessShareLock};
+KeyedTable KeyedTable::to_read(Oid table, Open open) {
+    return {open(table, AccessShareLock), AccessShareLock};
 }
 
-KeyedTable KeyedTable::to_write(Oid table) {
-    return {open_to_write(table_open, table), NoLock};
-}
-
-KeyedTable KeyedTable::try_to_read(Oid table) {
-    return {try_relation_open(table, AccessShareLock), AccessShareLock};
-}
-
-KeyedTable KeyedTable::try_to_write(Oid table) {
-    return {open_to_write(try_relation_open, table), NoLock};
+KeyedTable KeyedTable::to_write(Oid table, Open open) {
+    return {open_to_write(open, table), NoLock};
 }
 
 namespace {
 
 [[noreturn]] void refuse_without_digest_index(Relation table) {
     const char* name = qualified_name(RelationGetRelid(table));
-    const TupleDesc columns = RelationGetDescr(table);
-    const char* tenant = has_tenant_column(columns)
-                             ? quote_identifier(NameStr(TupleDescAttr(columns, 0)->attname))
-                             : nullptr;
-    report::no_digest_index(name, tenant == nullptr ? "digest" : psprintf("digest, %s", tenant));
+    const char* columns = digest_columns(RelationGetDescr(table));
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("table \"%s\" has no usable primary key", name),
+                    errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
+                              "an operation could be executed twice.",
+                              columns),
+                    errhint("As a superuser, drop the table's primary key, if it has one, and run "
+                            "ALTER TABLE %s ADD PRIMARY KEY (%s).",
+                            name, columns)));
 }
 
 }  // namespace
