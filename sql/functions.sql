@@ -467,7 +467,6 @@ CREATE FUNCTION idem.create_scope(
     header_exclude text[]
         DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from text DEFAULT 'argument',
-    explain_conflicts boolean DEFAULT false,
     max_answer_size integer DEFAULT 65536,
     records boolean DEFAULT false,
     settings text[] DEFAULT '{}',
@@ -510,7 +509,6 @@ CREATE FUNCTION idem.alter_scope(
     min_ttl interval DEFAULT NULL,
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
-    explain_conflicts boolean DEFAULT NULL,
     max_answer_size integer DEFAULT NULL,
     records boolean DEFAULT NULL,
     settings text[] DEFAULT NULL,

@@ -172,7 +172,7 @@ my @settings = map {
 } map { [ /"(\w+)", (\w+)OID,\s+("[^"]*"|nullptr),\s+check_\w+(?:<\w+>)?,\s+read\w*(?:<[^>]*>)?,\s+((?:"(?:[^"\\]|\\.)*"\s*)+)\}/s ] }
   $settings =~ /^    (\{"\w+",.*?\}),$/msg;
 is(scalar(@settings), scalar(() = $settings =~ /^    \{"\w+", \w+OID/mg), 'each setting of a scope is read');
-cmp_ok(scalar(@settings), '<=', 21, 'a scope has few settings');
+cmp_ok(scalar(@settings), '<=', 20, 'a scope has few settings');
 my ($named) = $settings =~ /\bnamed_settings = (\d+);/;
 my @named = @settings[ 0 .. $named - 1 ];
 

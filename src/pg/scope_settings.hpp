@@ -63,7 +63,6 @@ struct Scope {
     PathList response_exclude;
     TextList header_exclude;
     TenantFrom tenant_from;
-    bool explain_conflicts;
     std::int32_t max_answer_size;
     TextList final_sqlstates;
     bool records;
@@ -167,8 +166,6 @@ inline constexpr auto settings = std::to_array<Setting>({
      read<&Scope::header_exclude>, "which headers of an answer are not stored"},
     {"tenant_from", TEXTOID, "argument", check_word_of<TenantFrom>, read<&Scope::tenant_from>,
      "where the tenant of a call comes from: argument or role"},
-    {"explain_conflicts", BOOLOID, "false", check_nothing, read<&Scope::explain_conflicts>,
-     "whether a conflict names the members of the request that differ"},
     {"max_answer_size", INT4OID, "65536", check_size, read<&Scope::max_answer_size>,
      "how many bytes of answer, error, request and recovery state a record may hold"},
     {"records", BOOLOID, "false", check_nothing, read<&Scope::records>,
@@ -177,7 +174,7 @@ inline constexpr auto settings = std::to_array<Setting>({
 });
 
 // How many of them, from the first on, are arguments: those of 1.0.
-inline constexpr std::size_t named_settings = 21;
+inline constexpr std::size_t named_settings = 20;
 static_assert(named_settings <= settings.size());
 
 // The value without what stands for none (-1, or an interval of zero), checked. Raises 22004 or
