@@ -280,9 +280,8 @@ ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointe
                 "Another transaction changed the key's record at the same time.");
         return true;
     };
-    return change_row(records.table(), tid, RowChange::update, bound, [&] {
-        return update_row(records.table(), tid, slot, compat::Waiting::yes, on_duplicate);
-    });
+    return change_row(records.table(), tid, RowChange::update, bound,
+                      [&] { return update_row(records.table(), tid, slot, on_duplicate); });
 }
 
 // Whether the new record may replace the old one.
@@ -683,7 +682,7 @@ bool try_erase(Relation records, TupleTableSlot* slot) {
         report::serialization_failure(
             "Another transaction wrote the key's record without the key lock.");
     };
-    const TM_Result result = update_row(records, tid, row, compat::Waiting::yes, on_duplicate);
+    const TM_Result result = update_row(records, tid, row, on_duplicate);
     ExecDropSingleTupleTableSlot(row);
     return result == TM_Ok;
 }

@@ -590,7 +590,7 @@ void update_scope(std::int32_t id, const ScopeRules& rules) {
     set_rules(scope.row, rules);
     check_ttls(scope.row);
     TupleTableSlot* slot = new_row(relation, scope.row.values(), scope.row.nulls());
-    check_changed(update_row(relation, scope.tid, slot, compat::Waiting::yes));
+    check_changed(update_row(relation, scope.tid, slot));
     ExecDropSingleTupleTableSlot(slot);
     announce_change(relation);
 }
