@@ -206,7 +206,12 @@ void check_new_claim(const ClaimCall& call) {
     if (call.scope->request_required && call.request == nullptr)
         report::missing_request(call.scope->name);
     if (call.ttl < call.scope->min_ttl.value_or(0))
-        report::ttl_too_short(call.scope->name, *call.scope->min_ttl);
+        report::invalid_argument(
+            "ttl",
+            psprintf("Scope \"%s\" remembers every key for at least %s.", call.scope->name,
+                     DatumGetCString(DirectFunctionCall1(
+                         interval_out, PointerGetDatum(pg::interval_of(*call.scope->min_ttl))))),
+            "Pass a longer \"ttl\", or leave it out to get the scope's own.");
 }
 
 // The key is free, and this transaction has its lock: what a claim must still pass. A takeover adds

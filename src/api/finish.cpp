@@ -9,6 +9,7 @@
 #include "pg/failure.hpp"
 #include "pg/guc.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 #include "pg/stats.hpp"
 
 namespace idem::api {

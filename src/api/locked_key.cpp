@@ -5,6 +5,7 @@
 #include "core/duration.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::api {
 namespace {
@@ -201,7 +202,8 @@ pg::Claim& remember(const core::Token& token, const NamedKey& key, const pg::Rec
 LeasedClaim lock_leased_claim(const core::Token& token) {
     Assert(token.kind == core::TokenKind::leased);
     const pg::Claim* known = pg::find_claim(token.digest);
-    if (known != nullptr && known->token == token) pg::refuse_closed(*known);
+    if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
+        pg::refuse_closed(known->phase);
     const NamedKey key = key_named_by(token);
     pg::KeyLock lock(key.name.digest);
     const pg::WaitBound bound(key.scope->wait);
@@ -212,7 +214,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
         case core::TokenStanding::lost:
             report::lease_lost(how_lost(token, found));
         case core::TokenStanding::finished:
-            report::claim_finished();
+            pg::refuse_closed(pg::Phase::finished);
         case core::TokenStanding::holds:
             break;
     }
@@ -226,12 +228,10 @@ LeasedClaim lock_leased_claim(std::optional<std::string_view> text, const char* 
 }
 
 void check_usable(const core::Token& token) {
-    if (token.kind == core::TokenKind::leased) {
+    if (token.kind == core::TokenKind::leased)
         (void)key_named_by(token);
-        return;
-    }
-    const pg::Claim* claim = pg::find_claim(token.digest);
-    if (claim == nullptr || claim->token != token) report::foreign_claim();
+    else
+        (void)pg::claim_of_token(token);
 }
 
 void update_record(const LeasedClaim& leased, const pg::Record& record) {

@@ -12,6 +12,7 @@
 #include "pg/backlog.hpp"
 #include "pg/boundary.hpp"
 #include "pg/report.hpp"
+#include "pg/secret.hpp"
 
 namespace idem::api {
 namespace {

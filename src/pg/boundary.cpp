@@ -3,9 +3,16 @@
 #include "core/duration.hpp"
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
-#include "pg/secret.hpp"
 
 namespace idem::pg {
+
+void check_columns(int found, int expected) {
+    if (found == expected) return;
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("library and SQL objects of extension \"idem\" do not match"),
+                    errdetail("A result type has %d columns instead of %d.", found, expected),
+                    errhint("Run ALTER EXTENSION idem UPDATE.")));
+}
 
 constexpr const char* example = "Pass an interval such as '30 seconds'.";
 
@@ -49,26 +56,6 @@ Interval* interval_of(std::int64_t usecs) {
     auto* interval = static_cast<Interval*>(palloc0(sizeof(Interval)));
     interval->time = usecs;
     return interval;
-}
-
-core::TokenText token_text(const core::Token& token) {
-    Assert(token.attempt >= 1);
-    core::Token shown = token;
-    if (token.kind == core::TokenKind::leased &&
-        !core::seal(secrets().seal_key, token.digest, shown.digest))
-        report::crypto_failure();
-    return core::encode(shown);
-}
-
-core::Token read_token(std::optional<std::string_view> text) {
-    core::Token token;
-    if (!text) report::no_token();
-    if (!core::decode(*text, token)) report::malformed_token();
-    const core::Digest sealed = token.digest;
-    if (token.kind == core::TokenKind::leased &&
-        !core::unseal(secrets().seal_key, sealed, token.digest))
-        report::crypto_failure();
-    return token;
 }
 
 }  // namespace idem::pg

@@ -2,12 +2,9 @@
 //
 // An error jumps over destructors, so nothing that is alive across a PostgreSQL call may have one;
 // trivial<T>() checks that at compile time. Views point into the arguments and live as long as the
-// call. Intervals become microseconds. Tokens become text in which the digest of a leased claim is
-// sealed; an atomic token is only ever compared with this transaction's own claims, so its digest
-// needs no seal.
+// call. Intervals become microseconds.
 #pragma once
 
-#include "core/token.hpp"
 #include "pg/report.hpp"
 #include "pg/server.hpp"
 
@@ -82,9 +79,7 @@ inline ArrayType* array_arg(FunctionCallInfo fcinfo, int n) {
 }
 
 // Raises 55000 when the installed SQL objects are older or newer than the library.
-inline void check_columns(int found, int expected) {
-    if (found != expected) report::library_mismatch(found, expected);
-}
+void check_columns(int found, int expected);
 
 // The type that the called function returns: as the call's expression says, or else the catalog.
 inline Oid result_type(FunctionCallInfo fcinfo) {
@@ -164,11 +159,5 @@ std::optional<std::int64_t> nonnegative_duration_arg(FunctionCallInfo fcinfo, in
 
 // Microseconds as an interval that has neither months nor days.
 Interval* interval_of(std::int64_t usecs);
-
-// The token as its holder sees it.
-core::TokenText token_text(const core::Token& token);
-
-// The reverse. Raises ID005 when the text is NULL or not a token.
-core::Token read_token(std::optional<std::string_view> text);
 
 }  // namespace idem::pg

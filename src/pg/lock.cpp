@@ -30,6 +30,12 @@ constexpr std::int64_t longest_nap = 100'000;
 constexpr int longest_nap_in_milliseconds = longest_nap / 1000;
 constinit std::uint32_t lease_wait_event = 0;
 
+// As the server ends a wait for a lock, also where the wait is for something else.
+[[noreturn]] void raise_lock_timeout() {
+    ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+                    errmsg("canceling statement due to lock timeout")));
+}
+
 int milliseconds_until(std::int64_t deadline) {
     const std::int64_t left = deadline - steady_now();
     return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
@@ -137,7 +143,7 @@ WaitBound WaitBound::none() {
 bool WaitBound::is_over() const {
     begin();
     if (steady_now() < deadline_) return false;
-    if (is_lock_timeout_) report::lock_timeout();
+    if (is_lock_timeout_) raise_lock_timeout();
     return true;
 }
 
@@ -165,7 +171,7 @@ bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
         if (!keep) LockRelease(at, mode, false);
     };
     if (wait_in_subtransaction(milliseconds_until(deadline_), wait)) return true;
-    if (is_lock_timeout_) report::lock_timeout();
+    if (is_lock_timeout_) raise_lock_timeout();
     return false;
 }
 

@@ -45,18 +45,19 @@ bool is_open_atomic(const Claim& claim) {
            !claim.of_source;
 }
 
-// The claim that other backends are to see: the newest open atomic claim, or else the newest claim
-// that has a key lock.
-const Claim* claim_to_show() {
-    const Claim* claim = claims->newest;
-    while (claim != nullptr &&
-           (claims->open > 0 ? !is_open_atomic(*claim) : claim->unlocked || claim->of_source))
-        claim = claim->older;
+// The newest claim for which the condition holds; NULL if there is none.
+template <class Condition>
+Claim* newest_where(Condition holds) {
+    Claim* claim = claims == nullptr ? nullptr : claims->newest;
+    while (claim != nullptr && !holds(*claim)) claim = claim->older;
     return claim;
 }
 
-const Claim* newest_claim() {
-    return claims == nullptr ? nullptr : claims->newest;
+// The claim that other backends are to see: the newest open atomic claim, or else the newest claim
+// that has a key lock.
+const Claim* claim_to_show() {
+    if (claims->open > 0) return newest_where(is_open_atomic);
+    return newest_where([](const Claim& claim) { return !claim.unlocked && !claim.of_source; });
 }
 
 // Updates this backend's entry in the census. Where the same claim stays, only its progress is
@@ -120,17 +121,23 @@ void hand_over(SubTransactionId sub, SubTransactionId parent) {
 }
 
 // A statement that claims and is a transaction of its own leaves no later statement that could
-// complete the claim; the message then gives other advice.
-report::Unfinished unfinished(const Claim& claim, bool preparing) {
-    if (preparing) return report::Unfinished::at_prepare;
-    const bool single = claim.by_statement && !IsTransactionBlock();
-    return single ? report::Unfinished::by_single_statement : report::Unfinished::at_commit;
-}
-
+// complete the claim, and gets other advice.
 void refuse_open_claims(bool preparing) {
-    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older)
-        if (is_open_atomic(*claim))
-            report::claim_incomplete(claim->scope_name, claim->key, unfinished(*claim, preparing));
+    const Claim* claim = newest_where(is_open_atomic);
+    if (claim == nullptr) return;
+    ereport(ERROR,
+            (report::own_error("claim_incomplete"),
+             preparing ? errmsg("cannot prepare a transaction with an open claim")
+                       : errmsg("cannot commit a transaction with an open claim"),
+             errdetail("Key \"%s\" in scope \"%s\" was claimed, but not completed, failed or "
+                       "released.",
+                       report::c_string(claim->key), report::c_string(claim->scope_name)),
+             claim->by_statement && !preparing && !IsTransactionBlock()
+                 ? errhint("Outside a transaction block, each statement is a transaction of its "
+                           "own. Start one with BEGIN, claim the key, do the work, call "
+                           "idem.complete(), and end it with COMMIT.")
+                 : errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's "
+                           "token before the transaction ends.")));
 }
 
 // ForceSyncCommit() would wait for this server's disk, but not for a standby.
@@ -207,7 +214,9 @@ Claim* copy_of(const Claim& from) {
 
 void init_claims() {
     test_seam = seam::find();
-    test_seam->newest_claim = newest_claim;
+    test_seam->newest_claim = []() -> const Claim* {
+        return claims == nullptr ? nullptr : claims->newest;
+    };
     RegisterXactCallback(at_transaction_end, nullptr);
     RegisterSubXactCallback(at_subtransaction_end, nullptr);
 }
@@ -219,30 +228,38 @@ Claim* find_claim(const core::Digest& digest) {
     return claim;
 }
 
-void refuse_closed(const Claim& claim) {
-    if (claim.phase == Phase::finished) report::claim_finished();
-    if (claim.phase == Phase::released) report::claim_released();
-    Assert(claim.phase == Phase::open);
+void refuse_closed(Phase phase) {
+    Assert(phase != Phase::open);
+    if (phase == Phase::released)
+        report::not_claimed("The claim was released by this transaction.",
+                            "Claim the key again to work on the operation.");
+    report::not_claimed("The claim is already completed or failed.",
+                        "Call idem.complete() or idem.fail() once per claim. idem.lookup() shows "
+                        "what is stored.");
 }
 
-Claim& open_claim(const core::Token& token) {
+Claim& claim_of_token(const core::Token& token) {
     Claim* claim = find_claim(token.digest);
-    if (claim == nullptr || claim->token != token) report::foreign_claim();
-    refuse_closed(*claim);
+    if (claim == nullptr || claim->token != token)
+        report::not_claimed(
+            "The token belongs to another transaction, or to a claim that was "
+            "released or rolled back.",
+            "Use the token in the transaction that made the claim. For a claim "
+            "that outlives its transaction, pass \"lease\" to idem.claim(). "
+            "idem.lookup() shows the state of a key.");
     return *claim;
 }
 
-const Claim* newest_open_claim() {
-    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
-    while (claim != nullptr && claim->phase != Phase::open) claim = claim->older;
+Claim& open_claim(const core::Token& token) {
+    Claim& claim = claim_of_token(token);
+    if (claim.phase != Phase::open) refuse_closed(claim.phase);
     return claim;
 }
 
-const Claim* newest_open_claim(std::int32_t scope_id) {
-    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
-    while (claim != nullptr && (claim->phase != Phase::open || claim->scope_id != scope_id))
-        claim = claim->older;
-    return claim;
+const Claim* newest_open_claim(std::optional<std::int32_t> scope_id) {
+    return newest_where([scope_id](const Claim& claim) {
+        return claim.phase == Phase::open && (!scope_id || claim.scope_id == *scope_id);
+    });
 }
 
 Claim& remember_claim(const Claim& from) {
@@ -281,9 +298,9 @@ void close_claim(Claim& claim, Phase phase) {
 // A note that exists was made in this subtransaction or in one around it, so it lasts as long as a
 // new one would. A rehearsal (pg/test_seam) wants to know what each run has finished.
 void remember_unlocked(std::string_view scope_name) {
-    const Claim* known = claims == nullptr ? nullptr : claims->newest;
-    while (known != nullptr && !(known->unlocked && known->scope_name == scope_name))
-        known = known->older;
+    const Claim* known = newest_where([scope_name](const Claim& claim) {
+        return claim.unlocked && claim.scope_name == scope_name;
+    });
     if (known != nullptr && !is_tested()) return;
     Claim note{};
     note.scope_name = scope_name;
@@ -297,10 +314,9 @@ void commit_durably() {
 }
 
 bool has_claimed_in(std::string_view scope) {
-    const Claim* claim = claims == nullptr ? nullptr : claims->newest;
-    while (claim != nullptr && (claim->phase == Phase::released || claim->scope_name != scope))
-        claim = claim->older;
-    return claim != nullptr;
+    return newest_where([scope](const Claim& claim) {
+               return claim.phase != Phase::released && claim.scope_name == scope;
+           }) != nullptr;
 }
 
 int claims_held() {

@@ -45,17 +45,16 @@ struct Claim {
 // The newest claim of this key in this transaction, in any phase; NULL if there is none.
 Claim* find_claim(const core::Digest& digest);
 
-// The atomic claim that the token names. Raises ID005 when it names no open claim.
+// The claim of this transaction that the token of an atomic claim names, in any phase. Raises ID005
+// if there is none; open_claim() also if it is not open.
+Claim& claim_of_token(const core::Token& token);
 Claim& open_claim(const core::Token& token);
 
-// Raises ID005 for a claim that this transaction has finished or released.
-void refuse_closed(const Claim& claim);
+// Raises ID005 for a claim that is finished or released.
+[[noreturn]] void refuse_closed(Phase phase);
 
-// The newest open claim; NULL if there is none.
-const Claim* newest_open_claim();
-
-// The newest open claim of the scope; NULL if there is none.
-const Claim* newest_open_claim(std::int32_t scope_id);
+// The newest open claim, of any scope or of this one; NULL if there is none.
+const Claim* newest_open_claim(std::optional<std::int32_t> scope_id = std::nullopt);
 
 // Adds an open claim. Copies everything that it points to.
 Claim& remember_claim(const Claim& claim);

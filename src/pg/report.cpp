@@ -1,7 +1,6 @@
 #include "pg/report.hpp"
 
 #include "core/errors.hpp"
-#include "pg/boundary.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
 
@@ -108,11 +107,6 @@ void leased(std::string_view key, const Holder& holder, std::int64_t retry_after
     ereport(ERROR, (errin_progress(key, holder, retry_after),
                     errhint("Wait for the end of the operation. If its worker is gone or must not "
                             "go on, call idem.revoke() first.")));
-}
-
-void lock_timeout() {
-    ereport(ERROR, (errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-                    errmsg("canceling statement due to lock timeout")));
 }
 
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
@@ -269,15 +263,6 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
              errhidestmt(true), errhidecontext(true)));
 }
 
-void log_purge(std::int64_t records) {
-    if (guc::log_transitions == 0) return;
-    ereport(guc::log_transitions,
-            (errmsg_plural("purge worker has purged %lld record in database \"%s\"",
-                           "purge worker has purged %lld records in database \"%s\"",
-                           static_cast<unsigned long>(records), static_cast<long long>(records),
-                           get_database_name(MyDatabaseId))));
-}
-
 void attempts_exhausted(std::string_view key, std::int32_t attempts) {
     ereport(ERROR, (own_error("key_failed"),
                     errmsg("operation \"%s\" has failed permanently", c_string(key)),
@@ -345,58 +330,9 @@ void not_leased(const char* function) {
              errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
 }
 
-namespace {
-
-[[noreturn]] void not_claimed(const char* detail, const char* hint) {
+void not_claimed(const char* detail, const char* hint) {
     ereport(ERROR, (own_error("not_claimed"), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-}
-
-}  // namespace
-
-void no_token() {
-    not_claimed("The token is null.",
-                "A replay has no token. Test \"claimed\" first, and return the stored answer if it "
-                "is false.");
-}
-
-void malformed_token() {
-    not_claimed("The text is not a token of idem.claim().",
-                "Pass the column \"token\" of the claim's result, unchanged.");
-}
-
-void claim_finished() {
-    not_claimed(
-        "The claim is already completed or failed.",
-        "Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is stored.");
-}
-
-void claim_released() {
-    not_claimed("The claim was released by this transaction.",
-                "Claim the key again to work on the operation.");
-}
-
-void foreign_claim() {
-    not_claimed(
-        "The token belongs to another transaction, or to a claim that was released or rolled back.",
-        "Use the token in the transaction that made the claim. For a claim that outlives its "
-        "transaction, pass \"lease\" to idem.claim(). idem.lookup() shows the state of a key.");
-}
-
-void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where) {
-    ereport(
-        ERROR,
-        (own_error("claim_incomplete"),
-         where == Unfinished::at_prepare ? errmsg("cannot prepare a transaction with an open claim")
-                                         : errmsg("cannot commit a transaction with an open claim"),
-         errdetail("Key \"%s\" in scope \"%s\" was claimed, but not completed, failed or released.",
-                   c_string(key), c_string(scope)),
-         where == Unfinished::by_single_statement
-             ? errhint("Outside a transaction block, each statement is a transaction of its own. "
-                       "Start one with BEGIN, claim the key, do the work, call idem.complete(), "
-                       "and end it with COMMIT.")
-             : errhint("Call idem.complete(), idem.fail() or idem.release() with the claim's token "
-                       "before the transaction ends.")));
 }
 
 // ---- New keys -----------------------------------------------------------------------------------
@@ -532,15 +468,6 @@ void tenant_of_another_role(const char* scope, const char* tenant, const char* c
                        caller),
              errhint("Leave the tenant out. To act for another tenant, the calling role needs the "
                      "privileges of the role of that name.")));
-}
-
-void ttl_too_short(const char* scope, std::int64_t min_ttl) {
-    const Datum minimum = DirectFunctionCall1(interval_out, PointerGetDatum(interval_of(min_ttl)));
-    ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("invalid value for argument \"ttl\""),
-             errdetail("Scope \"%s\" remembers every key for at least %s.", scope,
-                       DatumGetCString(minimum)),
-             errhint("Pass a longer \"ttl\", or leave it out to get the scope's own.")));
 }
 
 void scope_exists(std::string_view name) {
@@ -867,14 +794,6 @@ void not_installed(const char* table) {
                     errhint("Run CREATE EXTENSION idem.")));
 }
 
-void library_mismatch(int found_columns, int expected_columns) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("library and SQL objects of extension \"idem\" do not match"),
-                    errdetail("A result type has %d columns instead of %d.", found_columns,
-                              expected_columns),
-                    errhint("Run ALTER EXTENSION idem UPDATE.")));
-}
-
 void table_not_reached(const char* table, const char* detail, const char* remedy) {
     ereport(WARNING,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -1026,18 +945,6 @@ void file_failure(const char* attempt, const char* path) {
 void invalid_file(const char* path) {
     ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
                   errmsg("ignoring invalid data in file \"%s\"", path)));
-}
-
-void clock_was_set(std::int64_t by) {
-    ereport(LOG, (errmsg("the clock was set %s by %.0f seconds", by > 0 ? "forward" : "back",
-                         static_cast<double>(by > 0 ? by : -by) / USECS_PER_SEC),
-                  errdetail("The purge worker skips one round, and then purges again.")));
-}
-
-void no_free_worker() {
-    ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-                  errmsg("no background worker is free to purge expired idempotency keys"),
-                  errhint("You might need to increase max_worker_processes.")));
 }
 
 }  // namespace idem::pg::report

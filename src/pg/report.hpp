@@ -57,8 +57,6 @@ enum class WaitSetBy : bool { argument, scope };
                               WaitSetBy wait);
 // The same for a call of an administrator that meets a running lease.
 [[noreturn]] void leased(std::string_view key, const Holder& holder, std::int64_t retry_after);
-// As the server ends a wait for a lock, also where the wait is for something else.
-[[noreturn]] void lock_timeout();
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 
@@ -95,8 +93,6 @@ enum class Transition : std::uint8_t {
 // At the level of idem.log_transitions, if that is set.
 void log_transition(Transition what, std::string_view scope, std::string_view tenant,
                     std::string_view key, std::int32_t attempt);
-// The same for a visit of the purge worker to its database.
-void log_purge(std::int64_t records);
 
 // The lease of the last attempt has ended.
 [[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
@@ -114,17 +110,7 @@ void key_unknown_on_standby();
 // is of a scope that the caller may not use; a detail is for users of the scope only.
 [[noreturn]] void lease_lost(const char* detail = nullptr);
 [[noreturn]] void not_leased(const char* function);
-// The token names no open claim (ID005), for these reasons.
-[[noreturn]] void no_token();
-[[noreturn]] void malformed_token();
-[[noreturn]] void claim_finished();
-[[noreturn]] void claim_released();
-[[noreturn]] void foreign_claim();  // an atomic token that this transaction did not make
-
-// Where a claim was left open: by a statement that is a transaction of its own, or elsewhere.
-enum class Unfinished : std::uint8_t { by_single_statement, at_commit, at_prepare };
-
-[[noreturn]] void claim_incomplete(std::string_view scope, std::string_view key, Unfinished where);
+[[noreturn]] void not_claimed(const char* detail, const char* hint);
 
 // ---- New keys -----------------------------------------------------------------------------------
 
@@ -147,7 +133,6 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
 [[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
-[[noreturn]] void ttl_too_short(const char* scope, std::int64_t min_ttl);
 [[noreturn]] void scope_exists(std::string_view name);
 [[noreturn]] void scope_differs(std::string_view name, const char* differences);
 [[noreturn]] void scope_ids_used_up();
@@ -210,7 +195,6 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
-[[noreturn]] void library_mismatch(int found_columns, int expected_columns);
 void table_not_reached(const char* table, const char* detail, const char* remedy);
 void no_records_of_tenant(std::string_view tenant);
 [[noreturn]] void foreign_code(const char* table, const char* caller);
@@ -236,7 +220,5 @@ void table_passed_over(Oid table, const ErrorData* error);
 // In the server's log. attempt: "read" or "write"; errno says what went wrong.
 void file_failure(const char* attempt, const char* path);
 void invalid_file(const char* path);
-void clock_was_set(std::int64_t by);  // in microseconds
-void no_free_worker();
 
 }  // namespace idem::pg::report

@@ -15,6 +15,7 @@
 
 #include "core/digest.hpp"
 #include "core/fingerprint.hpp"
+#include "core/token.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
@@ -60,5 +61,12 @@ void put_secret(const StoredSecret& secret);
 void init_secrets();
 
 std::uint64_t random_bits();
+
+// The token as its holder sees it. The digest of a leased claim is sealed; that of an atomic one is
+// only compared with this transaction's own claims, and needs no seal.
+core::TokenText token_text(const core::Token& token);
+
+// The reverse. Raises ID005 when the text is NULL or not a token.
+core::Token read_token(std::optional<std::string_view> text);
 
 }  // namespace idem::pg

@@ -7,7 +7,6 @@
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
 #include "pg/hash_table.hpp"
-#include "pg/report.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
 #include "worker/worker.hpp"
@@ -132,7 +131,9 @@ bool clocks_are_sound(Launcher& self, const Clocks& now) {
     self.trusted = now;
     if (sound) return true;
     self.quiet = now.steady + std::max(naptime(), usecs_per_second);
-    pg::report::clock_was_set(by);
+    ereport(LOG, (errmsg("the clock was set %s by %.0f seconds", by > 0 ? "forward" : "back",
+                         static_cast<double>(by > 0 ? by : -by) / USECS_PER_SEC),
+                  errdetail("The purge worker skips one round, and then purges again.")));
     return false;
 }
 
@@ -170,7 +171,9 @@ void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
 void log_missing_worker(Launcher& self, std::int64_t now) {
     if (now < self.may_log) return;
     self.may_log = now + core::usecs_per_minute;
-    pg::report::no_free_worker();
+    ereport(LOG, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+                  errmsg("no background worker is free to purge expired idempotency keys"),
+                  errhint("You might need to increase max_worker_processes.")));
 }
 
 std::int64_t nap_after(const pg::Visit& visit, std::int64_t nap) {

@@ -6,7 +6,6 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
-#include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
@@ -100,8 +99,14 @@ pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
 
 // In a transaction, because the name of the database is looked up.
 void log_visit(const pg::Visit& visit) {
+    if (pg::guc::log_transitions == 0 || visit.counts.deleted == 0) return;
     begin();
-    pg::report::log_purge(visit.counts.deleted);
+    ereport(pg::guc::log_transitions,
+            (errmsg_plural("purge worker has purged %lld record in database \"%s\"",
+                           "purge worker has purged %lld records in database \"%s\"",
+                           static_cast<unsigned long>(visit.counts.deleted),
+                           static_cast<long long>(visit.counts.deleted),
+                           get_database_name(MyDatabaseId))));
     end();
 }
 
@@ -156,7 +161,7 @@ void run(std::int32_t number) {
     set_up();
     show_progress("idem: purging");
     work(visit);
-    if (visit.counts.deleted > 0) log_visit(visit);
+    log_visit(visit);
     if (visit.outcome == pg::VisitOutcome::swept) tidy_up();
     pg::report_visit(visit);
     pgstat_report_activity(STATE_IDLE, nullptr);
