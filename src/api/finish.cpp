@@ -25,7 +25,8 @@ using pg::report::Transition;
 
 struct StoredAnswer {
     Answer answer;
-    bool redacted;  // a part of what the caller passed is left out
+    bool redacted;               // a part of what the caller passed is left out
+    varlena* request = nullptr;  // what the record keeps of it
 };
 
 // A failure is kept whole, except for excluded headers, because it is raised again.
@@ -44,18 +45,20 @@ StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
 }
 
 // The scope's rules are those of now, not those at the time of the claim.
-StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
-    const StoredAnswer stored = redact(answer, scope);
+StoredAnswer stored_part(const Answer& answer, varlena* request, const pg::Scope* scope) {
+    StoredAnswer stored = redact(answer, scope);
+    if (scope == nullptr) return stored;
+    if (scope->store_request == pg::StoreRequest::always) stored.request = request;
     const Answer& kept = stored.answer;
-    if (scope != nullptr)
-        check_stored_size("answer", *scope, {kept.headers, kept.response, kept.body, kept.error});
+    check_stored_size("answer", *scope,
+                      {kept.headers, kept.response, kept.body, kept.error, stored.request});
     return stored;
 }
 
-// A finished record needs no lease, no recovery point and no request. It keeps the nonce of its
-// token, so that a second complete() is told that the claim is finished. In the column lease_end it
-// notes when it finished, unless it was claimed in this transaction. begun tells of the operation
-// its creation, attempt, fingerprint and nonce.
+// A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
+// a second complete() is told that the claim is finished. In the column lease_end it notes when it
+// finished, unless it was claimed in this transaction. begun has the operation's creation time,
+// attempt, fingerprint and nonce.
 pg::Record finished_record(const pg::Record& begun, const StoredAnswer& stored, TimestampTz now,
                            std::int64_t ttl) {
     const Answer& answer = stored.answer;
@@ -75,6 +78,7 @@ pg::Record finished_record(const pg::Record& begun, const StoredAnswer& stored, 
     record.response = answer.response;
     record.body = answer.body;
     record.error = answer.error;
+    record.request = stored.request;
     return record;
 }
 
@@ -123,7 +127,7 @@ void note_released(pg::Claim& claim) {
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
     const pg::Record& old = leased.found.record;
-    const StoredAnswer stored = stored_part(answer, leased.scope);
+    const StoredAnswer stored = stored_part(answer, old.request, leased.scope);
     const TimestampTz now = GetCurrentTimestamp();
     update_record(leased, finished_record(old, stored, now, ttl_of(old)));
     note_finished(*leased.note, answer.state);
@@ -174,7 +178,8 @@ TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
-    const StoredAnswer stored = stored_part(answer, scope);
+    const StoredAnswer stored =
+        stored_part(answer, reinterpret_cast<varlena*>(claim.request), scope);
     const pg::Records records = pg::Records::to_write(claim.table);
     const TimestampTz now = GetCurrentTimestamp();
     const auto attempt = static_cast<std::int32_t>(claim.token.attempt);

@@ -32,6 +32,7 @@ struct Claim : KeyName {
     Predecessor predecessor = Predecessor::none;
     std::string_view scope_name;
     bytea* fingerprint = nullptr;  // NULL when the request was NULL
+    Jsonb* request = nullptr;      // of an atomic claim, if the scope keeps it with the record
     TimestampTz created = 0;
     std::int64_t ttl = 0;       // microseconds
     bool unlocked = false;      // stands for keys that were finished without a lock; has no token
