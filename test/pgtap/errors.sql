@@ -418,7 +418,6 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a key from a part that is not UTF-8', $$SELECT idem.derive_key('\xff'::bytea::text)$$, false),
     ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
     ('ID007', 'a header that is not UTF-8', $$SELECT idem.parse_key('\xff'::bytea::text)$$, false),
-    ('22021', 'a problem with a detail that is not UTF-8', $$SELECT idem.problem('ID001', '\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('22P02', 'a setting that is no value of its type', $$SELECT idem.create_scope('new', settings => '{max_attempts=many}')$$, false),
     ('42704', 'an identity with an owner that does not exist',
