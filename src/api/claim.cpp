@@ -385,7 +385,15 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
             pg::raise_failure(key, result.record.error, pg::completed_at(result.record),
                               pg::is_of_any(result.record.fingerprint));
         case Outcome::exhausted:
-            report::attempts_exhausted(key, result.record.attempt);
+            ereport(ERROR,
+                    (report::own_error("key_failed"),
+                     errmsg("operation \"%s\" has failed permanently", report::c_string(key)),
+                     errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
+                               "and it has ended without an answer.",
+                               result.record.attempt),
+                     errhint("Find out why no attempt has finished: see column \"last_error\" of "
+                             "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
+                             "continues from the recovery point.")));
         case Outcome::in_progress:
             report::in_progress(key, result.holder, result.retry_after, call.wait_set_by);
         case Outcome::open_here:

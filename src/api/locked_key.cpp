@@ -137,12 +137,26 @@ std::optional<pg::KeyName> find_name(const core::Token& token) {
     return name_in(token.table, token.digest);
 }
 
+// Fenced off. Without a detail it says the same whether the key was taken over, has no record, or
+// is of a scope that the caller may not use; a detail is for users of the scope only.
+[[noreturn]] void raise_lease_lost(const char* detail = nullptr) {
+    ereport(ERROR,
+            (report::own_error("lease_lost"), errmsg("lease of this attempt is lost"),
+             detail != nullptr
+                 ? errdetail_internal("%s", detail)
+                 : errdetail("The token names no attempt that you may continue: its claim was "
+                             "rolled back or is not committed yet, or the operation was released, "
+                             "taken over or forgotten, or has expired, or you may not use its "
+                             "scope."),
+             errhint("Stop working on the operation and roll back, or claim its key again.")));
+}
+
 // The key that the token names. A caller that may not use the scope gets the same error as for a
 // key without a record, so it learns nothing.
 NamedKey key_named_by(const core::Token& token) {
     auto name = find_name(token);
     const pg::Scope* scope = name ? pg::find_scope_by_id(name->scope_id) : nullptr;
-    if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) report::lease_lost();
+    if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) raise_lease_lost();
     return {scope, *name};
 }
 
@@ -212,7 +226,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     const TimestampTz now = GetCurrentTimestamp();
     switch (core::judge_token(sighting(token, found, *key.scope, now), now)) {
         case core::TokenStanding::lost:
-            report::lease_lost(how_lost(token, found));
+            raise_lease_lost(how_lost(token, found));
         case core::TokenStanding::finished:
             pg::refuse_closed(pg::Phase::finished);
         case core::TokenStanding::holds:
@@ -223,7 +237,12 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
 
 LeasedClaim lock_leased_claim(std::optional<std::string_view> text, const char* function) {
     const core::Token token = pg::read_token(text);
-    if (token.kind != core::TokenKind::leased) report::not_leased(function);
+    if (token.kind != core::TokenKind::leased)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                        errmsg("idem.%s() needs a leased claim", function),
+                        errdetail("The token is of an atomic claim, which lasts until its "
+                                  "transaction ends."),
+                        errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
     return lock_leased_claim(token);
 }
 
