@@ -84,13 +84,9 @@ void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
 void remember(const Call& call) {
     if (pg::find_claim(call.source.digest) != nullptr) return;
     check_open_claims(call.scope->id);
-    pg::Claim claim{};
-    claim.token = {core::TokenKind::atomic, call.source.digest, core::first_attempt,
-                   pg::random_bits()};
-    claim.scope_id = call.scope->id;
-    claim.scope_name = call.scope->name;
-    claim.tenant = call.source.tenant;
-    claim.key = call.source.key;
+    pg::Claim claim(
+        call.source, call.scope->name,
+        {core::TokenKind::atomic, call.source.digest, core::first_attempt, pg::random_bits()});
     claim.of_source = true;
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
