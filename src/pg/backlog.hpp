@@ -31,9 +31,6 @@ struct Due {
     }
 };
 
-// Whether the operation is due for another attempt.
-bool is_due(const Unfinished& operation, const DueFilter& filter, TimestampTz now);
-
 // The list of the filter; empty unless this session has searched for the same just now.
 class Backlog {
   public:
