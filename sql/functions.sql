@@ -468,7 +468,6 @@ CREATE FUNCTION idem.create_scope(
     header_exclude text[]
         DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from text DEFAULT 'argument',
-    explain_conflicts boolean DEFAULT false,
     max_answer_size integer DEFAULT 65536,
     records boolean DEFAULT false,
     if_not_exists boolean DEFAULT false
@@ -483,17 +482,15 @@ COMMENT ON FUNCTION idem.create_scope IS
     'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
     'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
     'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
-    'idem.execute() stores as final failures; store_request is never, '
-    'unfinished (the request of a leased claim is kept until it is finished) or always; '
-    'answer_ttl (NULL: ttl) is how long answers are kept; '
-    'min_ttl (NULL: none) is the shortest ttl that a claim may pass; header_exclude names the '
-    'headers of answers that are not stored; tenant_from is argument, or role for the role that '
-    'calls; explain_conflicts makes ID002 name the members that differ; max_answer_size is how '
-    'many bytes of answer, error, request and recovery state a record may hold; records says that '
-    'the scope''s records are in the tables that transactions choose with idem.use_records(), and '
-    'never in idem.record. With if_not_exists, a scope that has exactly these settings is left '
-    'as it is. For superusers and roles that are granted EXECUTE; the caller must be able to SET '
-    'ROLE to the owner. '
+    'idem.execute() stores as final failures; store_request is never, unfinished (the request of a '
+    'leased claim is kept until it is finished) or always; answer_ttl (NULL: ttl) is how long '
+    'answers are kept; min_ttl (NULL: none) is the shortest ttl that a claim may pass; '
+    'header_exclude names the headers of answers that are not stored; tenant_from is argument, or '
+    'role for the role that calls; max_answer_size is how many bytes of answer, error, request and '
+    'recovery state a record may hold; records says that the scope''s records are in the tables '
+    'that transactions choose with idem.use_records(), and never in idem.record. With '
+    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
+    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
     'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
 
 CREATE FUNCTION idem.alter_scope(
@@ -517,7 +514,6 @@ CREATE FUNCTION idem.alter_scope(
     min_ttl interval DEFAULT NULL,
     header_exclude text[] DEFAULT NULL,
     tenant_from text DEFAULT NULL,
-    explain_conflicts boolean DEFAULT NULL,
     max_answer_size integer DEFAULT NULL,
     records boolean DEFAULT NULL,
     force boolean DEFAULT false

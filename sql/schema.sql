@@ -58,7 +58,6 @@ CREATE TABLE idem.scope (
                                     DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
                                             'www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
-    explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             boolean     NOT NULL DEFAULT false,
     request_lists       text[]      NOT NULL DEFAULT '{}',
@@ -102,8 +101,8 @@ COMMENT ON DOMAIN idem.key_digest IS
 --
 -- lease_end and error mean one thing while the operation is unfinished (state p), and another when
 -- it is finished: the end of the lease and the last error, or when it finished and the failure. A
--- finished record without a lease_end finished when it was created. request and extra_attempts
--- belong to unfinished operations.
+-- finished record without a lease_end finished when it was created. extra_attempts
+-- belongs to unfinished operations.
 CREATE TABLE idem.record (
     digest              uuid        NOT NULL PRIMARY KEY,
     created             timestamptz NOT NULL,
@@ -278,9 +277,8 @@ COMMENT ON COLUMN idem.claim_result.expires_at IS
 COMMENT ON COLUMN idem.claim_result.redacted IS
     'Of a stored answer, whether the scope kept a part of it out.';
 COMMENT ON COLUMN idem.claim_result.differs IS
-    'For conflict in a scope with explain_conflicts, the top-level members of the request that '
-    'have another value, then the new ones, then a NULL for each member that is missing. NULL if '
-    'that is not known.';
+    'For conflict with a stored request, the paths of the members that differ: those with another '
+    'value, then the new ones, then the missing ones; 10 at most. NULL if that is not known.';
 COMMENT ON COLUMN idem.claim_result.completed_at IS
     'When the operation completed or failed. If its claim was atomic and took over no other '
     'attempt, that is when it was claimed: both happened in one transaction.';

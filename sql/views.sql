@@ -28,7 +28,6 @@ CREATE VIEW idem.scopes WITH (security_barrier) AS
         min_ttl,
         header_exclude,
         tenant_from,
-        explain_conflicts,
         max_answer_size,
         records
     FROM idem.scope
@@ -90,7 +89,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
             coalesce(pg_catalog.pg_column_size(response), 0)::bigint
                 + coalesce(pg_catalog.pg_column_size(headers), 0)
                 + coalesce(pg_catalog.pg_column_size(body), 0)
-                + coalesce(pg_catalog.pg_column_size(error), 0) AS answer_bytes
+                + coalesce(pg_catalog.pg_column_size(error), 0)
+                + coalesce(pg_catalog.pg_column_size(request), 0) AS answer_bytes
         FROM idem.record
     ) AS r
         JOIN idem.scope s ON s.id = r.scope
@@ -103,7 +103,7 @@ GRANT SELECT ON idem.records TO PUBLIC;
 COMMENT ON VIEW idem.records IS
     'The unexpired records in idem.record, without their answers, of the scopes whose owner''s '
     'privileges the current role has. state and completed_at are as in idem.lookup(); '
-    'answer_bytes is the compressed size of the stored answer.';
+    'answer_bytes is the compressed size of the stored answer and request.';
 
 CREATE VIEW idem.weak_keys WITH (security_barrier) AS
     SELECT

@@ -155,8 +155,7 @@ bool is_needed(const pg::Record& record) {
 bool differs(const pg::Record& rest, const pg::Record& record) {
     return rest.headers != record.headers || rest.response != record.response ||
            rest.body != record.body || rest.error != record.error ||
-           rest.request != record.request || rest.recovery_state != record.recovery_state ||
-           rest.fingerprint != record.fingerprint;
+           rest.request != record.request || rest.recovery_state != record.recovery_state;
 }
 
 // The caller may be a superuser, and the table's indexes of another role: see pg/owner.

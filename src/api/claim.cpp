@@ -246,21 +246,37 @@ pg::Claim new_claim(const ClaimCall& call, const Look& seen) {
     claim.scope_name = call.scope->name;
     claim.tenant = call.name.tenant;
     claim.key = call.name.key;
-    const auto version = call.scope->explain_conflicts ? core::FingerprintVersion::member_codes
-                                                       : core::FingerprintVersion::leading_mac;
-    claim.fingerprint =
-        taken_over ? old.fingerprint
-                   : pg::new_fingerprint(call.request, call.scope->request_exclude, version);
+    claim.fingerprint = taken_over ? old.fingerprint
+                                   : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.created = taken_over ? old.created : seen.now;
     claim.ttl = std::max(call.ttl, call.scope->min_ttl.value_or(0));
     return claim;
+}
+
+// What another worker will need to finish the operation, or a conflict to be explained. A takeover
+// keeps the request that is stored: later ones may differ in members that the scope excludes from
+// the comparison.
+varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
+    const bool stores = call.scope->store_request != pg::StoreRequest::never;
+    if (old.request != nullptr || !stores) return old.request;
+    check_stored_size("request", *call.scope, {call.request});
+    return reinterpret_cast<varlena*>(call.request);
+}
+
+// An atomic claim has no row yet, so its request is kept in memory, and not as the row of another
+// attempt stores it.
+Jsonb* request_to_remember(const ClaimCall& call, const pg::Record& old) {
+    if (call.lease || call.scope->store_request != pg::StoreRequest::always) return nullptr;
+    varlena* request = request_to_store(call, old);
+    return request == nullptr ? nullptr : DatumGetJsonbP(PointerGetDatum(request));
 }
 
 // Makes the key this transaction's: in its memory, and for a leased claim also in a row.
 ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBound& bound) {
     const bool taken_over = seen.verdict == Verdict::take_over;
     const pg::Record old = taken_over ? seen.found.record : pg::Record{};
-    const pg::Claim claim = new_claim(call, seen);
+    pg::Claim claim = new_claim(call, seen);
+    claim.request = request_to_remember(call, old);
     TimestampTz expires = 0;
     if (call.lease) {
         const pg::Record record = leased_record(call, claim, old);
@@ -277,15 +293,6 @@ ClaimResult make_claim(const ClaimCall& call, const Look& seen, const pg::WaitBo
             .claim = &pg::remember_claim(claim),
             .record = old,
             .expires = expires};
-}
-
-// What another worker will need to finish the operation. A takeover keeps the request that is
-// stored: later ones may differ in members that the scope excludes from the comparison.
-varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
-    const bool stores = call.scope->store_request != pg::StoreRequest::never;
-    if (old.request != nullptr || !stores) return old.request;
-    check_stored_size("request", *call.scope, {call.request});
-    return reinterpret_cast<varlena*>(call.request);
 }
 
 // The row of the new attempt. old is that of the attempt taken over, or empty.
@@ -330,19 +337,6 @@ ClaimResult stored_answer(const ClaimCall& call, const Look& seen, Outcome outco
     return result;
 }
 
-ClaimResult conflict(const ClaimCall& call, const Look& seen) {
-    const bytea* first = seen.found.record.fingerprint;
-    ClaimResult result{.outcome = Outcome::conflict};
-    result.requests = first == nullptr          ? report::Requests::second_only
-                      : call.request == nullptr ? report::Requests::first_only
-                                                : report::Requests::both;
-    if (call.scope->explain_conflicts)
-        result.differences =
-            pg::find_differences(call.request, seen.found.record.fingerprint,
-                                 pg::request_list(*call.scope, seen.found.record.fingerprint));
-    return result;
-}
-
 // The record decides the outcome; the lock is not needed.
 ClaimResult answer(const ClaimCall& call, const Look& seen) {
     switch (seen.verdict) {
@@ -353,7 +347,9 @@ ClaimResult answer(const ClaimCall& call, const Look& seen) {
         case Verdict::exhausted:
             return {.outcome = Outcome::exhausted, .record = seen.found.record};
         case Verdict::conflict:
-            return conflict(call, seen);
+            return {.outcome = Outcome::conflict,
+                    .conflict =
+                        explain_conflict(*call.scope, call.request, seen.found.record, seen.now)};
         default:
             Assert(seen.verdict == Verdict::serialization_failure);
             report::serialization_failure(
@@ -395,7 +391,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:
-            report::key_conflict(key, result.requests, result.differences);
+            refuse_conflict(key, result.conflict);
         case Outcome::stale_key:
             refuse_stale_key(key);
         case Outcome::limited:
@@ -423,9 +419,7 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 void note_conflict(const ClaimCall& call, const ClaimResult& result) {
     pg::count_conflict(call.scope->id, call.name.digest);
     (void)pg::at_seam(pg::seam::Event::conflict);
-    if (pg::guc::log_conflicts != 0)
-        report::log_conflict(pg::guc::log_conflicts, call.scope->name, call.name.tenant,
-                             call.name.key, result.requests, result.differences);
+    if (pg::guc::log_conflicts != 0) log_conflict(*call.scope, call.name, result.conflict);
 }
 
 void count_outcome(const ClaimCall& call, const ClaimResult& result) {
@@ -515,8 +509,7 @@ Result held_row(const ClaimResult& result) {
 
 Result conflict_row(const ClaimResult& result) {
     Result row = refusal_row("conflict");
-    if (result.differences != nullptr)
-        row.set_pointer(column_differs, report::array_of(*result.differences));
+    row.set_pointer(column_differs, differing_members(result.conflict));
     return row;
 }
 

@@ -24,7 +24,8 @@ using pg::report::Transition;
 
 struct StoredAnswer {
     Answer answer;
-    bool redacted;  // a part of what the caller passed is left out
+    bool redacted;               // a part of what the caller passed is left out
+    varlena* request = nullptr;  // what the record keeps of it
 };
 
 // A failure is kept whole, except for excluded headers, because it is raised again.
@@ -43,17 +44,19 @@ StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
 }
 
 // The scope's rules are those of now, not those at the time of the claim.
-StoredAnswer stored_part(const Answer& answer, const pg::Scope* scope) {
-    const StoredAnswer stored = redact(answer, scope);
+StoredAnswer stored_part(const Answer& answer, varlena* request, const pg::Scope* scope) {
+    StoredAnswer stored = redact(answer, scope);
+    if (scope == nullptr) return stored;
+    if (scope->store_request == pg::StoreRequest::always) stored.request = request;
     const Answer& kept = stored.answer;
-    if (scope != nullptr)
-        check_stored_size("answer", *scope, {kept.headers, kept.response, kept.body, kept.error});
+    check_stored_size("answer", *scope,
+                      {kept.headers, kept.response, kept.body, kept.error, stored.request});
     return stored;
 }
 
-// A finished record needs no lease, no recovery point and no request. It keeps the nonce of its
-// token, so that a second complete() is told that the claim is finished. In the column lease_end it
-// notes when it finished, unless it was claimed in this transaction.
+// A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
+// a second complete() is told that the claim is finished. In the column lease_end it notes when it
+// finished, unless it was claimed in this transaction.
 pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz now,
                            std::int64_t ttl, std::int32_t attempt, bytea* fingerprint,
                            std::optional<std::int64_t> nonce) {
@@ -76,6 +79,7 @@ pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, Time
         .response = answer.response,
         .body = answer.body,
         .error = answer.error,
+        .request = stored.request,
     };
 }
 
@@ -128,7 +132,7 @@ void note_released(pg::Claim& claim) {
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
     const pg::Record& old = leased.record();
-    const StoredAnswer stored = stored_part(answer, leased.scope);
+    const StoredAnswer stored = stored_part(answer, old.request, leased.scope);
     const TimestampTz now = GetCurrentTimestamp();
     update_record(leased, finished_record(stored, old.created, now, ttl_of(old), old.attempt,
                                           old.fingerprint, old.nonce));
@@ -187,7 +191,8 @@ TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest,
                            claim.table};
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
-    const StoredAnswer stored = stored_part(answer, scope);
+    const StoredAnswer stored =
+        stored_part(answer, reinterpret_cast<varlena*>(claim.request), scope);
     const pg::Records records = pg::Records::to_write(claim.table);
     const TimestampTz now = GetCurrentTimestamp();
     const pg::Record record = finished_record(stored, claim.created, now, claim.ttl,

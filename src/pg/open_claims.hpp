@@ -31,6 +31,7 @@ struct Claim {
     std::string_view tenant;
     std::string_view key;
     bytea* fingerprint;  // NULL when the request was NULL
+    Jsonb* request;      // of an atomic claim: what its record may keep; NULL for nothing
     TimestampTz created;
     std::int64_t ttl;   // microseconds
     bool unlocked;      // stands for keys that were finished without a lock; has no token

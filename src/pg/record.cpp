@@ -121,10 +121,10 @@ void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record,
                const std::optional<Datum>& tenant) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
-    // A lease has an end; what is finished has neither a recovery point nor a request.
+    // A lease has an end; what is finished has no recovery point.
     [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
     Assert(record.lease_end || !in_progress);
-    Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
+    Assert(in_progress || record.recovery_point == nullptr);
     Assert(record.extra_attempts >= 0);
     const TupleDesc table = slot->tts_tupleDescriptor;
     const Row<columns> row = row_of(name, record);
@@ -236,7 +236,6 @@ Record erased(const Record& record) {
     rest.response = nullptr;
     rest.body = nullptr;
     rest.error = sqlstate_only(record.error);
-    rest.fingerprint = without_members(record.fingerprint);
     const bool finished = record.state != core::State::in_progress;
     if (finished && (record.headers != nullptr || record.response != nullptr ||
                      record.body != nullptr || record.error != rest.error))
@@ -453,7 +452,7 @@ bool has_outlived_answer(const RecordRow& row, std::int64_t answer_ttl, Timestam
     return row.state() != core::State::in_progress &&
            core::is_answer_outlived(core::answered_at(row.created(), row.lease_end()), answer_ttl,
                                     now) &&
-           row.has_answer();
+           (row.has_answer() || row.has_request());
 }
 
 // The row is locked first, because an update waits for a transaction that has locked it.
@@ -462,7 +461,7 @@ bool try_erase(Relation records, TupleTableSlot* slot) {
     if (try_lock_row(records, tid, RowChange::update) != TM_Ok) return false;
     const RecordRow row(slot);
     Record rest = erased(row.read(Contents::outcome));
-    rest.redacted = true;
+    rest.redacted = rest.redacted || row.has_answer();
     TupleTableSlot* erased_row = table_slot_create(records, nullptr);
     store_row(erased_row, row.name(), rest, row.tenant_column());
     const TM_Result result = update_row(records, tid, erased_row, refuse_bypass);

@@ -16,13 +16,6 @@ int erridem(const char* name) {
     return err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
 }
 
-int errdiffers(const Differences* differences) {
-    if (differences == nullptr) return 0;
-    return err_generic_string(
-        PG_DIAG_COLUMN_NAME,
-        OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
-}
-
 }  // namespace
 
 char* c_string(std::string_view view) {
@@ -118,112 +111,6 @@ void claimed_by_this_transaction(std::string_view key, const char* hint) {
                  : errhint("Complete the first claim before you claim the key again. \"SELECT "
                            "(idem.claim(...)).*\" calls the function once per column; write "
                            "\"SELECT * FROM idem.claim(...)\" instead.")));
-}
-
-namespace {
-
-constexpr const char* conflict_hint =
-    "Use a new key for a new operation, and send the same request again for a retry. List members "
-    "of the request that may differ between retries in the scope's \"request_exclude\".";
-
-const char* conflict_hint_for(Requests requests) {
-    switch (requests) {
-        case Requests::first_only:
-            return "For a retry, pass the request of the first call. For a new operation, use a "
-                   "new key.";
-        case Requests::second_only:
-            return "For a retry, pass no request, as the first call did. For a new operation, use "
-                   "a new key.";
-        case Requests::both:
-            return conflict_hint;
-    }
-    pg_unreachable();
-}
-
-void append_names(StringInfo out, std::span<char* const> names) {
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        if (i > 0) appendStringInfoString(out, i + 1 < names.size() ? ", " : " and ");
-        appendStringInfo(out, "\"%s\"", names[i]);
-    }
-}
-
-// What follows a sentence that says that the requests differ: what exactly, if that is known.
-const char* account_of(const Differences* differences) {
-    if (differences == nullptr) return "";
-    const auto& [changed, added, missing] = *differences;
-    StringInfoData account;
-    initStringInfo(&account);
-    int clauses = int{!changed.empty()} + int{!added.empty()} + int{missing > 0};
-    const char* separator = ": ";
-    const auto begin_clause = [&] {
-        appendStringInfoString(&account, separator);
-        separator = --clauses == 1 ? ", and " : ", ";
-    };
-    if (!changed.empty()) {
-        begin_clause();
-        append_names(&account, changed);
-        appendStringInfoString(&account,
-                               changed.size() == 1 ? " has another value" : " have other values");
-    }
-    if (!added.empty()) {
-        begin_clause();
-        append_names(&account, added);
-        appendStringInfoString(&account, added.size() == 1 ? " is new" : " are new");
-    }
-    if (missing > 0) {
-        begin_clause();
-        appendStringInfo(&account, missing == 1 ? "%d member is missing" : "%d members are missing",
-                         missing);
-    }
-    return account.data;
-}
-
-}  // namespace
-
-ArrayType* array_of(const Differences& differences) {
-    const std::size_t named = differences.changed.size() + differences.added.size();
-    const std::size_t count = named + static_cast<std::size_t>(differences.missing);
-    Assert(count > 0 && differences.missing >= 0);
-    auto* values = static_cast<Datum*>(palloc0(sizeof(Datum) * count));
-    auto* nulls = static_cast<bool*>(palloc0(sizeof(bool) * count));
-    Datum* value = values;
-    for (char* name : differences.changed) *value++ = CStringGetTextDatum(name);
-    for (char* name : differences.added) *value++ = CStringGetTextDatum(name);
-    std::fill(nulls + named, nulls + count, true);
-    int size = static_cast<int>(count);
-    int lower_bound = 1;
-    return construct_md_array(values, nulls, 1, &size, &lower_bound, TEXTOID, -1, false,
-                              TYPALIGN_INT);
-}
-
-void key_conflict(std::string_view key, Requests requests, const Differences* differences) {
-    ereport(ERROR,
-            (own_error("key_conflict"), errdiffers(differences),
-             errmsg("key \"%s\" was used for a different request", c_string(key)),
-             requests == Requests::first_only
-                 ? errdetail("The key was first used with a request, and this call has none.")
-             : requests == Requests::second_only
-                 ? errdetail("The key was first used without a request, and this call has one.")
-                 : errdetail("The request differs from the one that the key was first used with%s.",
-                             account_of(differences)),
-             errhint("%s", conflict_hint_for(requests))));
-}
-
-// Statement and context are left out: they may have the request in them.
-void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  Requests requests, const Differences* differences) {
-    const char* account = requests == Requests::first_only    ? ": only the first call has one"
-                          : requests == Requests::second_only ? ": the first call has none"
-                                                              : account_of(differences);
-    ereport(
-        level,
-        (own_error("key_conflict"), errdiffers(differences),
-         errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
-         tenant.empty()
-             ? errdetail("Key \"%s\" was used for a different request%s.", c_string(key), account)
-             : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.",
-                         c_string(key), c_string(tenant), account),
-         errhint("%s", conflict_hint_for(requests)), errhidestmt(true), errhidecontext(true)));
 }
 
 namespace {

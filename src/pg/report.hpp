@@ -60,26 +60,6 @@ enum class WaitSetBy : bool { argument, scope };
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 
-// How a request differs from the one that its key was first used with, by the top-level members.
-struct Differences {
-    std::span<char* const> changed;  // names of members with another value
-    std::span<char* const> added;    // names of new members
-    int missing;                     // how many are gone; their names are not known
-};
-
-// The names of changed and added members as text[], and a NULL for each missing member.
-ArrayType* array_of(const Differences& differences);
-
-// Which of two calls with the same key have a request.
-enum class Requests : std::uint8_t { both, first_only, second_only };
-
-// differences: NULL if they are not known.
-[[noreturn]] void key_conflict(std::string_view key, Requests requests,
-                               const Differences* differences);
-// The same, at a level below ERROR.
-void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  Requests requests, const Differences* differences);
-
 // What becomes of an operation, other than that it starts and is completed or released.
 enum class Transition : std::uint8_t {
     lapse,       // the lease of its attempt has ended without an answer, as the next attempt finds

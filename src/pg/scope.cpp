@@ -135,7 +135,6 @@ void read_scope(TupleTableSlot* slot, Scope& scope) {
     scope.response_exclude = read_path_list(slot, column_response_exclude);
     scope.header_exclude = read_text_list(slot, column_header_exclude);
     scope.tenant_from = read_tenant_from(slot);
-    scope.explain_conflicts = read_bool(slot, column_explain_conflicts);
     scope.max_answer_size = DatumGetInt32(*column(slot, column_max_answer_size));
     scope.final_sqlstates = read_text_list(slot, column_final_sqlstates);
     scope.records = read_bool(slot, column_records);
@@ -209,7 +208,6 @@ void set_rules(ScopeRow& row, const ScopeRules& rules) {
     set_limit(row, column_min_ttl, rules.min_ttl);
     row.set_pointer(column_header_exclude, rules.header_exclude);
     if (rules.tenant_from) row.set_text(column_tenant_from, *rules.tenant_from);
-    row.set_bool(column_explain_conflicts, rules.explain_conflicts);
     row.set_int(column_max_answer_size, rules.max_answer_size);
     row.set_bool(column_records, rules.records);
     if (rules.owner) row.set(column_owner, ObjectIdGetDatum(*rules.owner));
@@ -556,8 +554,7 @@ void insert_checked(Relation relation, const ScopeRow& row,
     Assert(rules.ttl != nullptr && rules.lease != nullptr && rules.wait != nullptr);
     Assert(rules.request_exclude != nullptr && rules.response_exclude != nullptr && rules.owner);
     Assert(rules.final_sqlstates != nullptr && rules.store_request);
-    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.explain_conflicts &&
-           rules.records);
+    Assert(rules.header_exclude != nullptr && rules.tenant_from && rules.records);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);

@@ -54,7 +54,6 @@ struct Scope {
     PathList response_exclude;
     TextList header_exclude;
     TenantFrom tenant_from;
-    bool explain_conflicts;
     std::int32_t max_answer_size;  // bytes that a record may hold
     TextList final_sqlstates;      // codes and classes that execute() stores as failures
     bool records;  // in the tables that transactions choose, and never in idem.record
@@ -130,7 +129,6 @@ enum Column {
     column_min_ttl,
     column_header_exclude,
     column_tenant_from,
-    column_explain_conflicts,
     column_max_answer_size,
     column_records,
     column_request_lists,
@@ -204,7 +202,6 @@ struct ScopeRules {
     const Interval* min_ttl;     // likewise
     ArrayType* header_exclude;
     std::optional<std::string_view> tenant_from;
-    std::optional<bool> explain_conflicts;
     std::optional<std::int32_t> max_answer_size;
     std::optional<bool> records;
     std::optional<Oid> owner;

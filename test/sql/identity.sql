@@ -23,7 +23,7 @@ BEGIN
   RETURN child;
 END $$;
 SELECT idem.create_scope('a', owner => 'idem_regress_owner', ttl => '1 month 1 second', request_exclude => '{sent_at,"\"a.b\""}', max_attempts => 3);
-SELECT idem.create_scope('gone'), idem.create_scope('b "quoted"', answer_ttl => '1 hour', explain_conflicts => true, weak_keys => 'warn');
+SELECT idem.create_scope('gone'), idem.create_scope('b "quoted"', answer_ttl => '1 hour', store_request => 'always', weak_keys => 'warn');
 SELECT idem.create_scope('also gone');
 SELECT idem.drop_scope('gone'), idem.drop_scope('also gone'), idem.rotate_secret();
 CREATE TABLE traveller AS SELECT idem.export_identity() AS identity;
@@ -56,7 +56,7 @@ DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT idem.create_scope('mine');
 SELECT idem.drop_scope('mine');
-SELECT idem.create_scope('b "quoted"', answer_ttl => '1 hour', explain_conflicts => true, weak_keys => 'warn');
+SELECT idem.create_scope('b "quoted"', answer_ttl => '1 hour', store_request => 'always', weak_keys => 'warn');
 SELECT idem.create_scope('dropped there, here moved');
 SELECT idem.drop_scope('dropped there, here moved');
 BEGIN;

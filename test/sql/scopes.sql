@@ -147,11 +147,11 @@ SELECT idem.create_scope('y', tenant_from => 'user');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('y', max_answer_size => 1023);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.alter_scope('x', header_exclude => '{}', tenant_from => 'role', explain_conflicts => true, max_answer_size => 1024);
-SELECT header_exclude, tenant_from, explain_conflicts, max_answer_size FROM idem.scopes WHERE name = 'x';
+SELECT idem.alter_scope('x', header_exclude => '{}', tenant_from => 'role', max_answer_size => 1024);
+SELECT header_exclude, tenant_from, max_answer_size FROM idem.scopes WHERE name = 'x';
 SELECT idem.alter_scope('x', header_exclude => '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
-  tenant_from => 'argument', explain_conflicts => false, max_answer_size => 65536);
-SELECT header_exclude, tenant_from, explain_conflicts, max_answer_size FROM idem.scopes WHERE name = 'x';
+  tenant_from => 'argument', max_answer_size => 65536);
+SELECT header_exclude, tenant_from, max_answer_size FROM idem.scopes WHERE name = 'x';
 
 -- the tenant is the role that calls, also behind a SECURITY DEFINER function
 CREATE ROLE idem_regress_shop;

@@ -151,7 +151,7 @@ CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE
 SQL
 my $tour = <<'SQL';
 SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn', reject_stale_keys => true);
-SELECT idem.create_scope('shop', owner => 'shop', final_sqlstates => '{P0001}', explain_conflicts => true);
+SELECT idem.create_scope('shop', owner => 'shop', final_sqlstates => '{P0001}', store_request => 'always');
 SELECT idem.alter_scope('tour', ttl => '2 days');
 SET ROLE clerk;
 BEGIN;

@@ -42,7 +42,7 @@ CREATE EXTENSION idem;
 CREATE ROLE owner LOGIN;
 CREATE ROLE stranger LOGIN;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO stranger;
-SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', explain_conflicts => true);
+SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', store_request => 'always');
 SELECT idem.create_record_table('strict_records', 'tenant_id', 'text');
 SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_required => true, tenant_required => true, weak_keys => 'reject',
                          reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => true);
