@@ -1,7 +1,7 @@
 -- idem: the schema, its tables and result types.
 --
--- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql, views.sql and
--- health.sql, in this order.
+-- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql,
+-- functions_http.sql, views.sql and health.sql, in this order.
 --
 -- Users have no privileges on the tables. The functions check the caller against the scope's owner
 -- and then read and write the tables themselves. There is no OR REPLACE and no IF NOT EXISTS here:

@@ -92,28 +92,31 @@ like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its change
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
-# The errors, as the documentation and the one table of the code have them.
+# The errors, as the documentation and the code have them: codes and names, and what a retry may cure,
+# in C++; codes and classes with HTTP status, name and title in SQL.
 my $table = slurp('src/core/errors.hpp');
-my %own = map { $_->[0] => { name => $_->[1], status => $_->[2], transient => $_->[3] eq 'may_cure' } }
-  map { [ /"(\w+)", "(\w+)", (\d+), "[^"]+",\s+Retry::(\w+)/ ] } $table =~ /(\{"ID\d+",.*?\})/sg;
-my %server = map { $_->[0] => { status => $_->[1], transient => $_->[2] eq 'may_cure' } }
-  map { [ /"(\w+)", (\d+), Retry::(\w+)/ ] } $table =~ /(\{"\w+", \d+, .*?\})/sg;
-is(scalar(keys %own), scalar(() = $table =~ /\{"ID\d/g), 'each of our errors is read');
-my %error = (%server, %own);
+my %name = $table =~ /\{"(ID\d+)", "(\w+)"\}/g;
+is(scalar(keys %name), scalar(() = $table =~ /\{"ID\d/g), 'each of our errors is read');
+my ($of_server) = $table =~ /transient_errors = .*?\(\{\n(.*?)\n\}\);/s;
+my @transient = $of_server =~ /^    "(\w+)",/mg;
+cmp_ok(scalar(@transient), '>', 20, 'so are those that a retry may cure');
+my ($json) = slurp('sql/functions_http.sql') =~ /^CREATE FUNCTION idem_internal\.errors\(\).*?^RETURN jsonb '(.*?)';/ms;
+my $over_http = decode_json($json);
+my %own = map { $_ => { status => $over_http->{$_}[0], name => $over_http->{$_}[1], title => $over_http->{$_}[2] } } grep { /^ID/ } keys %$over_http;
+is_deeply({ map { $_ => $own{$_}{name} } keys %own }, \%name, 'the SQL has the errors of the C++');
 
 sub listed { my ($cell) = @_; return $cell =~ /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g; }
+sub is_transient { my ($code) = @_; return scalar grep { $code eq $_ || substr($code, 0, 2) eq $_ } @transient; }
 
-# A code that its class includes is not listed again.
-sub is_curable { my ($code) = @_; return $error{$code} && $error{$code}{transient}; }
-my @curable = grep { is_curable($_) && !(length == 5 && is_curable(substr $_, 0, 2)) } keys %server;
+ok(is_transient($_), "$_ is 503 and transient") for grep { $over_http->{$_}[0] == 503 } sort keys %$over_http;
 my ($curable) = slurp('docs/guide.md') =~ /^These errors are transient\. (.*?)^Errors of class ID/ms;
-is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @curable ],
+is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @transient ],
 	'the guide lists the transient SQLSTATEs of the code');
 
 # What the guide does not list by code is "all others".
-my %over_http = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
+my %in_guide = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
   map { [ /^\| ([^|]+) \| (\d{3}) \|/ ] } slurp('docs/guide.md') =~ /^(\| [^|]+ \| \d{3} \|)/mg;
-is_deeply(\%over_http, { map { $_ => $error{$_}{status} } grep { $own{$_} || $error{$_}{status} !~ /^[25]00$/ } keys %error },
+is_deeply(\%in_guide, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
 	'the guide has the HTTP statuses of the code');
 
 # The packages' copies, for when the database is not reachable: SERVER_ERRORS of Python has classes.
@@ -122,7 +125,7 @@ for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\
 {
 	my ($file, $entry) = @$copy;
 	my @entries = slurp($file) =~ /$entry/g;
-	is_deeply(\@entries, [ map { $_->[0], @$_[ 2, 1, 3 ] } map { [ /"(\w+)", "(\w+)", (\d+), "([^"]+)"/ ] } $table =~ /(\{"ID\d+",.*?\})/sg ],
+	is_deeply(\@entries, [ map { $_, @{ $own{$_} }{qw(status name title)} } sort keys %own ],
 		"$file has the errors of the code");
 }
 
@@ -131,7 +134,7 @@ is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys 
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
-my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions views health);
+my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions functions_http views health);
 my (%comment, %of_uuid, %of_claim);
 while ($script =~ /^COMMENT ON FUNCTION idem\.(\w+)(\([^)]*\))? IS\n    '(.*?)';$/msg)
 {

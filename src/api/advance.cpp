@@ -41,7 +41,14 @@ Call read_call(FunctionCallInfo fcinfo) {
     if (!contiguous) report::null_argument("contiguous");
     const KeyCall call = read_source(fcinfo, 3, "advance");
     // The watermark would stay where it is when the scope's records are moved.
-    if (call.scope->records) report::watermarks_stay(call.scope->name);
+    if (call.scope->records)
+        ereport(ERROR,
+                (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+                 errmsg("scope \"%s\" has no streams", call.scope->name),
+                 errdetail("The scope's records are in tables that are moved. Watermarks are in "
+                           "the table idem.watermark, and would stay behind."),
+                 errhint("Call idem.once() with the key of each message, or idem.advance() in a "
+                         "scope whose records are in idem.record.")));
     return {call.scope, call.name, *seq, *contiguous};
 }
 
@@ -77,13 +84,9 @@ void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
 void remember(const Call& call) {
     if (pg::find_claim(call.source.digest) != nullptr) return;
     check_open_claims(call.scope->id);
-    pg::Claim claim{};
-    claim.token = {core::TokenKind::atomic, call.source.digest, core::first_attempt,
-                   pg::random_bits()};
-    claim.scope_id = call.scope->id;
-    claim.scope_name = call.scope->name;
-    claim.tenant = call.source.tenant;
-    claim.key = call.source.key;
+    pg::Claim claim(
+        call.source, call.scope->name,
+        {core::TokenKind::atomic, call.source.digest, core::first_attempt, pg::random_bits()});
     claim.of_source = true;
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
@@ -108,7 +111,13 @@ bool advance(const Call& call) {
         }
         if (locked && !mark.writer.valid()) {
             if (position == SequencePosition::gap)
-                report::sequence_gap(call.source.key, *mark.seq + 1, call.seq);
+                ereport(ERROR, (report::own_error("sequence_gap"),
+                                errmsg("gap in the sequence of source \"%s\"",
+                                       report::c_string(call.source.key)),
+                                errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".",
+                                          *mark.seq + 1, call.seq),
+                                errhint("Handle the missing messages first, or skip them with "
+                                        "\"contiguous => false\".")));
             move(call, mark, bound);
             return true;
         }

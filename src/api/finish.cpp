@@ -3,6 +3,7 @@
 #include "api/finish.hpp"
 
 #include "api/arguments.hpp"
+#include "api/lease.hpp"
 #include "api/locked_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -56,31 +57,38 @@ StoredAnswer stored_part(const Answer& answer, varlena* request, const pg::Scope
 
 // A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
 // a second complete() is told that the claim is finished. In the column lease_end it notes when it
-// finished, unless it was claimed in this transaction.
-pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz now,
-                           std::int64_t ttl, std::int32_t attempt, bytea* fingerprint,
-                           std::optional<std::int64_t> nonce) {
+// finished, unless it was claimed in this transaction. begun has the operation's creation time,
+// attempt, fingerprint and nonce.
+pg::Record finished_record(const pg::Record& begun, const StoredAnswer& stored, TimestampTz now,
+                           std::int64_t ttl) {
     const Answer& answer = stored.answer;
     Assert(answer.state != core::State::in_progress);
-    const bool claimed_before = nonce || attempt > core::first_attempt;
-    return {
-        .created = created,
-        .expires = now + ttl,
-        .lease_end = claimed_before ? std::optional(now) : std::nullopt,
-        .nonce = nonce,
-        .attempt = attempt,
-        .state = answer.state,
-        .redacted = stored.redacted,
-        .fingerprint = fingerprint,
-        .recovery_point = nullptr,
-        .recovery_state = nullptr,
-        .status = answer.status,
-        .headers = answer.headers,
-        .response = answer.response,
-        .body = answer.body,
-        .error = answer.error,
-        .request = stored.request,
-    };
+    const bool claimed_before = begun.nonce || begun.attempt > core::first_attempt;
+    pg::Record record{};
+    record.created = begun.created;
+    record.expires = now + ttl;
+    if (claimed_before) record.lease_end = now;
+    record.nonce = begun.nonce;
+    record.attempt = begun.attempt;
+    record.state = answer.state;
+    record.redacted = stored.redacted;
+    record.fingerprint = begun.fingerprint;
+    record.status = answer.status;
+    record.headers = answer.headers;
+    record.response = answer.response;
+    record.body = answer.body;
+    record.error = answer.error;
+    record.request = stored.request;
+    return record;
+}
+
+// Of an atomic operation, which has no row until it is finished.
+pg::Record begun_record(TimestampTz created, std::int32_t attempt, bytea* fingerprint) {
+    pg::Record begun{};
+    begun.created = created;
+    begun.attempt = attempt;
+    begun.fingerprint = fingerprint;
+    return begun;
 }
 
 }  // namespace
@@ -92,21 +100,8 @@ Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
 
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {
-    return finished_record({{.state = core::State::completed}, false}, created,
-                           GetCurrentTimestamp(), ttl, attempt, fingerprint, std::nullopt);
-}
-
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values) {
-    Size size = 0;
-    for (const void* value : values)
-        if (value != nullptr) size += toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
-    if (size > static_cast<Size>(scope.max_answer_size))
-        pg::report::too_large(what, size, scope.name, scope.max_answer_size);
-}
-
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {
-    check_stored_size(what, scope, {record.request, record.recovery_state, record.error});
+    return finished_record(begun_record(created, attempt, fingerprint),
+                           {{.state = core::State::completed}, false}, GetCurrentTimestamp(), ttl);
 }
 
 // ---- How a claim ends ---------------------------------------------------------------------------
@@ -131,32 +126,26 @@ void note_released(pg::Claim& claim) {
 }
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
-    const pg::Record& old = leased.record();
+    const pg::Record& old = leased.found.record;
     const StoredAnswer stored = stored_part(answer, old.request, leased.scope);
     const TimestampTz now = GetCurrentTimestamp();
-    update_record(leased, finished_record(stored, old.created, now, ttl_of(old), old.attempt,
-                                          old.fingerprint, old.nonce));
+    update_record(leased, finished_record(old, stored, now, ttl_of(old)));
     note_finished(*leased.note, answer.state);
     pg::observe(leased.name.scope_id, Duration::leased, now - old.created);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
-}
-
-// Whether another attempt may follow this one.
-bool may_be_retried(const LeasedClaim& leased) {
-    const pg::Record& record = leased.record();
-    return !core::exhausted(record.attempt, leased.scope->max_attempts, record.extra_attempts, 0,
-                            0);
 }
 
 // The row stays, with its attempt and without a nonce: this fences the token off. In place of the
 // end of a lease, it has the time from which the key can be claimed. After the last attempt there
 // is nothing to wait for.
 void release_leased(const LeasedClaim& leased, const Release& how) {
-    pg::Record record = leased.record();
-    const bool last = !may_be_retried(leased);
+    const pg::Record& old = leased.found.record;
+    const bool last =
+        core::exhausted(old.attempt, leased.scope->max_attempts, old.extra_attempts, 0, 0);
     const std::int64_t pause = last ? 0 : how.retry_after.value_or(0);
+    pg::Record record = old;
     record.lease_end = GetCurrentTimestamp() + pause;
-    record.expires = expires_after(leased.record(), *record.lease_end);
+    record.expires = expires_after(old, *record.lease_end);
     record.nonce = std::nullopt;
     if (how.error != nullptr) record.error = how.error;
     if (how.error != nullptr) check_unfinished_size("error", *leased.scope, record);
@@ -188,23 +177,21 @@ void finish(std::optional<std::string_view> text, const Answer& answer) {
 TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
-    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest,
-                           claim.table};
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored =
         stored_part(answer, reinterpret_cast<varlena*>(claim.request), scope);
     const pg::Records records = pg::Records::to_write(claim.table);
     const TimestampTz now = GetCurrentTimestamp();
-    const pg::Record record = finished_record(stored, claim.created, now, claim.ttl,
-                                              static_cast<std::int32_t>(claim.token.attempt),
-                                              claim.fingerprint, std::nullopt);
+    const auto attempt = static_cast<std::int32_t>(claim.token.attempt);
+    const pg::Record record = finished_record(
+        begun_record(claim.created, attempt, claim.fingerprint), stored, now, claim.ttl);
     const pg::WriteResult writing =
-        pg::write_record(records, name, record, claim.predecessor, bound);
+        pg::write_record(records, claim, record, claim.predecessor, bound);
     records.close();
-    check_written(name.key, writing);
+    check_written(claim.key, writing);
     note_finished(claim, answer.state);
     if (answer.timed) pg::observe(claim.scope_id, Duration::atomic, now - claim.created);
-    if (claim.token.attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(name.digest));
+    if (attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(claim.digest));
     return *pg::completed_at(record);
 }
 

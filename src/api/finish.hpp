@@ -6,8 +6,6 @@
 // left out of the record.
 #pragma once
 
-#include <initializer_list>
-
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"
 #include "pg/server.hpp"
@@ -45,14 +43,5 @@ Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
 // The record of an operation that completed without an answer.
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint);
-
-// Raises 54000 if the values, which a record would hold at a time, exceed the scope's
-// max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
-// so that the same answer is always accepted or always refused. The limit protects the storage of
-// the database's owner. `what` names the value that the caller has passed.
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values);
-// The same for the record of an unfinished operation.
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
 }  // namespace idem::api

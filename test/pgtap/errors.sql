@@ -418,7 +418,6 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a key from a part that is not UTF-8', $$SELECT idem.derive_key('\xff'::bytea::text)$$, false),
     ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
     ('ID007', 'a header that is not UTF-8', $$SELECT idem.parse_key('\xff'::bytea::text)$$, false),
-    ('22021', 'a problem with a detail that is not UTF-8', $$SELECT idem.problem('ID001', '\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, true),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, true),
