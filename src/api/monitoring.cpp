@@ -165,14 +165,14 @@ enum HotColumn {
 
 // Adds what the record tells. A slot that was given up and taken again may still get the digest of
 // a key of the old scope; false then.
-bool add_record(pg::Row<hot_columns>& row, const pg::NamedRecord& record, std::int32_t scope_id,
+bool add_record(pg::Row<hot_columns>& row, const pg::FoundKey& record, std::int32_t scope_id,
                 bool shows_keys) {
     if (record.name.scope_id != scope_id) return false;
     if (shows_keys) {
         row.set_text(hot_tenant, record.name.tenant);
         row.set_text(hot_key, record.name.key);
     }
-    row.set_time(hot_created, record.created);
+    row.set_time(hot_created, record.found.record.created);
     return true;
 }
 
@@ -187,7 +187,7 @@ void show_hot_keys(FunctionCallInfo fcinfo, const pg::Records& records, TupleTab
         row.set(hot_conflicts, Int64GetDatum(counts.conflicts));
         row.set_time(hot_first_seen, counts.first_seen);
         row.set_time(hot_last_seen, counts.last_seen);
-        const auto record = pg::record_behind(records, counts.digest);
+        const auto record = pg::probe_digest(records, counts.digest);
         if (record && !add_record(row, *record, id_of(slot), shows_keys)) continue;
         row.add_to_result_of(fcinfo);
     }

@@ -20,9 +20,10 @@ void raise(std::optional<TimestampTz>& most, TimestampTz time) {
 
 // Counts an unexpired row of a leased claim. Its lease may have ended, or it may have been released
 // and be due again.
-void count_in_progress(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
-    const TimestampTz lease_end = seen.lease_end.value_or(0);
-    if (core::exhausted(seen.attempt, totals.max_attempts, seen.extra_attempts, lease_end, now)) {
+void count_in_progress(ScopeTotals& totals, const RecordRow& seen, TimestampTz now) {
+    const TimestampTz lease_end = seen.lease_end().value_or(0);
+    if (core::exhausted(seen.attempt(), totals.max_attempts, seen.extra_attempts(), lease_end,
+                        now)) {
         ++totals.failed;
         ++totals.exhausted;
         return;
@@ -38,12 +39,12 @@ void count_life(ScopeTotals& totals, std::int64_t life) {
     if (life > 2 * 365 * core::usecs_per_day) ++totals.long_lived;
 }
 
-bool is_live(const ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
-    return totals.scope_id != no_scope && seen.expires > now;
+bool is_live(const ScopeTotals& totals, const RecordRow& seen, TimestampTz now) {
+    return totals.scope_id != no_scope && seen.expires() > now;
 }
 
-void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
-    switch (seen.state) {
+void count_live(ScopeTotals& totals, const RecordRow& seen, TimestampTz now) {
+    switch (seen.state()) {
         case core::State::in_progress:
             count_in_progress(totals, seen, now);
             break;
@@ -54,19 +55,19 @@ void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
             ++totals.failed;
             break;
     }
-    if (core::weakness(seen.key.view()) != core::Weakness::none) ++totals.weak;
-    totals.answer_bytes += seen.answer_bytes;
-    count_life(totals, seen.expires - seen.created);
-    lower(totals.oldest, seen.created);
-    raise(totals.newest, seen.created);
-    lower(totals.next_expiry, seen.expires);
+    if (core::weakness(seen.key().view()) != core::Weakness::none) ++totals.weak;
+    totals.answer_bytes += seen.answer_bytes();
+    count_life(totals, seen.expires() - seen.created());
+    lower(totals.oldest, seen.created());
+    raise(totals.newest, seen.created());
+    lower(totals.next_expiry, seen.expires());
 }
 
 // A record of a dropped scope can be purged at once; it is not known since when.
-void count_record(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
+void count_record(ScopeTotals& totals, const RecordRow& seen, TimestampTz now) {
     if (is_live(totals, seen, now)) return count_live(totals, seen, now);
     ++totals.expired;
-    if (seen.expires <= now) lower(totals.expired_since, seen.expires);
+    if (seen.expires() <= now) lower(totals.expired_since, seen.expires());
 }
 
 std::uint64_t hash_of(std::string_view tenant) {
@@ -124,17 +125,17 @@ const ScopeTotals& Survey::totals(std::int32_t scope_id) const {
     return *found;
 }
 
-void Survey::compare_tenant(ScopeTotals& totals, const RecordHead& seen) {
-    const auto uuid = core::canonical_uuid(seen.key.view());
+void Survey::compare_tenant(ScopeTotals& totals, const RecordRow& seen) {
+    const auto uuid = core::canonical_uuid(seen.key().view());
     if (!uuid || !core::is_unique_uuid(*uuid)) return;
     bool found;
     UuidTenants* tenants = uuids_.enter({totals.scope_id, *uuid}, found);
     if (!found) *tenants = UuidTenants{tenants->key};
     const UuidTenants before = *tenants;
-    if (seen.tenant.empty()) {
+    if (seen.tenant().empty()) {
         tenants->without_tenant = true;
     } else {
-        const std::uint64_t tenant = hash_of(seen.tenant);
+        const std::uint64_t tenant = hash_of(seen.tenant());
         if (!before.with_tenant) tenants->first_tenant = tenant;
         tenants->with_tenant = true;
         tenants->with_several |= tenant != tenants->first_tenant;
@@ -145,8 +146,8 @@ void Survey::compare_tenant(ScopeTotals& totals, const RecordHead& seen) {
 
 void Survey::read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size) {
     scan_blocks(records, first, size, [&](TupleTableSlot* slot) {
-        const RecordHead seen = record_head(slot);
-        ScopeTotals& totals = totals_for(seen.scope_id);
+        const RecordRow seen(slot);
+        ScopeTotals& totals = totals_for(seen.scope_id());
         count_record(totals, seen, now);
         if (compares_tenants_ && is_live(totals, seen, now)) compare_tenant(totals, seen);
     });

@@ -71,7 +71,7 @@ class Survey {
   private:
     void read(TimestampTz now, std::uint64_t first, std::uint64_t size);
     void read(Relation records, TimestampTz now, BlockNumber first, BlockNumber size);
-    void compare_tenant(ScopeTotals& totals, const RecordHead& seen);
+    void compare_tenant(ScopeTotals& totals, const RecordRow& seen);
     void extrapolate();
     ScopeTotals& totals_for(std::int32_t scope_id);
 
