@@ -20,6 +20,8 @@ struct DueFilter {
     std::optional<std::string_view> tenant;  // nothing: every tenant
     std::optional<std::int32_t> max_attempts;
     Oid table;
+
+    bool operator==(const DueFilter&) const = default;
 };
 
 struct Due {
