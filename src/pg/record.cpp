@@ -274,15 +274,6 @@ bool RecordRow::has_answer() const {
     return error != nullptr && sqlstate_only(error) != error;
 }
 
-std::int64_t RecordRow::answer_bytes() const {
-    std::int64_t bytes = 0;
-    for (const Column which :
-         {column_headers, column_response, column_body, column_error, column_request})
-        if (const auto value = column(which))
-            bytes += static_cast<std::int64_t>(toast_datum_size(*value));
-    return bytes;
-}
-
 KeyName RecordRow::name() const {
     return {scope_id(), view_of(copy<text>(column_tenant)), view_of(text_of(key().view())),
             digest(), as_given(slot_->tts_tableOid)};

@@ -195,7 +195,6 @@ class RecordRow {
     RowKey key() const;
     // Whether replays of the finished record would lose something by erased().
     bool has_answer() const;
-    std::int64_t answer_bytes() const;  // as stored
     bool has_request() const { return column(record_row::column_request).has_value(); }
 
     // Copies, palloc'd:
