@@ -439,13 +439,6 @@ void fingerprint_secret_missing(std::uint32_t id) {
                     errhint("%s", secrets_hint)));
 }
 
-void unknown_fingerprint_version() {
-    ereport(ERROR,
-            (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
-             errdetail("The record was written by a newer version of idem."),
-             errhint("Install that version of idem.")));
-}
-
 void unknown_request_list(std::string_view scope, std::uint32_t number) {
     ereport(
         ERROR,

@@ -141,7 +141,6 @@ void key_unknown_on_standby();
 [[noreturn]] void not_installed(const char* table);
 [[noreturn]] void no_secrets();
 [[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
-[[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
