@@ -165,6 +165,48 @@ for my $function (sort keys %comment)
 	is_deeply(sorted(@documented), sorted(codes($raises // ''), @needs_a_grant), "the errors of idem.$function()");
 }
 
+# The settings of a scope: the one table of the code, and everything that lists them.
+my %sql_type = (INTERVAL => 'interval', BOOL => 'boolean', INT4 => 'integer', TEXT => 'text', TEXTARRAY => 'text[]');
+my $settings = slurp('src/pg/scope_settings.hpp');
+my @settings = map {
+	my ($name, $type, $preset, $says) = @$_;
+	my $default = $preset eq 'nullptr' ? 'NULL' : $type =~ /BOOL|INT4/ ? $preset =~ tr/"//dr : $preset =~ tr/"/'/r;
+	{ name => $name, type => $sql_type{$type}, default => $default, says => join '', $says =~ /"((?:[^"\\]|\\.)*)"/g }
+} map { [ /"(\w+)", (\w+)OID,\s+("[^"]*"|nullptr),\s+check_\w+(?:<\w+>)?,\s+read\w*(?:<[^>]*>)?,\s+((?:"(?:[^"\\]|\\.)*"\s*)+)\}/s ] }
+  $settings =~ /^    (\{"\w+",.*?\}),$/msg;
+is(scalar(@settings), scalar(() = $settings =~ /^    \{"\w+", \w+OID/mg), 'each setting of a scope is read');
+cmp_ok(scalar(@settings), '<=', 20, 'a scope has few settings');
+my ($named) = $settings =~ /\bnamed_settings = (\d+);/;
+my @named = @settings[ 0 .. $named - 1 ];
+
+sub words { my ($text) = @_; return $text =~ s/\s+/ /gr =~ s/^ | $//gr; }
+for ([ 'create_scope', 'if_not_exists boolean DEFAULT false', sub { $_[0] } ], [ 'alter_scope', 'force boolean DEFAULT false', sub { 'NULL' } ])
+{
+	my ($function, $last, $default) = @$_;
+	my ($signature) = $script =~ /^CREATE FUNCTION idem\.$function\((.*?)^\)/ms;
+	is(words($signature), join(', ', 'name text', (map { "$_->{name} $_->{type} DEFAULT " . $default->($_->{default}) } @named),
+			'settings text[] DEFAULT ' . $default->("'{}'"), 'owner regrole DEFAULT NULL', $last),
+		"the arguments of idem.$function() are the settings that it names");
+	my %item;
+	for my $item (split /^(?=- |Result: )/m, $section{$function})
+	{
+		my ($name, $type, $text) = $item =~ /^- `(\w+) (.*?)`\s*(.*)/s or next;
+		$item{$name} = [ $type, words($text) =~ s/\[(.*?)\]\(.*?\)/$1/gr =~ tr/`()//dr ];
+	}
+	is($item{ $_->{name} }[0], "$_->{type} = " . $default->($_->{default}), "the reference has $_->{name} of idem.$function()") for @named;
+	next if $function eq 'alter_scope';
+	like($item{ $_->{name} }[1], qr/^: \Q@{[ $_->{says} =~ tr{()}{}dr ]}\E/, "and what $_->{name} says") for @named;
+}
+my ($columns) = $script =~ /^CREATE TABLE idem\.scope \(.*?-- The settings.*?\n(.*?)^    CONSTRAINT/ms;
+is(words($columns), join(' ', map { "$_->{name} $_->{type}" . ($_->{default} eq 'NULL' ? '' : " NOT NULL DEFAULT $_->{default}") . ',' } @settings),
+	'the columns of idem.scope are the settings');
+my ($shown) = $script =~ /^CREATE VIEW idem\.scopes .*?\bSELECT(.*?)\bFROM/ms;
+is(words($shown), join(', ', qw(name owner), map { $_->{name} } @settings), 'the view idem.scopes shows them');
+is_deeply([ map { s/'\n    '//gr =~ s/''/'/gr } $script =~ /^COMMENT ON COLUMN idem\.scopes\.\w+ IS\n    '(.*?)';$/msg ], [ map { ucfirst "$_->{says}." } @settings ],
+	'the comments on its columns are what they say');
+my ($listed) = slurp('docs/reference.md') =~ /^### idem\.scopes\n(.*?)(?=^##|\z)/ms;
+is_deeply([ grep { $listed !~ /`$_->{name}\b/ } @settings ], [], 'the reference has the columns of idem.scopes');
+
 # The shape of the reference: every function has the same parts, in the same order.
 for my $function (sort keys %section)
 {

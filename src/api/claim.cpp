@@ -476,28 +476,10 @@ ClaimCall read_call(FunctionCallInfo fcinfo, Refusals refusals, const char* func
     return call;
 }
 
-// As the column "outcome" shows it.
-const char* name_of(Outcome outcome) {
-    switch (outcome) {
-        case Outcome::claimed:
-            return "claimed";
-        case Outcome::completed:
-            return "completed";
-        case Outcome::failed:
-        case Outcome::exhausted:
-            return "failed";
-        case Outcome::in_progress:
-        case Outcome::open_here:
-            return "in_progress";
-        case Outcome::conflict:
-            return "conflict";
-        case Outcome::stale_key:
-            return "stale_key";
-        case Outcome::limited:
-            return "limited";
-    }
-    pg_unreachable();
-}
+// As the column "outcome" shows them.
+constexpr const char* outcome_names[] = {"claimed",  "completed",   "failed",
+                                         "failed",   "in_progress", "in_progress",
+                                         "conflict", "stale_key",   "limited"};
 
 void set_claim(Result& row, const ClaimResult& result) {
     const pg::Claim& claim = *result.claim;
@@ -524,7 +506,7 @@ void set_answer(Result& row, const pg::Record& record) {
 Result row_of(const ClaimResult& result) {
     Result row;
     row.set(column_claimed, BoolGetDatum(result.outcome == Outcome::claimed));
-    row.set_text(column_outcome, name_of(result.outcome));
+    row.set_text(column_outcome, outcome_names[static_cast<std::size_t>(result.outcome)]);
     switch (result.outcome) {
         case Outcome::claimed:
             set_claim(row, result);

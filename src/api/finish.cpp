@@ -29,6 +29,12 @@ struct StoredAnswer {
     varlena* request = nullptr;  // what the record keeps of it
 };
 
+// NULL if the scope stores no responses or has been dropped (scope is NULL).
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
+    if (scope == nullptr || !scope->store_response) return nullptr;
+    return pg::redact(response, scope->response_exclude);
+}
+
 // A failure is kept whole, except for excluded headers, because it is raised again.
 StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
     Answer kept = answer;
@@ -93,11 +99,6 @@ pg::Record begun_record(TimestampTz created, std::int32_t attempt, bytea* finger
 
 }  // namespace
 
-Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
-    if (scope == nullptr || !scope->store_response) return nullptr;
-    return pg::redact(response, scope->response_exclude);
-}
-
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {
     return finished_record(begun_record(created, attempt, fingerprint),
@@ -138,17 +139,18 @@ void finish_leased(const LeasedClaim& leased, const Answer& answer) {
 // The row stays, with its attempt and without a nonce: this fences the token off. In place of the
 // end of a lease, it has the time from which the key can be claimed. After the last attempt there
 // is nothing to wait for.
-void release_leased(const LeasedClaim& leased, const Release& how) {
+void release_leased(const LeasedClaim& leased, std::optional<std::int64_t> retry_after,
+                    Jsonb* error) {
     const pg::Record& old = leased.found.record;
     const bool last =
         core::exhausted(old.attempt, leased.scope->max_attempts, old.extra_attempts, 0, 0);
-    const std::int64_t pause = last ? 0 : how.retry_after.value_or(0);
+    const std::int64_t pause = last ? 0 : retry_after.value_or(0);
     pg::Record record = old;
     record.lease_end = GetCurrentTimestamp() + pause;
     record.expires = expires_after(old, *record.lease_end);
     record.nonce = std::nullopt;
-    if (how.error != nullptr) record.error = how.error;
-    if (how.error != nullptr) check_unfinished_size("error", *leased.scope, record);
+    if (error != nullptr) record.error = error;
+    if (error != nullptr) check_unfinished_size("error", *leased.scope, record);
     update_record(leased, record);
     note_released(*leased.note);
     if (last) log_transition(Transition::exhaustion, *leased.note);
@@ -166,15 +168,7 @@ void refuse_for_atomic(const char* argument, bool given) {
 
 }  // namespace
 
-void finish(std::optional<std::string_view> text, const Answer& answer) {
-    const core::Token token = pg::read_token(text);
-    if (token.kind == TokenKind::atomic)
-        (void)finish_atomic(pg::open_claim(token), answer);
-    else
-        finish_leased(lock_leased_claim(token), answer);
-}
-
-TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
+pg::Record finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
@@ -192,18 +186,7 @@ TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
     note_finished(claim, answer.state);
     if (answer.timed) pg::observe(claim.scope_id, Duration::atomic, now - claim.created);
     if (attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(claim.digest));
-    return *pg::completed_at(record);
-}
-
-// The lock of a released atomic claim stays until the transaction ends, because the transaction may
-// still commit effects of the operation.
-void release(std::optional<std::string_view> text, const Release& how) {
-    const core::Token token = pg::read_token(text);
-    if (token.kind != TokenKind::atomic) return release_leased(lock_leased_claim(token), how);
-    pg::Claim& claim = pg::open_claim(token);
-    refuse_for_atomic("retry_after", how.retry_after.has_value());
-    refuse_for_atomic("error", how.error != nullptr);
-    note_released(claim);
+    return record;
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
@@ -222,8 +205,15 @@ Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
             .body = pg::bytea_arg(fcinfo, arg_body)};
 }
 
-}  // namespace
+void finish(FunctionCallInfo fcinfo, const Answer& answer) {
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
+    if (token.kind == TokenKind::atomic)
+        (void)finish_atomic(pg::open_claim(token), answer);
+    else
+        finish_leased(lock_leased_claim(token), answer);
+}
 
+}  // namespace
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_complete) {
@@ -231,7 +221,7 @@ IDEM_FUNCTION(idem_complete) {
     api::require_writable("idem.complete()", api::read_by_lookup);
     api::Answer answer = api::read_answer(fcinfo, core::State::completed);
     answer.response = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
-    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
+    api::finish(fcinfo, answer);
     if (answer.response == nullptr) PG_RETURN_NULL();
     PG_RETURN_JSONB_P(answer.response);
 }
@@ -243,16 +233,26 @@ IDEM_FUNCTION(idem_fail) {
     answer.error = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
     if (answer.error == nullptr) pg::report::missing_argument("error");
     pg::check_failure(answer.error, pg::FailureUse::answer);
-    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
+    api::finish(fcinfo, answer);
     PG_RETURN_VOID();
 }
 
+// The lock of a released atomic claim stays until the transaction ends, because the transaction may
+// still commit effects of the operation.
 IDEM_FUNCTION(idem_release) {
     using namespace idem;
     api::require_writable("idem.release()", api::read_by_lookup);
-    const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),
-                           pg::jsonb_arg(fcinfo, 2)};
-    if (how.error != nullptr) pg::check_failure(how.error, pg::FailureUse::note);
-    api::release(pg::text_arg(fcinfo, 0), how);
+    const auto retry_after = pg::nonnegative_duration_arg(fcinfo, 1, "retry_after");
+    Jsonb* error = pg::jsonb_arg(fcinfo, 2);
+    if (error != nullptr) pg::check_failure(error, pg::FailureUse::note);
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
+    if (token.kind == core::TokenKind::leased) {
+        api::release_leased(api::lock_leased_claim(token), retry_after, error);
+        PG_RETURN_VOID();
+    }
+    pg::Claim& claim = pg::open_claim(token);
+    api::refuse_for_atomic("retry_after", retry_after.has_value());
+    api::refuse_for_atomic("error", error != nullptr);
+    api::note_released(claim);
     PG_RETURN_VOID();
 }

@@ -247,7 +247,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('42710', 'a scope that exists with other settings', $$SELECT idem.create_scope('errors', ttl => '1 day 1 s', if_not_exists => true)$$),
     ('22004', 'a scope with store_request NULL', $$SELECT idem.create_scope('new', store_request => NULL)$$),
     ('22004', 'a scope with if_not_exists NULL', $$SELECT idem.create_scope('new', if_not_exists => NULL)$$),
-    ('22023', 'a scope with answer_ttl 0', $$SELECT idem.create_scope('new', answer_ttl => '0')$$),
+    ('22023', 'a scope with a negative answer_ttl', $$SELECT idem.create_scope('new', answer_ttl => '-1 s')$$),
     ('22023', 'a scope with min_ttl above ttl', $$SELECT idem.create_scope('new', min_ttl => '25 h')$$),
     ('22004', 'a scope with header_exclude NULL', $$SELECT idem.create_scope('new', header_exclude => NULL)$$),
     ('22023', 'a scope with a header that is none', $$SELECT idem.create_scope('new', header_exclude => '{"set cookie"}')$$),
@@ -383,19 +383,19 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),
     ('22023', 'an identity of another version', $$SELECT idem.import_identity('{"version": 2}')$$),
     ('55000', 'an identity with another seed',
-     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{seed}', to_jsonb(repeat('ab', 32))))$$),
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{secrets,0,secret}', to_jsonb('\x' || repeat('ab', 32))))$$),
     ('55000', 'an identity without the newest secret',
      $$SELECT set_config('test.identity', idem.export_identity()::text, true), idem.rotate_secret();
        SELECT idem.import_identity(current_setting('test.identity')::jsonb)$$),
     ('42710', 'an identity with another scope of the same id',
      $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,name}', '"other"'))$$),
     ('42710', 'an identity with other settings of a scope',
-     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,lease}', '"7 hours"'))$$),
-    ('42704', 'an identity with an owner that does not exist',
-     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,owner}', '"test_missing"'))$$);
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,lease}', '"07:00:00"'))$$),
+    ('22023', 'a setting that does not exist', $$SELECT idem.create_scope('new', settings => '{nonesuch=1}')$$),
+    ('22023', 'a setting without a value', $$SELECT idem.create_scope('new', settings => '{ttl}')$$),
+    ('22023', 'a setting passed twice', $$SELECT idem.alter_scope('errors', settings => '{ttl=1 day,ttl=1 day}')$$),
+    ('22004', 'no settings', $$SELECT idem.create_scope('new', settings => NULL)$$);
 INSERT INTO wrong (state, what, call, role) VALUES
-    ('42501', 'export_identity by a role that is no superuser', $$SELECT idem.export_identity()$$, 'test_administrator'),
-    ('42501', 'import_identity by a role that is no superuser', $$SELECT idem.import_identity('{}')$$, 'test_administrator'),
     ('42501', 'claim by a role that is no member', $$SELECT idem.claim('errors', 'new')$$, 'test_nobody'),
     ('42501', 'a role that may not use the scope does not learn its rules', $$SELECT idem.claim('tenants', 'new')$$, 'test_nobody'),
     ('42501', 'once by a role that is no member', $$SELECT idem.once('errors', 'new')$$, 'test_nobody'),
@@ -419,6 +419,9 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('22021', 'a step that is not UTF-8', $$SELECT idem.child_key(token, '\xff'::bytea::text) FROM idem.claim('errors', 'new')$$, false),
     ('ID007', 'a header that is not UTF-8', $$SELECT idem.parse_key('\xff'::bytea::text)$$, false),
     ('42704', 'a scope for a role that does not exist', $$SELECT idem.create_scope('new', owner => 4294967295::oid::regrole)$$, false),
+    ('22P02', 'a setting that is no value of its type', $$SELECT idem.create_scope('new', settings => '{max_attempts=many}')$$, false),
+    ('42704', 'an identity with an owner that does not exist',
+     $$SELECT idem.import_identity(jsonb_set(idem.export_identity(), '{scopes,0,owner}', '"test_missing"'))$$, false),
     ('25006', 'claim in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'new')$$, true),
     ('25006', 'a replay too: claim may write', $$SET LOCAL transaction_read_only = on; SELECT idem.claim('errors', 'done', '{"amount": 1}')$$, true),
     ('25006', 'once in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.once('errors', 'new')$$, true),
@@ -430,6 +433,8 @@ INSERT INTO wrong (state, what, call, explained) VALUES
     ('25006', 'import_identity in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.import_identity('{}')$$, true),
     ('25006', 'purge in a read-only transaction', $$SET LOCAL transaction_read_only = on; SELECT idem.purge()$$, true);
 INSERT INTO wrong (state, what, call, explained, role) VALUES
+    ('42501', 'export_identity by a role that is no superuser', $$SELECT idem.export_identity()$$, false, 'test_administrator'),
+    ('42501', 'import_identity by a role that is no superuser', $$SELECT idem.import_identity('{}')$$, false, 'test_administrator'),
     ('42501', 'create_scope without EXECUTE', $$SELECT idem.create_scope('new')$$, false, 'test_nobody'),
     ('42501', 'alter_scope without EXECUTE', $$SELECT idem.alter_scope('errors', ttl => '1 day')$$, false, 'test_nobody'),
     ('42501', 'drop_scope without EXECUTE', $$SELECT idem.drop_scope('errors')$$, false, 'test_nobody'),
