@@ -329,14 +329,4 @@ void table_passed_over(Oid table, const ErrorData* error) {
     passed_over(psprintf("the table with the OID %u", table), error);
 }
 
-void file_failure(const char* attempt, const char* path) {
-    ereport(LOG,
-            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", attempt, path)));
-}
-
-void invalid_file(const char* path) {
-    ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                  errmsg("ignoring invalid data in file \"%s\"", path)));
-}
-
 }  // namespace idem::pg::report
