@@ -345,9 +345,7 @@ left('other_name', 0, 'the other databases are visited as before');
 # Statistics of dropped databases -----------------------------------------------------------------
 
 set_conf('idem.counted_scopes' => 3);
-$node->stop;
-unlink $node->data_dir . '/pg_stat/idem.stat';
-$node->start;
+$node->restart;
 wait_for_launcher();
 sql('CREATE DATABASE counted');
 install_payments($node, 'counted');
