@@ -1,7 +1,7 @@
 -- idem: the schema, its tables and result types.
 --
--- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql, views.sql and
--- health.sql, in this order.
+-- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql,
+-- functions_http.sql, views.sql and health.sql, in this order.
 --
 -- Users have no privileges on the tables. The functions check the caller against the scope's owner
 -- and then read and write the tables themselves. There is no OR REPLACE and no IF NOT EXISTS here:
@@ -38,30 +38,29 @@ CREATE TABLE idem.scope (
                                     DEFAULT pg_catalog.nextval('idem.scope_id'),
     name                text        NOT NULL UNIQUE,
     owner               regrole     NOT NULL,
-    ttl                 interval    NOT NULL,
-    lease               interval    NOT NULL,
-    wait                interval    NOT NULL,
-    request_required    boolean     NOT NULL,
-    request_exclude     text[]      NOT NULL,
-    tenant_required     boolean     NOT NULL,
-    reject_stale_keys   boolean     NOT NULL,
+    request_lists       text[]      NOT NULL DEFAULT '{}',
+    -- The settings, in the order of src/pg/scope_settings.hpp.
+    ttl                 interval    NOT NULL DEFAULT '24 hours',
+    lease               interval    NOT NULL DEFAULT '1 minute',
+    wait                interval    NOT NULL DEFAULT '10 seconds',
+    request_required    boolean     NOT NULL DEFAULT false,
+    request_exclude     text[]      NOT NULL DEFAULT '{}',
+    tenant_required     boolean     NOT NULL DEFAULT false,
+    reject_stale_keys   boolean     NOT NULL DEFAULT false,
     max_attempts        integer,
     claims_per_minute   integer,
-    weak_keys           text        NOT NULL,
-    store_response      boolean     NOT NULL,
-    response_exclude    text[]      NOT NULL,
-    final_sqlstates text[]      NOT NULL DEFAULT '{}',
+    weak_keys           text        NOT NULL DEFAULT 'allow',
+    store_response      boolean     NOT NULL DEFAULT true,
+    response_exclude    text[]      NOT NULL DEFAULT '{}',
+    final_sqlstates     text[]      NOT NULL DEFAULT '{}',
     store_request       text        NOT NULL DEFAULT 'never',
     answer_ttl          interval,
     min_ttl             interval,
     header_exclude      text[]      NOT NULL
-                                    DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
-                                            'www-authenticate}',
+        DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
-    explain_conflicts   boolean     NOT NULL DEFAULT false,
     max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             boolean     NOT NULL DEFAULT false,
-    request_lists       text[]      NOT NULL DEFAULT '{}',
     CONSTRAINT scope_request_exclude CHECK (
         request_exclude OPERATOR(pg_catalog.=) '{}'
         OR request_exclude::text OPERATOR(pg_catalog.=) ANY (request_lists))
@@ -102,8 +101,8 @@ COMMENT ON DOMAIN idem.key_digest IS
 --
 -- lease_end and error mean one thing while the operation is unfinished (state p), and another when
 -- it is finished: the end of the lease and the last error, or when it finished and the failure. A
--- finished record without a lease_end finished when it was created. request and extra_attempts
--- belong to unfinished operations.
+-- finished record without a lease_end finished when it was created. extra_attempts
+-- belongs to unfinished operations.
 CREATE TABLE idem.record (
     digest              uuid        NOT NULL PRIMARY KEY,
     created             timestamptz NOT NULL,
@@ -278,9 +277,8 @@ COMMENT ON COLUMN idem.claim_result.expires_at IS
 COMMENT ON COLUMN idem.claim_result.redacted IS
     'Of a stored answer, whether the scope kept a part of it out.';
 COMMENT ON COLUMN idem.claim_result.differs IS
-    'For conflict in a scope with explain_conflicts, the top-level members of the request that '
-    'have another value, then the new ones, then a NULL for each member that is missing. NULL if '
-    'that is not known.';
+    'For conflict with a stored request, the paths of the members that differ: those with another '
+    'value, then the new ones, then the missing ones; 10 at most. NULL if that is not known.';
 COMMENT ON COLUMN idem.claim_result.completed_at IS
     'When the operation completed or failed. If its claim was atomic and took over no other '
     'attempt, that is when it was claimed: both happened in one transaction.';

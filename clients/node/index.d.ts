@@ -92,7 +92,7 @@ export class Refused extends Error {
 /** ID002: the key was used for a different request. */
 export class Conflict extends Refused {
   constructor(code: string, constraint: string, message: string, differs?: (string | null)[] | null);
-  /** The members that differ, if the scope explains its conflicts. */
+  /** The members that differ, if the scope stores requests. */
   readonly differs?: (string | null)[];
 }
 

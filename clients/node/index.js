@@ -47,7 +47,7 @@ class Refused extends Error {
   }
 }
 
-// ID002. differs names the members that differ, if the scope explains its conflicts.
+// ID002. differs names the members that differ, if the scope stores requests.
 class Conflict extends Refused {
   constructor(code, constraint, message, differs) {
     super(code, constraint, message);

@@ -52,7 +52,10 @@ pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::Wa
         const report::Holder holder = lease_of(found.record);
         pg::free_contents(found.record);
         if (!bound.nap(pg::key_event(name.digest), *holder.lease_end))
-            report::leased(name.key, holder, retry_after(holder));
+            ereport(ERROR,
+                    (report::errin_progress(name.key, holder, retry_after(holder)),
+                     errhint("Wait for the end of the operation. If its worker is gone or must not "
+                             "go on, call idem.revoke() first.")));
     }
 }
 
@@ -132,7 +135,16 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
     const pg::Record& record = found.record;
     if (is_live(found) && record.state == core::State::in_progress &&
         record.recovery_point != nullptr)
-        report::resumable(key, pg::view_of(record.recovery_point), forget_call);
+        ereport(
+            ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("operation \"%s\" is unfinished and has a recovery point",
+                    report::c_string(key)),
+             errdetail("An attempt has reached the recovery point \"%s\", which idem.forget() "
+                       "would remove.",
+                       report::c_string(pg::view_of(record.recovery_point))),
+             errhint("Call idem.revoke(), so that the next claim continues from the recovery "
+                     "point. If the operation must not be continued, pass \"force\" => true.")));
 }
 
 bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force) {
@@ -155,8 +167,7 @@ bool is_needed(const pg::Record& record) {
 bool differs(const pg::Record& rest, const pg::Record& record) {
     return rest.headers != record.headers || rest.response != record.response ||
            rest.body != record.body || rest.error != record.error ||
-           rest.request != record.request || rest.recovery_state != record.recovery_state ||
-           rest.fingerprint != record.fingerprint;
+           rest.request != record.request || rest.recovery_state != record.recovery_state;
 }
 
 // The caller may be a superuser, and the table's indexes of another role: see pg/owner.
@@ -165,8 +176,15 @@ void rewrite(const pg::KeyName& name, const pg::Found& found, const pg::Record& 
     const pg::Records records = pg::Records::to_write(name.table);
     const Oid caller = pg::keeps_from_rewriting(records.table());
     if (OidIsValid(caller))
-        report::foreign_code(pg::qualified_name(RelationGetRelid(records.table())),
-                             pg::qualified_name(caller));
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("the rows of table %s are not rewritten",
+                               pg::qualified_name(RelationGetRelid(records.table()))),
+                        errdetail("%s calls a function that is not built in, and the owner of the "
+                                  "table is a superuser: the function would have the rights of a "
+                                  "superuser.",
+                                  pg::qualified_name(caller)),
+                        errhint("Drop the index, or take the table out of the partitioned "
+                                "table.")));
     pg::AsOwner owner(records.table());
     replace_record(name, found, rest, bound);
     owner.end();
@@ -181,7 +199,14 @@ bool erase(const pg::Scope* scope, const pg::KeyName& name, bool force) {
     return change_record(name, erase_call, Lease::waits, bound, [&](const pg::Found& found) {
         // An expired record is of no use, so nothing of it is kept.
         if (!is_live(found)) return delete_record(name, found, bound);
-        if (!force && is_needed(found.record)) report::needed_to_continue(name.key);
+        if (!force && is_needed(found.record))
+            ereport(ERROR,
+                    (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                     errmsg("operation \"%s\" is unfinished", report::c_string(name.key)),
+                     errdetail("idem.erase() would remove its request or the state of its recovery "
+                               "point, which another attempt needs."),
+                     errhint("Claim the key and finish the operation first. If it must not be "
+                             "continued, pass \"force\" => true.")));
         const pg::Record rest = pg::erased(found.record);
         if (!differs(rest, found.record)) return true;
         rewrite(name, found, rest, bound);
@@ -267,6 +292,18 @@ List* lock_all() {
     return locked;
 }
 
+void note_absence(std::string_view tenant) {
+    if (tenant.empty())
+        ereport(NOTICE, (errmsg("there are no records without a tenant")));
+    else
+        ereport(NOTICE,
+                (errmsg("tenant \"%s\" has no records", report::c_string(tenant)),
+                 errdetail("Tenants are compared exactly, as the calls passed them."),
+                 errhint("To find keys that were claimed without the tenant, look for them in "
+                         "columns that are filled by idem.current_key(), and pass each key to "
+                         "idem.erase() or idem.forget().")));
+}
+
 // The places of the tenant's records. A NOTICE says that there are none.
 std::span<const pg::RecordPlace> places_of(const TenantCall& call) {
     const List* locked = lock_all();
@@ -274,14 +311,18 @@ std::span<const pg::RecordPlace> places_of(const TenantCall& call) {
     for (int i = 0; i < list_length(locked); ++i) {
         const Oid table = list_nth_oid(locked, i);
         if (const auto fault = obstacle(table, call.rows))
-            report::table_not_reached(pg::qualified_name(table), fault->detail, fault->remedy);
+            ereport(WARNING,
+                    (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                     errmsg("the records in table %s were not reached", pg::qualified_name(table)),
+                     errdetail("%s", fault->detail),
+                     errhint("Correct this and call the function again. %s", fault->remedy)));
         else
             reached = lappend_oid(reached, table);
     }
     const auto scope = call.scope == nullptr ? std::nullopt : std::optional(call.scope->id);
     const auto places = pg::records_of_tenant(reached, scope, call.tenant);
     const bool all_reached = list_length(reached) == list_length(locked);
-    if (places.empty() && all_reached) report::no_records_of_tenant(call.tenant);
+    if (places.empty() && all_reached) note_absence(call.tenant);
     return places;
 }
 
@@ -378,6 +419,10 @@ IDEM_FUNCTION(idem_purge) {
         pg::report::invalid_argument("max_records", "The number must be at least 1.",
                                      "Pass how many records to purge at most, such as 10000.");
     const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
-    if (swept.subscribed) pg::report::nothing_purged_on_subscriber();
+    if (swept.subscribed)
+        ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
+                         errdetail("The publisher purges the records, and its deletes are "
+                                   "replicated."),
+                         errhint("If this server has become the primary, drop the subscription.")));
     PG_RETURN_INT64(swept.deleted + swept.erased);
 }

@@ -16,25 +16,39 @@ namespace {
 
 namespace report = pg::report;
 
+constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
 constinit bool warned_of_rate = false;
+
+void warn_of_missing_limit(const pg::Scope& scope) {
+    if (std::exchange(warned_of_rate, true)) return;
+    ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                      errmsg("claims in scope \"%s\" are not limited", scope.name),
+                      errdetail("The scope sets \"claims_per_minute\". What it limits is counted "
+                                "in shared memory, and idem is not preloaded."),
+                      errhint("%s", preload_hint)));
+}
 
 }  // namespace
 
 void check_open_claims(std::int32_t scope_id) {
     if (pg::claims_held() < pg::guc::max_open_claims) return;
     pg::count(scope_id, pg::Counter::limited);
-    report::too_many_open_claims(pg::guc::max_open_claims);
-}
-
-void require_limits_available(const char* limit) {
-    if (!pg::limits_available()) report::limit_unavailable(limit);
+    const int limit = pg::guc::max_open_claims;
+    ereport(ERROR,
+            (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many claims in one transaction"),
+             errdetail_plural("This transaction holds %d key lock, the most that "
+                              "\"idem.max_open_claims\" allows.",
+                              "This transaction holds %d key locks, the most that "
+                              "\"idem.max_open_claims\" allows.",
+                              static_cast<unsigned long>(limit), limit),
+             errhint("Commit in smaller batches. The limit protects the lock table, which "
+                     "the whole server shares.")));
 }
 
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
     if (!scope.claims_per_minute) return 0;
     if (!pg::limits_available()) {
-        if (!std::exchange(warned_of_rate, true))
-            report::warn_of_missing_limit(scope.name, "claims_per_minute");
+        warn_of_missing_limit(scope);
         return 0;
     }
     const pg::Admission admission = pg::admit(scope.id, tenant, *scope.claims_per_minute, now);
@@ -50,7 +64,20 @@ bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now,
 void refuse_stale_key(std::string_view key) {
     const auto milliseconds = static_cast<std::int64_t>(core::embedded_time(key).value_or(0));
     const TimestampTz made = milliseconds * 1000 - pg::postgres_epoch;
-    report::stale_key(key, made, made > GetCurrentTimestamp());
+    if (made > GetCurrentTimestamp())
+        ereport(ERROR, (report::own_error("stale_key"),
+                        errmsg("idempotency key \"%s\" has a timestamp in the future",
+                               report::c_string(key)),
+                        errdetail("The timestamp, %s, is more than 10 minutes in the future.",
+                                  timestamptz_to_str(made)),
+                        errhint("Check the client's clock, and send a new key.")));
+    ereport(ERROR, (report::own_error("stale_key"),
+                    errmsg("idempotency key \"%s\" is stale", report::c_string(key)),
+                    errdetail("The key's timestamp, %s, is older than the TTL. The operation "
+                              "may have completed, and its record may have expired.",
+                              timestamptz_to_str(made)),
+                    errhint("Find out whether the operation was carried out. If it was not, send a "
+                            "new key.")));
 }
 
 void check_strength(const pg::Scope& scope, std::string_view key) {
@@ -58,9 +85,17 @@ void check_strength(const pg::Scope& scope, std::string_view key) {
     const core::Weakness weakness = core::weakness(key);
     if (weakness == core::Weakness::none) return;
     pg::count(scope.id, pg::Counter::weak);
-    const std::string_view name = core::weakness_name(weakness);
-    if (scope.weak_keys == pg::WeakKeys::reject) report::weak_key(key, scope.name, name);
-    report::warn_of_weak_key(key, scope.name, name);
+    const bool rejects = scope.weak_keys == pg::WeakKeys::reject;
+    ereport(rejects ? ERROR : WARNING,
+            (rejects ? report::own_error("invalid_key") : errcode(ERRCODE_WARNING),
+             errmsg("idempotency key \"%s\" is %s", report::c_string(key),
+                    rejects ? "too weak" : "weak"),
+             errdetail("Its weakness is \"%s\": such a key is likely to be used for more than one "
+                       "operation. The \"weak_keys\" setting of scope \"%s\" is \"%s\".",
+                       report::c_string(core::weakness_name(weakness)), scope.name,
+                       rejects ? "reject" : "warn"),
+             errhint("Send a UUID or another long random string, or a string that names the "
+                     "operation, such as \"order-4711\".")));
 }
 
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,

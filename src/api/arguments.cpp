@@ -10,6 +10,12 @@ namespace {
 
 namespace report = pg::report;
 
+[[noreturn]] void refuse(report::OwnError error, const char* message, const char* detail,
+                         const char* hint) {
+    ereport(ERROR, (report::own_error(error), errmsg_internal("%s", message),
+                    errdetail_internal("%s", detail), errhint("%s", hint)));
+}
+
 // A name of 1 to 255 bytes. what, argument and hint are for the error; element is the position in
 // an array, from 1, or 0.
 std::string_view checked(std::optional<std::string_view> name, const char* what,
@@ -19,17 +25,17 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
                             : psprintf("Element %d of the argument \"%s\"", element, argument);
     };
     if (!name)
-        report::invalid_key(psprintf("%s must not be null", what), psprintf("%s is null.", place()),
-                            hint);
+        refuse("invalid_key", psprintf("%s must not be null", what),
+               psprintf("%s is null.", place()), hint);
     switch (core::key_shape(*name)) {
         case core::KeyShape::empty:
-            report::invalid_key(psprintf("%s must not be empty", what),
-                                psprintf("%s is an empty string.", place()), hint);
+            refuse("invalid_key", psprintf("%s must not be empty", what),
+                   psprintf("%s is an empty string.", place()), hint);
         case core::KeyShape::too_long:
-            report::invalid_key(psprintf("%s is too long", what),
-                                psprintf("%s has %zu bytes; at most %zu are allowed.", place(),
-                                         name->size(), core::max_key_bytes),
-                                hint);
+            refuse("invalid_key", psprintf("%s is too long", what),
+                   psprintf("%s has %zu bytes; at most %zu are allowed.", place(), name->size(),
+                            core::max_key_bytes),
+                   hint);
         case core::KeyShape::good:
             break;
     }
@@ -54,16 +60,45 @@ bool only_explains() {
 }  // namespace
 
 void require_leader(const char* call) {
-    if (IsInParallelMode()) report::parallel(call);
+    if (!IsInParallelMode()) return;
+    ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+                    errmsg("cannot execute %s during a parallel operation", call),
+                    errdetail("A parallel worker knows neither its leader's claims nor the newest "
+                              "scopes."),
+                    errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
 }
 
 void require_writable(const char* call, const char* reading) {
     // In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
     // estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
-    if (only_explains()) report::called_by_planner(call);
-    if (RecoveryInProgress() || XactReadOnly) report::read_only(call, reading);
+    if (only_explains())
+        ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+                        errmsg("cannot execute %s while a query is being planned", call),
+                        errdetail("EXPLAIN does not run the query, but the planner calls functions "
+                                  "that are declared STABLE or IMMUTABLE."),
+                        errhint("Declare the function that calls %s as VOLATILE, which is the "
+                                "default.",
+                                call)));
+    const bool standby = RecoveryInProgress();
+    if (standby || XactReadOnly)
+        ereport(
+            ERROR,
+            (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+             standby ? errmsg("cannot execute %s during recovery", call)
+                     : errmsg("cannot execute %s in a read-only transaction", call),
+             errdetail("The function must be able to write, even where a call finds nothing to "
+                       "write."),
+             errhint("%s%s",
+                     standby ? "Call it on the primary." : "Call it in a read-write transaction.",
+                     reading)));
     require_leader(call);
-    if (InSecurityRestrictedOperation()) report::security_restricted(call);
+    if (InSecurityRestrictedOperation())
+        ereport(ERROR,
+                (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                 errmsg("cannot execute %s within security-restricted operation", call),
+                 errdetail("Index expressions and materialized views, for example, are evaluated "
+                           "in such an operation."),
+                 errhint("Call the function in an ordinary statement.")));
     (void)pg::at_seam(pg::seam::Event::call, call);
 }
 
@@ -85,12 +120,12 @@ std::string_view checked_key(std::optional<std::string_view> key, int position) 
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     const std::string_view meant = tenant ? *tenant : std::string_view(pg::guc::tenant);
     if (meant.size() > core::max_tenant_bytes)
-        report::invalid_tenant("tenant is too long",
-                               psprintf("The %s has %zu bytes; at most %zu are allowed.",
-                                        tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"",
-                                        meant.size(), core::max_tenant_bytes),
-                               tenant ? "Pass a tenant of at most 255 bytes."
-                                      : "Set \"idem.tenant\" to at most 255 bytes.");
+        refuse("invalid_tenant", "tenant is too long",
+               psprintf("The %s has %zu bytes; at most %zu are allowed.",
+                        tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"", meant.size(),
+                        core::max_tenant_bytes),
+               tenant ? "Pass a tenant of at most 255 bytes."
+                      : "Set \"idem.tenant\" to at most 255 bytes.");
     check_encoding(meant);
     return meant;
 }
@@ -130,17 +165,24 @@ pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_v
 
 void require_tenant(const pg::Scope& scope, std::string_view tenant) {
     if (!scope.tenant_required || !tenant.empty()) return;
-    report::invalid_tenant("tenant is missing",
-                           psprintf("Scope \"%s\" requires a tenant.", scope.name),
-                           "Pass the argument \"tenant\", or set \"idem.tenant\".");
+    refuse("invalid_tenant", "tenant is missing",
+           psprintf("Scope \"%s\" requires a tenant.", scope.name),
+           "Pass the argument \"tenant\", or set \"idem.tenant\".");
 }
 
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
     if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
     const char* caller = caller_name();
     if (tenant.empty() || tenant == caller) return caller;
-    const char* named = pnstrdup(tenant.data(), tenant.size());
-    if (!may_act_for(named)) report::tenant_of_another_role(scope.name, named, caller);
+    const char* named = report::c_string(tenant);
+    if (!may_act_for(named))
+        ereport(ERROR,
+                (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                 errmsg("permission denied for tenant \"%s\"", named),
+                 errdetail("In scope \"%s\", the tenant is the role that calls, here \"%s\".",
+                           scope.name, caller),
+                 errhint("Leave the tenant out. To act for another tenant, the calling role needs "
+                         "the privileges of the role of that name.")));
     return tenant;
 }
 

@@ -12,6 +12,7 @@
 
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/conflict.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/record.hpp"
 #include "pg/report.hpp"
@@ -53,8 +54,7 @@ struct ClaimResult {
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, limited
-    pg::report::Requests requests = pg::report::Requests::both;  // conflict
-    const pg::report::Differences* differences = nullptr;        // conflict; NULL if not known
+    Conflict conflict{};           // conflict
 };
 
 // Claims the key. Raises 54000 if this transaction holds too many key locks, 40001 if the

@@ -2,7 +2,7 @@
 // without keys of their own, for the services that an operation calls, and for the rows that it
 // writes. They write nothing, so they work on a standby.
 #include "api/arguments.hpp"
-#include "api/locked_key.hpp"
+#include "api/lease.hpp"
 #include "core/new_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/open_claims.hpp"
@@ -37,7 +37,12 @@ std::span<const std::string_view> checked_parts(FunctionCallInfo fcinfo) {
     auto* parts =
         static_cast<std::string_view*>(palloc(sizeof(std::string_view) * static_cast<Size>(count)));
     for (int i = 0; i < count; ++i) {
-        if (nulls[i]) report::null_key_part(i + 1);
+        if (nulls[i])
+            ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                            errmsg("part %d of a key must not be null", i + 1),
+                            errdetail("A null part does not help to identify the operation."),
+                            errhint("Leave the part out, or pass an empty string if that is what "
+                                    "it means.")));
         const std::string_view part = pg::view_of(DatumGetTextPP(elements[i]));
         check_encoding(part);
         parts[i] = utf8(part);

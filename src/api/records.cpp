@@ -19,52 +19,32 @@ namespace report = pg::report;
 
 enum CreateArgument { arg_name, arg_tenant_column, arg_tenant_type };
 
-// The new table. All texts are quoted where they must be.
-struct NewTable {
-    RangeVar* range;     // with its schema
-    const char* name;    // qualified
-    const char* column;  // of the tenant; NULL if there is none
-    const char* type;
-    const char* owner;
+// The column of the tenant, quoted where it must be.
+struct TenantColumn {
+    const char* definition = "";  // the name and the type, before other columns
+    const char* in_key = "";      // after other columns of the primary key
 };
 
-// A name without a schema gets the schema in which CREATE TABLE would make it.
-NewTable read_name(std::string_view name) {
-    List* names = textToQualifiedNameList(pg::text_of(name));
-    RangeVar* range = makeRangeVarFromNameList(names);
-    range->schemaname = get_namespace_name(RangeVarGetCreationNamespace(range));
-    return {range, quote_qualified_identifier(range->schemaname, range->relname), nullptr, nullptr,
-            nullptr};
-}
-
-void check_tenant_type(Oid type) {
-    if (!pg::is_tenant_type(type))
-        report::invalid_argument("tenant_type", "The type must be text, integer, bigint or uuid.",
-                                 "Pass one of these, such as 'bigint'.");
-}
-
 // Both arguments about the tenant, or none.
-void read_tenant_column(FunctionCallInfo fcinfo, NewTable& table) {
+TenantColumn read_tenant_column(FunctionCallInfo fcinfo) {
     if (PG_ARGISNULL(arg_tenant_column) != PG_ARGISNULL(arg_tenant_type))
         report::invalid_argument("tenant_column",
                                  "The arguments \"tenant_column\" and \"tenant_type\" belong "
                                  "together.",
                                  "Pass both, or neither for a table with the columns of "
                                  "idem.record alone.");
-    if (PG_ARGISNULL(arg_tenant_column)) return;
-    if (*NameStr(*PG_GETARG_NAME(arg_tenant_column)) == '\0')
+    if (PG_ARGISNULL(arg_tenant_column)) return {};
+    const char* name = NameStr(*PG_GETARG_NAME(arg_tenant_column));
+    const Oid type = PG_GETARG_OID(arg_tenant_type);
+    if (*name == '\0')
         report::invalid_argument("tenant_column", "The name is empty.",
                                  "Pass the name of the column, such as 'tenant_id'.");
-    check_tenant_type(PG_GETARG_OID(arg_tenant_type));
-    table.column = quote_identifier(NameStr(*PG_GETARG_NAME(arg_tenant_column)));
-    table.type = format_type_be_qualified(PG_GETARG_OID(arg_tenant_type));
-}
-
-const char* owner_of_records() {
-    const pg::Records records = pg::Records::to_read(pg::common_records);
-    const char* owner = GetUserNameFromId(records.table()->rd_rel->relowner, false);
-    records.close();
-    return quote_identifier(owner);
+    if (!pg::is_tenant_type(type))
+        report::invalid_argument("tenant_type", "The type must be text, integer, bigint or uuid.",
+                                 "Pass one of these, such as 'bigint'.");
+    const char* column = quote_identifier(name);
+    return {psprintf("%s %s NOT NULL, ", column, format_type_be_qualified(type)),
+            psprintf(", %s", column)};
 }
 
 void run(const char* statement) {
@@ -72,50 +52,49 @@ void run(const char* statement) {
     if (code != SPI_OK_UTILITY) elog(ERROR, "\"%s\" returned code %d", statement, code);
 }
 
-// LIKE copies the columns as they are in this database, and the constraint; not the indexes, which
-// others may have added to idem.record.
-void create(const NewTable& table) {
-    run(psprintf(
-        "CREATE TABLE %s (%sLIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE "
-        "INCLUDING COMPRESSION)",
-        table.name,
-        table.column == nullptr ? "" : psprintf("%s %s NOT NULL, ", table.column, table.type)));
-    run(psprintf("ALTER TABLE %s ALTER COLUMN digest TYPE idem.key_digest", table.name));
-    run(psprintf("ALTER TABLE %s ADD PRIMARY KEY (digest%s%s)", table.name,
-                 table.column == nullptr ? "" : ", ", table.column == nullptr ? "" : table.column));
-    run(
-        psprintf("CREATE INDEX ON %s (scope) WHERE state OPERATOR(pg_catalog.=) "
-                 "'p'::pg_catalog.\"char\"",
-                 table.name));
-    run(
-        psprintf("COMMENT ON TABLE %s IS 'Records of idem, as in idem.record. Written and read "
-                 "by idem''s functions only.'",
-                 table.name));
-    run(psprintf("ALTER TABLE %s OWNER TO %s", table.name, table.owner));
-}
-
-// Default privileges may have granted some.
-void revoke_all(Oid relation, const NewTable& table) {
+// Default privileges may have granted some. The names are those of the table and its owner.
+void revoke_all(Oid relation, const char* table, const char* owner) {
     HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
     bool null;
     const Datum value = SysCacheGetAttr(RELOID, tuple, Anum_pg_class_relacl, &null);
-    const Acl* acl = null ? nullptr : DatumGetAclPCopy(value);
-    const Oid owner = reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple))->relowner;
+    Oid* roles = nullptr;
+    const int size = null ? 0 : aclmembers(DatumGetAclP(value), &roles);
     ReleaseSysCache(tuple);
-    for (int i = 0; acl != nullptr && i < ACL_NUM(acl); ++i) {
-        const Oid grantee = ACL_DAT(acl)[i].ai_grantee;
-        if (grantee == owner) continue;
-        const char* role =
-            OidIsValid(grantee) ? quote_identifier(GetUserNameFromId(grantee, false)) : "PUBLIC";
-        run(psprintf("REVOKE ALL ON TABLE %s FROM %s", table.name, role));
+    if (!null) run(psprintf("REVOKE ALL ON TABLE %s FROM PUBLIC", table));
+    for (int i = 0; i < size; ++i) {
+        const char* role = quote_identifier(GetUserNameFromId(roles[i], false));
+        if (strcmp(role, owner) != 0) run(psprintf("REVOKE ALL ON TABLE %s FROM %s", table, role));
     }
 }
 
-Oid create_record_table(const NewTable& table) {
+// A name without a schema gets the schema in which CREATE TABLE would make it. LIKE copies the
+// columns as they are in this database, and the constraint; not the indexes, which others may have
+// added to idem.record.
+Oid create_record_table(std::string_view name, const TenantColumn& tenant) {
+    RangeVar* range = makeRangeVarFromNameList(textToQualifiedNameList(pg::text_of(name)));
+    range->schemaname = get_namespace_name(RangeVarGetCreationNamespace(range));
+    const char* table = quote_qualified_identifier(range->schemaname, range->relname);
+    Relation records = table_open(pg::table_oid(pg::Table::record), AccessShareLock);
+    const char* owner = quote_identifier(GetUserNameFromId(records->rd_rel->relowner, false));
+    table_close(records, AccessShareLock);
     if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
-    create(table);
-    const Oid relation = RangeVarGetRelid(table.range, NoLock, false);
-    revoke_all(relation, table);
+    run(
+        psprintf("CREATE TABLE %s (%sLIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE "
+                 "INCLUDING COMPRESSION)",
+                 table, tenant.definition));
+    run(psprintf("ALTER TABLE %s ALTER COLUMN digest TYPE idem.key_digest", table));
+    run(psprintf("ALTER TABLE %s ADD PRIMARY KEY (digest%s)", table, tenant.in_key));
+    run(
+        psprintf("CREATE INDEX ON %s (scope) WHERE state OPERATOR(pg_catalog.=) "
+                 "'p'::pg_catalog.\"char\"",
+                 table));
+    run(
+        psprintf("COMMENT ON TABLE %s IS 'Records of idem, as in idem.record. Written and read by "
+                 "idem''s functions only.'",
+                 table));
+    run(psprintf("ALTER TABLE %s OWNER TO %s", table, owner));
+    const Oid relation = RangeVarGetRelid(range, NoLock, false);
+    revoke_all(relation, table, owner);
     SPI_finish();
     return relation;
 }
@@ -184,10 +163,7 @@ IDEM_FUNCTION(idem_create_record_table) {
     api::require_writable("idem.create_record_table()");
     const auto name = pg::text_arg(fcinfo, api::arg_name);
     if (!name) pg::report::missing_argument("name");
-    api::NewTable table = api::read_name(*name);
-    api::read_tenant_column(fcinfo, table);
-    table.owner = api::owner_of_records();
-    const Oid relation = api::create_record_table(table);
+    const Oid relation = api::create_record_table(*name, api::read_tenant_column(fcinfo));
     (void)api::usable_records(relation);
     PG_RETURN_OID(relation);
 }

@@ -14,14 +14,33 @@ namespace report = pg::report;
 using Names = std::span<char* const>;
 
 const TriggerData& called_as_trigger(FunctionCallInfo fcinfo) {
-    if (!CALLED_AS_TRIGGER(fcinfo)) report::require_claim_called_directly();
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                        errmsg("idem.require_claim() was not called as a trigger"),
+                        errdetail("A statement cannot call the function directly."),
+                        errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
     return *reinterpret_cast<const TriggerData*>(fcinfo->context);
 }
 
 Names scopes_of(const TriggerData& data) {
     const Trigger& trigger = *data.tg_trigger;
-    if (trigger.tgnargs == 0) report::trigger_without_scope(trigger.tgname);
+    if (trigger.tgnargs == 0)
+        ereport(ERROR,
+                (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                 errmsg("trigger \"%s\" names no scope", trigger.tgname),
+                 errdetail("idem.require_claim() takes the names of one or more scopes."),
+                 errhint("Create the trigger with the names of the scopes as its arguments, for "
+                         "example with EXECUTE FUNCTION idem.require_claim('payments').")));
     return {trigger.tgargs, static_cast<std::size_t>(trigger.tgnargs)};
+}
+
+// "a", "b"
+char* quoted_list(Names names) {
+    StringInfoData list;
+    initStringInfo(&list);
+    for (const char* name : names)
+        appendStringInfo(&list, "%s\"%s\"", list.len == 0 ? "" : ", ", name);
+    return list.data;
 }
 
 [[noreturn]] void refuse(const TriggerData& data, Names scopes) {
@@ -33,7 +52,18 @@ Names scopes_of(const TriggerData& data) {
                 psprintf("Trigger \"%s\" of table \"%s\" names this scope.",
                          data.tg_trigger->tgname, RelationGetRelationName(relation)),
                 true);
-    report::claim_required(relation, scopes);
+    // The fields name the table, and therefore the table's schema and not idem's.
+    constexpr report::OwnError own("claim_required");
+    ereport(
+        ERROR,
+        (errcode(report::errcode_of(own.sqlstate)),
+         err_generic_string(PG_DIAG_CONSTRAINT_NAME, own.name), errtable(relation),
+         errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
+         errdetail_plural("This transaction has no claim in scope %s.",
+                          "This transaction has no claim in any of the scopes %s.", scopes.size(),
+                          quoted_list(scopes)),
+         errhint("Before the write, claim the operation's key with idem.claim() in the same "
+                 "transaction. ROLLBACK TO a savepoint undoes the claims made after it.")));
 }
 
 // A row trigger returns the row to be written; the result of a statement trigger is ignored.

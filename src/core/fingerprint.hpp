@@ -6,11 +6,6 @@
 // the version of its form and the id of the secret. A retry is fingerprinted with the secret of
 // the stored record.
 //
-// A fingerprint may also carry codes of the request's top-level members, which tell the members
-// that differ when the request does. The codes of a member are parts of two more MACs. Their
-// messages begin with the MAC of the whole request, so that equal members of different requests
-// have codes that have nothing in common.
-//
 // Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
@@ -78,22 +73,9 @@ class CanonicalWriter {
     Sink& sink_;
 };
 
-// How a fingerprint is stored: its version, the secret's id in as few bytes as it needs, and the
-// leading bytes of the MAC. Each release reads the versions of all earlier releases, because
-// records outlive a release.
-enum class FingerprintVersion : std::uint8_t {
-    leading_mac = 1,
-    // With the codes of the members between version and id: their number in one byte, then four
-    // bytes for each.
-    member_codes = 2,
-};
-
-// Added to the version if members of the request are excluded: the number of the list that names
-// them follows, in groups of seven bits, the lowest first, each but the last with the high bit set.
-inline constexpr std::byte listed{0x80};
-
-// The scope keeps its lists by their numbers, from 1. A retry is compared without the members that
-// the list of its record names, whatever the list of new keys is. 0 is the empty list.
+// The scope keeps its lists of excluded members by their numbers, from 1. A retry is compared
+// without the members that the list of its record names, whatever the list of new keys is. 0 is the
+// empty list.
 using ListNumber = std::uint32_t;
 
 // RFC 2104 allows a MAC to be truncated to half its length. A second request with the same 128 bits
@@ -113,37 +95,22 @@ constexpr bool is_of_any(Bytes stored) noexcept {
     return stored.size() == fingerprint_of_any.size() && stored[0] == fingerprint_of_any[0];
 }
 
-// The first half is of the MAC of the member's name, the second of that of name and value.
-using MemberCode = std::array<std::byte, 4>;
-
-// The codes of a request's members. A request with more members has none.
-inline constexpr std::size_t max_members = 32;
-
-struct MemberCodes {
-    std::array<MemberCode, max_members> codes;
-    std::size_t count = 0;
-
-    std::span<const MemberCode> view() const noexcept { return std::span(codes).first(count); }
-};
-
+// How a fingerprint is stored: the version of this form, the number of its list, the secret's id in
+// as few bytes as it needs, and the leading bytes of the MAC. The number is left out if it is 0;
+// else the version's high bit is set, and the number follows in groups of seven bits, the lowest
+// first, each but the last with the high bit set. Each release reads the versions of all earlier
+// releases, because records outlive a release.
 struct StoredFingerprint {
-    std::array<std::byte, 1 + 5 + 1 + max_members * sizeof(MemberCode) + 4 + leading_mac_bytes>
-        buffer;
+    std::array<std::byte, 1 + 5 + 4 + leading_mac_bytes> buffer;
     std::size_t size;
 
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
 };
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-StoredFingerprint pack(const Fingerprint& fingerprint, const MemberCodes& members) noexcept;
-constexpr bool has_version(Bytes stored, FingerprintVersion version) noexcept {
-    return !stored.empty() && (stored[0] & ~listed) == static_cast<std::byte>(version);
-}
-// False when the bytes are not a fingerprint of one of these versions.
+// False when the bytes are not a fingerprint of this version.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 // The list of a fingerprint; 0 when the bytes are none.
 ListNumber list_number(Bytes stored) noexcept;
-// False when there are none in it.
-[[nodiscard]] bool unpack_members(Bytes stored, MemberCodes& out) noexcept;
 
 // Compares the leading bytes of the MACs in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
@@ -171,39 +138,5 @@ class FingerprintSink {
     std::size_t used_ = 0;
     std::uint32_t secret_id_ = 0;
 };
-
-// Computes the codes of a request's members, one after the other. It uses a FingerprintSink, so no
-// other fingerprint may be in the making. begin() and finish() return false when OpenSSL fails.
-class MemberCoder {
-  public:
-    // whole: the fingerprint of the whole request, or the one that it is compared with.
-    MemberCoder(const Secret& secret, const Fingerprint& whole) noexcept
-        : secret_(secret), whole_(whole) {}
-    [[nodiscard]] bool begin(std::string_view name) noexcept;
-    // Takes the canonical form of the member's value.
-    FingerprintSink& sink() noexcept { return sink_; }
-    [[nodiscard]] bool finish(MemberCode& out) noexcept;
-
-  private:
-    bool begin_message(char tag, std::string_view name) noexcept;
-
-    Secret secret_;
-    Fingerprint whole_;
-    FingerprintSink sink_;
-    Hash of_name_;
-};
-
-enum class MemberChange : std::uint8_t { none, changed, added };
-
-struct MemberDifferences {
-    std::array<MemberChange, max_members> changes{};  // of each member given
-    std::size_t missing = 0;                          // members that are stored and not given
-};
-
-// What has become of the members of the stored request in the given one. Both codes were made with
-// the same secret and the same whole fingerprint; their order does not matter. Once in 65536 times,
-// a changed member is taken for an unchanged one. As often, for each stored member that is left, an
-// added one is taken for a changed one.
-MemberDifferences compare(const MemberCodes& given, const MemberCodes& stored) noexcept;
 
 }  // namespace idem::core

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -18,22 +19,9 @@ namespace idem::core {
 
 inline constexpr std::size_t max_path_bytes = 255;
 
-// Why a path is refused. Most faults are what other notations use.
-enum class PathFault {
-    none,
-    root,        // $ or $.card: JSONPath
-    slash,       // /card/number: JSON Pointer
-    arrow,       // card->number, card#>number: operators
-    bracket,     // card[0]: a subscript
-    brace,       // {card,number}: an array
-    comma,       // card,number: several paths in one
-    wildcard,    // items.*.token: every item
-    index,       // items.0.token: one item
-    quote,       // a double quote that is not closed or does not enclose the whole name
-    empty_step,  // .card, card..number: a name is missing
-};
-
-PathFault path_fault(std::string_view path) noexcept;
+// Why a path is refused, as what the message says of it; NULL if it is not. Most faults are what
+// other notations use.
+const char* path_fault(std::string_view path) noexcept;
 
 // A text of limited length. A piece that does not fit is omitted.
 struct PathText {
@@ -47,12 +35,12 @@ struct PathText {
 // The path as PathFilter compares it, without quotes; unchanged when it has a fault.
 PathText plain_path(std::string_view path) noexcept;
 
-// Translates a path with a fault from its own notation to this one, for advice to the user. Empty
-// when it names no member.
-PathText translated_path(std::string_view path) noexcept;
-
 // The name in double quotes: a step that stands for exactly this name.
 PathText quoted_name(std::string_view name) noexcept;
+
+// The path of a member of the object with this path, which is empty for the outermost; nothing when
+// it is too long.
+std::optional<PathText> member_path(std::string_view object, std::string_view name) noexcept;
 
 // Follows a walk through a jsonb value and says for each member whether its path is on a list.
 //

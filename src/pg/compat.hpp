@@ -71,9 +71,8 @@ inline IndexEntries entries_after(bool update) {
 // Refuses an update that cannot be published, as the executor does: it would stop every
 // subscription. entries is meaningful after TM_Ok only.
 inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot* slot,
-                              Waiting waiting, IndexEntries& entries) {
+                              IndexEntries& entries) {
     CheckCmdReplicaIdentity(relation, CMD_UPDATE);
-    const bool wait = waiting == Waiting::yes;
     TM_FailureData failure;
     LockTupleMode mode;
 #if PG_VERSION_NUM >= 160000
@@ -86,7 +85,7 @@ inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot
 #if PG_VERSION_NUM >= 190000
                            0,
 #endif
-                           InvalidSnapshot, InvalidSnapshot, wait, &failure, &mode, &update);
+                           InvalidSnapshot, InvalidSnapshot, true, &failure, &mode, &update);
     entries = entries_after(update);
     return result;
 }

@@ -9,67 +9,72 @@
 namespace idem::pg {
 namespace {
 
-using core::PathFault;
-
-const char* words_of(PathFault fault) {
-    switch (fault) {
-        case PathFault::none:
-            break;
-        case PathFault::root:
-            return "begins with \"$\", as in JSONPath";
-        case PathFault::slash:
-            return "has a slash, as in JSON Pointer";
-        case PathFault::arrow:
-            return "has an operator";
-        case PathFault::bracket:
-            return "has a subscript";
-        case PathFault::brace:
-            return "has braces, as in an array of text";
-        case PathFault::comma:
-            return "has a comma, as in a list of paths";
-        case PathFault::wildcard:
-            return "has a wildcard";
-        case PathFault::index:
-            return "has a number in place of a name";
-        case PathFault::quote:
-            return "has a double quote that does not enclose the whole name of a member";
-        case PathFault::empty_step:
-            return "has an empty name";
-    }
-    pg_unreachable();
-}
-
-// How to write the path that was meant.
-const char* advice(std::string_view path, PathFault fault) {
-    if (fault == PathFault::comma) return "Pass each path as an element of its own.";
-    const core::PathText ours = core::translated_path(path);
-    if (ours.size == 0)
-        return "Write the names of members from the top, joined by dots, such as \"card.number\".";
-    return psprintf("Write %s. The items of an array have no step of their own.",
-                    quote_literal_cstr(report::c_string(ours.view())));
-}
-
 // In quotes, a name may contain any characters.
-const char* quoting(std::string_view path) {
-    const core::PathText quoted = core::quoted_name(path);
-    return psprintf("If a single member has this name, write %s.",
-                    quote_literal_cstr(report::c_string(quoted.view())));
-}
-
 void check_notation(const char* name, std::string_view path, int position) {
-    const PathFault fault = core::path_fault(path);
-    if (fault == PathFault::none) return;
+    const char* fault = core::path_fault(path);
+    if (fault == nullptr) return;
+    const core::PathText quoted = core::quoted_name(path);
     report::invalid_argument(
-        name,
-        psprintf("Element %d, \"%s\", %s.", position, report::c_string(path), words_of(fault)),
-        psprintf("%s %s", advice(path, fault), quoting(path)));
+        name, psprintf("Element %d, \"%s\", %s.", position, report::c_string(path), fault),
+        psprintf("Write the names of members from the top, joined by dots, such as "
+                 "\"card.number\". The items of an array have no step of their own. If a single "
+                 "member has this name, write %s.",
+                 quote_literal_cstr(report::c_string(quoted))));
 }
 
-using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
-
-std::string_view bytes_of(const JsonbValue& string) {
+std::string_view string_of(const JsonbValue& string) {
+    Assert(string.type == jbvString);
     return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
 }
+
+// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
+// the filter excludes. Returns true when a member was left out.
+template <class Filter, class Visit>
+bool walk_without(Jsonb* root, Filter filter, Visit visit) {
+    JsonbIterator* iterator = JsonbIteratorInit(&root->root);
+    JsonbValue value;
+    bool any = false;
+    JsonbIteratorToken token;
+    while ((token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE) {
+        CHECK_FOR_INTERRUPTS();
+        if (token == WJB_BEGIN_OBJECT) filter.begin_object();
+        if (token == WJB_END_OBJECT) filter.end_object();
+        if (token == WJB_KEY && filter.excludes(string_of(value))) {
+            any = true;
+            (void)JsonbIteratorNext(&iterator, &value, true);  // the whole value of the member
+        } else {
+            visit(token, value);
+        }
+    }
+    return any;
+}
+
+// Calls use(name, value) for each member of the object, without what is in the value.
+template <class Use>
+void each_member(JsonbContainer* object, Use use) {
+    JsonbIterator* iterator = JsonbIteratorInit(object);
+    JsonbValue name;
+    JsonbValue value;
+    JsonbIteratorToken token;
+    while ((token = JsonbIteratorNext(&iterator, &name, true)) != WJB_DONE) {
+        CHECK_FOR_INTERRUPTS();
+        if (token != WJB_KEY) continue;
+        (void)JsonbIteratorNext(&iterator, &value, true);
+        use(string_of(name), value);
+    }
+}
+
+bool is_array(const JsonbValue& value) {
+    return value.type == jbvBinary && JsonContainerIsArray(value.val.binary.data);
+}
+
+bool is_object(const JsonbValue& value) {
+    return value.type == jbvBinary && JsonContainerIsObject(value.val.binary.data);
+}
+
+// ---- Fingerprints -------------------------------------------------------------------------------
+
+using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
 
 void convert(JsonbValue& string) {
     char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
@@ -114,7 +119,7 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
         case jbvBool:
             return form.boolean(value.val.boolean);
         case jbvString:
-            return form.string(bytes_of(value));
+            return form.string(string_of(value));
         case jbvNumeric:
             return write_number(form, value.val.numeric);
         default:
@@ -122,182 +127,45 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
     }
 }
 
-// A request to be walked through: in UTF-8, and without the paths.
-struct Walkable {
-    Jsonb* request;
-    PathList exclude;
-};
-
-Walkable walkable(Jsonb* request, PathList exclude) {
-    if (GetDatabaseEncoding() == PG_UTF8) return {request, exclude};
-    return {in_utf8(request, exclude), {}};
+void write(CanonicalForm& form, Jsonb* request, PathList exclude) {
+    const bool scalar_root = JB_ROOT_IS_SCALAR(request);
+    const auto event = [&](JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+                return scalar_root ? void() : form.begin_array();
+            case WJB_END_ARRAY:
+                return scalar_root ? void() : form.end_array();
+            case WJB_BEGIN_OBJECT:
+                return form.begin_object();
+            case WJB_END_OBJECT:
+                return form.end_object();
+            case WJB_KEY:
+                return form.member(string_of(value));
+            default:
+                return write_scalar(form, value);
+        }
+    };
+    walk_without(request, core::PathFilter(exclude), event);
 }
 
-// Writes the events that takes(token, value) takes.
-template <class Takes>
-void walk(CanonicalForm& form, const Walkable& from, Takes takes) {
-    bool scalar_root = false;
-    walk_without(from.request, core::PathFilter(from.exclude),
-                 [&](JsonbIteratorToken token, const JsonbValue& value) {
-                     if (!takes(token, value)) return;
-                     switch (token) {
-                         case WJB_BEGIN_ARRAY:
-                             scalar_root = value.val.array.rawScalar;
-                             if (!scalar_root) form.begin_array();
-                             break;
-                         case WJB_END_ARRAY:
-                             if (!scalar_root) form.end_array();
-                             break;
-                         case WJB_BEGIN_OBJECT:
-                             form.begin_object();
-                             break;
-                         case WJB_END_OBJECT:
-                             form.end_object();
-                             break;
-                         case WJB_KEY:
-                             form.member(bytes_of(value));
-                             break;
-                         default:
-                             write_scalar(form, value);
-                     }
-                 });
-}
-
-core::Fingerprint fingerprint(const Walkable& from, const core::Secret& secret,
+core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
                               std::uint32_t secret_id) {
     core::FingerprintSink sink;
     trivial<core::FingerprintSink>();
     core::Fingerprint result;
     if (!sink.begin(secret, secret_id)) report::crypto_failure();
     CanonicalForm form(sink);
-    walk(form, from, [](JsonbIteratorToken, const JsonbValue&) { return true; });
+    if (GetDatabaseEncoding() == PG_UTF8)
+        write(form, request, exclude);
+    else
+        write(form, in_utf8(request, exclude), {});
     if (!sink.finish(result)) report::crypto_failure();
     return result;
 }
 
-// The top-level members of a request: their codes and, in UTF-8, their names, in the same order.
-struct Members {
-    core::MemberCodes codes;
-    std::array<std::string_view, core::max_members> names;
-};
-
-// Takes of a walk the values of the top-level members, and makes a code of each.
-class MemberWalk {
-  public:
-    MemberWalk(core::MemberCoder& coder, Members& out) : coder_(coder), out_(out) {}
-
-    bool takes(JsonbIteratorToken token, const JsonbValue& value) {
-        switch (token) {
-            case WJB_BEGIN_ARRAY:
-            case WJB_BEGIN_OBJECT:
-                return depth_++ > 0 && !too_many_;
-            case WJB_END_ARRAY:
-            case WJB_END_OBJECT:
-                if (--depth_ == 0) end_member();
-                return depth_ > 0 && !too_many_;
-            case WJB_KEY:
-                if (depth_ == 1) begin_member(bytes_of(value));
-                return depth_ > 1 && !too_many_;
-            default:
-                return !too_many_;
-        }
-    }
-    bool too_many() const { return too_many_; }
-
-  private:
-    void begin_member(std::string_view name) {
-        end_member();
-        too_many_ = too_many_ || out_.codes.count == core::max_members;
-        if (too_many_) return;
-        if (!coder_.begin(name)) report::crypto_failure();
-        out_.names[out_.codes.count] = name;
-        open_ = true;
-    }
-    void end_member() {
-        if (!open_) return;
-        if (!coder_.finish(out_.codes.codes[out_.codes.count])) report::crypto_failure();
-        ++out_.codes.count;
-        open_ = false;
-    }
-
-    core::MemberCoder& coder_;
-    Members& out_;
-    int depth_ = 0;
-    bool open_ = false;
-    bool too_many_ = false;
-};
-
-// False if the request is no object, or has too many members. whole: as core::MemberCoder takes it.
-bool read_members(const Walkable& from, const core::Secret& secret, const core::Fingerprint& whole,
-                  Members& out) {
-    if (!JB_ROOT_IS_OBJECT(from.request) ||
-        JB_ROOT_COUNT(from.request) > core::max_members + from.exclude.size())
-        return false;
-    core::MemberCoder coder(secret, whole);
-    trivial<core::MemberCoder>();
-    CanonicalForm form(coder.sink());
-    MemberWalk members(coder, out);
-    walk(form, from, [&](JsonbIteratorToken token, const JsonbValue& value) {
-        return members.takes(token, value);
-    });
-    return !members.too_many();
-}
-
-bytea* bytea_of(const core::StoredFingerprint& stored) {
-    return cstring_to_text_with_len(reinterpret_cast<const char*>(stored.buffer.data()),
-                                    static_cast<int>(stored.size));
-}
-
-// Names of headers are the same in upper and lower case.
-struct HeaderFilter {
-    TextList names;
-
-    void begin_object() const {}
-    void end_object() const {}
-    bool excludes(std::string_view member) const {
-        return std::ranges::any_of(names, [member](std::string_view name) {
-            return name.size() == member.size() &&
-                   pg_strncasecmp(name.data(), member.data(), name.size()) == 0;
-        });
-    }
-};
-
-[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
-    report::invalid_argument(
-        argument, detail,
-        "Write headers as an object of names with a string or an array of strings each, such as "
-        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
-}
-
-std::string_view text_of_string(const JsonbValue& value) {
-    Assert(value.type == jbvString);
-    return {value.val.string.val, static_cast<std::size_t>(value.val.string.len)};
-}
-
-[[noreturn]] void refuse_value(const char* argument, const char* name) {
-    refuse_headers(argument, psprintf("The value of the header \"%s\" is neither a string nor an "
-                                      "array of strings.",
-                                      name));
-}
-
-void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
-    if (value.type != jbvString) refuse_value(argument, name);
-    if (!core::is_header_value(text_of_string(value)))
-        refuse_headers(argument,
-                       psprintf("The value of the header \"%s\" has a control character.", name));
-}
-
-// The same pointer if the filter excludes nothing of it.
-template <class Filter>
-Jsonb* without(Jsonb* document, Filter filter) {
-    if (document == nullptr || JB_ROOT_IS_SCALAR(document)) return document;
-    compat::JsonbBuilder builder;
-    const bool removed =
-        walk_without(document, filter, [&](JsonbIteratorToken token, JsonbValue& value) {
-            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
-            builder.push(token, has_value ? &value : nullptr);
-        });
-    return removed ? builder.finish() : document;
+bytea* bytea_of(core::Bytes bytes) {
+    return cstring_to_text_with_len(reinterpret_cast<const char*>(bytes.data()),
+                                    static_cast<int>(bytes.size()));
 }
 
 }  // namespace
@@ -320,29 +188,13 @@ PathList read_paths(ArrayType* paths, MemoryContext context) {
     return read_texts(paths, context, [](std::string_view path) { return core::plain_path(path); });
 }
 
-bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude,
-                       core::FingerprintVersion version) {
+bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude) {
     if (request == nullptr) return nullptr;
     const Secrets& current = secrets();
-    const Walkable from = walkable(request, exclude.paths);
-    core::Fingerprint made = fingerprint(from, current.fingerprint, current.fingerprint_id);
+    core::Fingerprint made =
+        fingerprint(request, exclude.paths, current.fingerprint, current.fingerprint_id);
     made.list = exclude.number;
-    if (version == core::FingerprintVersion::member_codes) {
-        Members members;
-        if (read_members(from, current.fingerprint, made, members))
-            return bytea_of(core::pack(made, members.codes));
-    }
-    return bytea_of(core::pack(made));
-}
-
-bytea* without_members(bytea* stored) {
-    if (stored == nullptr) return nullptr;
-    const core::Bytes bytes = core::as_bytes(view_of(stored));
-    core::Fingerprint rest;
-    if (!core::has_version(bytes, core::FingerprintVersion::member_codes) ||
-        !core::unpack(bytes, rest))
-        return stored;
-    return bytea_of(core::pack(rest));
+    return bytea_of(core::pack(made).bytes());
 }
 
 core::ListNumber list_number(const bytea* stored) {
@@ -350,8 +202,7 @@ core::ListNumber list_number(const bytea* stored) {
 }
 
 bytea* fingerprint_of_any() {
-    return cstring_to_text_with_len(reinterpret_cast<const char*>(core::fingerprint_of_any.data()),
-                                    static_cast<int>(core::fingerprint_of_any.size()));
+    return bytea_of(core::fingerprint_of_any);
 }
 
 bool is_of_any(const bytea* stored) {
@@ -361,51 +212,113 @@ bool is_of_any(const bytea* stored) {
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     if (is_of_any(stored)) return true;
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
-    const std::string_view bytes = view_of(stored);
     core::Fingerprint bound;
-    if (!core::unpack(core::as_bytes(bytes), bound)) report::unknown_fingerprint_version();
+    if (!core::unpack(core::as_bytes(view_of(stored)), bound))
+        report::unknown_fingerprint_version();
     const core::Secret secret = fingerprint_secret(bound.secret_id);
-    return core::same_mac(fingerprint(walkable(request, exclude), secret, bound.secret_id), bound);
+    return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
 }
+
+// ---- Differences --------------------------------------------------------------------------------
 
 namespace {
 
-// A name as messages and results show it: in the server's encoding, and no longer than the name of
-// a column can be.
-char* shown_name(std::string_view utf8) {
-    const char* name = pg_any_to_server(utf8.data(), static_cast<int>(utf8.size()), PG_UTF8);
-    const auto size = static_cast<int>(name == utf8.data() ? utf8.size() : strlen(name));
-    return pnstrdup(name, static_cast<Size>(pg_mbcliplen(name, size, NAMEDATALEN - 1)));
+bool same_value(JsonbValue* a, JsonbValue* b) {
+    return compareJsonbContainers(&JsonbValueToJsonb(a)->root, &JsonbValueToJsonb(b)->root) == 0;
 }
 
-std::span<char* const> names_of(const Members& members, const core::MemberDifferences& compared,
-                                core::MemberChange change) {
-    auto* names = static_cast<char**>(palloc(sizeof(char*) * core::max_members));
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < members.codes.count; ++i)
-        if (compared.changes[i] == change) names[count++] = shown_name(members.names[i]);
-    return {names, count};
+JsonbValue* member(JsonbContainer* object, std::string_view name) {
+    return getKeyJsonValueFromContainer(object, name.data(), static_cast<int>(name.size()),
+                                        nullptr);
+}
+
+using Path = std::optional<core::PathText>;
+
+void add(Differences& found, Differences::Paths& paths, const Path& path) {
+    if (path && found.named() < max_differences)
+        paths.text[paths.count++] = report::c_string(*path);
+    else
+        ++found.more;
+}
+
+// Goes no deeper than a path can name.
+void compare(Differences& found, std::string_view path, JsonbContainer* given,
+             JsonbContainer* stored) {
+    each_member(given, [&](std::string_view name, JsonbValue& value) {
+        const Path here = core::member_path(path, name);
+        JsonbValue* was = member(stored, name);
+        if (was == nullptr) return add(found, found.added, here);
+        if (same_value(&value, was)) return;
+        if (here && is_object(value) && is_object(*was))
+            return compare(found, *here, value.val.binary.data, was->val.binary.data);
+        add(found, found.changed, here);
+    });
+    each_member(stored, [&](std::string_view name, JsonbValue&) {
+        if (member(given, name) == nullptr)
+            add(found, found.missing, core::member_path(path, name));
+    });
 }
 
 }  // namespace
 
-const report::Differences* find_differences(Jsonb* request, const bytea* stored, PathList exclude) {
-    if (request == nullptr || stored == nullptr) return nullptr;
-    const core::Bytes bytes = core::as_bytes(view_of(stored));
-    core::Fingerprint bound;
-    core::MemberCodes before;
-    if (!core::unpack(bytes, bound) || !core::unpack_members(bytes, before)) return nullptr;
-    Members now;
-    const core::Secret secret = fingerprint_secret(bound.secret_id);
-    if (!read_members(walkable(request, exclude), secret, bound, now)) return nullptr;
-    const core::MemberDifferences compared = core::compare(now.codes, before);
-    auto* found = static_cast<report::Differences*>(palloc(sizeof(report::Differences)));
-    *found = {.changed = names_of(now, compared, core::MemberChange::changed),
-              .added = names_of(now, compared, core::MemberChange::added),
-              .missing = static_cast<int>(compared.missing)};
-    const bool any = !found->changed.empty() || !found->added.empty() || found->missing > 0;
-    return any ? found : nullptr;
+// A value that is no object has no name for what differs in it.
+Differences* differences(Jsonb* given, Jsonb* stored, PathList exclude) {
+    if (!JB_ROOT_IS_OBJECT(given) || !JB_ROOT_IS_OBJECT(stored)) return nullptr;
+    auto* found = static_cast<Differences*>(palloc0(sizeof(Differences)));
+    compare(*found, {}, &redact(given, exclude)->root, &redact(stored, exclude)->root);
+    return found->named() > 0 ? found : nullptr;
 }
+
+// ---- What is stored of an answer ----------------------------------------------------------------
+
+namespace {
+
+// Names of headers are the same in upper and lower case.
+struct HeaderFilter {
+    TextList names;
+
+    void begin_object() const {}
+    void end_object() const {}
+    bool excludes(std::string_view member) const {
+        return std::ranges::any_of(names, [member](std::string_view name) {
+            return name.size() == member.size() &&
+                   pg_strncasecmp(name.data(), member.data(), name.size()) == 0;
+        });
+    }
+};
+
+// The same pointer if the filter excludes nothing of it.
+template <class Filter>
+Jsonb* without(Jsonb* document, Filter filter) {
+    if (document == nullptr || JB_ROOT_IS_SCALAR(document)) return document;
+    compat::JsonbBuilder builder;
+    const bool removed =
+        walk_without(document, filter, [&](JsonbIteratorToken token, JsonbValue& value) {
+            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+            builder.push(token, has_value ? &value : nullptr);
+        });
+    return removed ? builder.finish() : document;
+}
+
+[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
+    report::invalid_argument(
+        argument, detail,
+        "Write headers as an object of names with a string or an array of strings each, such as "
+        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
+}
+
+void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
+    if (value.type != jbvString)
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" is neither a string nor an array "
+                                "of strings.",
+                                name));
+    if (!core::is_header_value(string_of(value)))
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" has a control character.", name));
+}
+
+}  // namespace
 
 Jsonb* redact(Jsonb* response, PathList paths) {
     if (paths.empty()) return response;
@@ -414,38 +327,16 @@ Jsonb* redact(Jsonb* response, PathList paths) {
 
 void check_headers(const char* argument, Jsonb* headers) {
     if (!JB_ROOT_IS_OBJECT(headers)) refuse_headers(argument, "The headers are not an object.");
-    JsonbIterator* iterator = JsonbIteratorInit(&headers->root);
-    JsonbValue value;
-    const char* name = nullptr;
-    bool in_list = false;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, false);
-        CHECK_FOR_INTERRUPTS();
-        switch (token) {
-            case WJB_DONE:
-                return;
-            case WJB_KEY:
-                name = pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
-                if (!core::is_header_name(text_of_string(value)))
-                    refuse_headers(argument, psprintf("The name \"%s\" is not a token as in RFC "
-                                                      "9110.",
-                                                      name));
-                break;
-            case WJB_VALUE:
-            case WJB_ELEM:
-                check_header_value(argument, name, value);
-                break;
-            case WJB_BEGIN_ARRAY:
-            case WJB_BEGIN_OBJECT:
-                if (name != nullptr && (in_list || token == WJB_BEGIN_OBJECT))
-                    refuse_value(argument, name);
-                in_list = token == WJB_BEGIN_ARRAY;
-                break;
-            case WJB_END_ARRAY:
-            case WJB_END_OBJECT:
-                in_list = false;
-        }
-    }
+    each_member(&headers->root, [argument](std::string_view token, const JsonbValue& value) {
+        const char* name = report::c_string(token);
+        if (!core::is_header_name(token))
+            refuse_headers(argument,
+                           psprintf("The name \"%s\" is not a token as in RFC 9110.", name));
+        if (!is_array(value)) return check_header_value(argument, name, value);
+        JsonbContainer* array = value.val.binary.data;
+        for (std::uint32_t i = 0; i < JsonContainerSize(array); ++i)
+            check_header_value(argument, name, *getIthJsonbValueFromContainer(array, i));
+    });
 }
 
 Jsonb* redact_headers(Jsonb* headers, TextList names) {

@@ -64,36 +64,6 @@ void check_paths(const char* name, ArrayType* paths);
 // A copy of the paths in the memory context, without the quotes.
 PathList read_paths(ArrayType* paths, MemoryContext context);
 
-// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
-// the filter excludes. Returns true when a member was left out.
-template <class Filter, class Visit>
-bool walk_without(Jsonb* root, Filter filter, Visit visit) {
-    JsonbIterator* iterator = JsonbIteratorInit(&root->root);
-    JsonbValue value;
-    bool any = false;
-    bool left_out = false;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, left_out);
-        if (token == WJB_DONE) {
-            Assert(!left_out);  // a member has a value
-            return any;
-        }
-        CHECK_FOR_INTERRUPTS();
-        if (left_out) {  // this was the whole value of the member
-            left_out = false;
-            continue;
-        }
-        if (token == WJB_BEGIN_OBJECT) filter.begin_object();
-        if (token == WJB_END_OBJECT) filter.end_object();
-        if (token == WJB_KEY && filter.excludes({value.val.string.val,
-                                                 static_cast<std::size_t>(value.val.string.len)})) {
-            any = left_out = true;
-            continue;
-        }
-        visit(token, value);
-    }
-}
-
 // --- What is left: fingerprint and stored response ----------------------------------------------
 
 struct NumberedList {
@@ -101,17 +71,12 @@ struct NumberedList {
     core::ListNumber number;
 };
 
-// The fingerprint of the request without the paths, palloc'd and ready to be stored in this
-// version: member_codes only if the request is an object with few enough members, else leading_mac.
-// NULL for a NULL request, which binds nothing.
-bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude,
-                       core::FingerprintVersion version);
+// The fingerprint of the request without the paths, palloc'd and ready to be stored. NULL for a
+// NULL request, which binds nothing.
+bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude);
 
 // The number of the list that the stored fingerprint was made with; 0 for none.
 core::ListNumber list_number(const bytea* stored);
-
-// The fingerprint without the codes of members, palloc'd; the same pointer if it has none.
-bytea* without_members(bytea* fingerprint);
 
 // A fingerprint that every request matches, NULL included; palloc'd.
 bytea* fingerprint_of_any();
@@ -123,9 +88,29 @@ bool is_of_any(const bytea* stored);
 // the version and the secret that the stored one names. Two NULLs agree; a NULL and a value do not.
 bool same_request(Jsonb* request, const bytea* stored, PathList exclude);
 
-// How the request differs from the one that the stored fingerprint was made from, palloc'd. NULL if
-// that cannot be told: one of them is NULL or has no codes of members, or the codes are the same.
-const report::Differences* find_differences(Jsonb* request, const bytea* stored, PathList exclude);
+// How many members are named, so that an error does not grow with the request.
+inline constexpr std::size_t max_differences = 10;
+
+// The paths of the members that differ between two requests. A member within an object is named
+// itself, an array as a whole.
+struct Differences {
+    struct Paths {
+        std::array<const char*, max_differences> text;
+        std::size_t count;
+
+        std::span<const char* const> view() const { return std::span(text).first(count); }
+    };
+    Paths changed;  // with another value
+    Paths added;    // new
+    Paths missing;
+    std::size_t more;  // that are not named, because there are too many or a path is too long
+
+    std::size_t named() const { return changed.count + added.count + missing.count; }
+};
+
+// How a request differs from the stored one, palloc'd; NULL if no member can be named. Members that
+// the paths name do not count.
+Differences* differences(Jsonb* given, Jsonb* stored, PathList exclude);
 
 // The response without the members that the paths name; the very same pointer when it has none.
 Jsonb* redact(Jsonb* response, PathList paths);

@@ -192,16 +192,22 @@ void make_map() {
 
 // A copy of the claim, with everything that it points to behind it.
 Claim* copy_of(const Claim& from) {
-    const Size fingerprint = from.fingerprint == nullptr ? 0 : VARSIZE_ANY(from.fingerprint);
+    const auto size_of = [](const void* value) {
+        return value == nullptr ? 0 : INTALIGN(VARSIZE_ANY(value));
+    };
     const Size names = from.scope_name.size() + from.tenant.size() + from.key.size();
-    void* memory = MemoryContextAlloc(TopTransactionContext, sizeof(Claim) + fingerprint + names);
+    const Size size = sizeof(Claim) + size_of(from.request) + size_of(from.fingerprint) + names;
+    void* memory = MemoryContextAllocExtended(TopTransactionContext, size, MCXT_ALLOC_HUGE);
     auto* claim = new (memory) Claim(from);
     auto* at = reinterpret_cast<char*>(claim + 1);
-    if (fingerprint > 0) {
-        claim->fingerprint = reinterpret_cast<bytea*>(at);  // first, because it must be aligned
-        memcpy(at, from.fingerprint, fingerprint);
-        at += fingerprint;
-    }
+    const auto copy = [&at, size_of](auto*& value) {  // first, because they must be aligned
+        if (value == nullptr) return;
+        const void* original = std::exchange(value, reinterpret_cast<decltype(+value)>(at));
+        memcpy(at, original, VARSIZE_ANY(original));
+        at += size_of(original);
+    };
+    copy(claim->request);
+    copy(claim->fingerprint);
     for (std::string_view* name : {&claim->scope_name, &claim->tenant, &claim->key}) {
         char* end = std::copy(name->begin(), name->end(), at);
         *name = {at, name->size()};

@@ -257,10 +257,10 @@ std::optional<Datum> stored_tenant(TupleTableSlot* slot) {
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record,
                const std::optional<Datum>& tenant) {
     Assert(record.attempt >= 1 && name.scope_id > 0);
-    // A lease has an end; what is finished has neither a recovery point nor a request.
+    // A lease has an end; what is finished has no recovery point.
     [[maybe_unused]] const bool in_progress = record.state == core::State::in_progress;
     Assert(record.lease_end || !in_progress);
-    Assert(in_progress || (record.recovery_point == nullptr && record.request == nullptr));
+    Assert(in_progress || record.recovery_point == nullptr);
     Assert(record.extra_attempts >= 0);
     const TupleDesc table = slot->tts_tupleDescriptor;
     const Row<columns> row = row_of(name, record);
@@ -280,9 +280,8 @@ ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointe
                 "Another transaction changed the key's record at the same time.");
         return true;
     };
-    return change_row(records.table(), tid, RowChange::update, bound, [&] {
-        return update_row(records.table(), tid, slot, compat::Waiting::yes, on_duplicate);
-    });
+    return change_row(records.table(), tid, RowChange::update, bound,
+                      [&] { return update_row(records.table(), tid, slot, on_duplicate); });
 }
 
 // Whether the new record may replace the old one.
@@ -376,7 +375,6 @@ Record erased(const Record& record) {
     rest.response = nullptr;
     rest.body = nullptr;
     rest.error = sqlstate_only(record.error);
-    rest.fingerprint = without_members(record.fingerprint);
     const bool finished = record.state != core::State::in_progress;
     if (finished && (record.headers != nullptr || record.response != nullptr ||
                      record.body != nullptr || record.error != rest.error))
@@ -444,7 +442,7 @@ RecordHead record_head(TupleTableSlot* slot) {
 
 namespace {
 
-// Whether erased() would take something out of a finished record.
+// Whether replays of a finished record would lose something by erased().
 bool has_answer(TupleTableSlot* slot) {
     if (has_value(slot, column_headers) || has_value(slot, column_response) ||
         has_value(slot, column_body))
@@ -625,7 +623,8 @@ bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, Timestam
     if (DatumGetChar(state) == static_cast<char>(core::State::in_progress)) return false;
     const TimestampTz created = DatumGetTimestampTz(column(slot, column_created, null));
     const TimestampTz answered = core::answered_at(created, bigint_column(slot, column_lease_end));
-    return core::is_answer_outlived(answered, answer_ttl, now) && has_answer(slot);
+    return core::is_answer_outlived(answered, answer_ttl, now) &&
+           (has_answer(slot) || has_value(slot, column_request));
 }
 
 // The row is locked first, because an update waits for a transaction that has locked it.
@@ -636,14 +635,14 @@ bool try_erase(Relation records, TupleTableSlot* slot) {
     bool null;
     memcpy(digest.data(), DatumGetUUIDP(column(slot, column_digest, null))->data, digest.size());
     Record rest = erased(read_outcome(slot));
-    rest.redacted = true;
+    rest.redacted = rest.redacted || has_answer(slot);
     TupleTableSlot* row = table_slot_create(records, nullptr);
     store_row(row, read_name(slot, digest), rest, stored_tenant(slot));
     const auto on_duplicate = []() -> bool {
         report::serialization_failure(
             "Another transaction wrote the key's record without the key lock.");
     };
-    const TM_Result result = update_row(records, tid, row, compat::Waiting::yes, on_duplicate);
+    const TM_Result result = update_row(records, tid, row, on_duplicate);
     ExecDropSingleTupleTableSlot(row);
     return result == TM_Ok;
 }

@@ -47,7 +47,7 @@ struct Record {
     std::int32_t attempt;
     core::State state;
     bool redacted = false;  // a part of the answer was not stored, by the scope's settings
-    bytea* fingerprint;     // in any stored form
+    bytea* fingerprint;
     text* recovery_point;
     Jsonb* recovery_state;
     std::optional<std::int32_t> status;
@@ -55,22 +55,22 @@ struct Record {
     Jsonb* response;
     bytea* body;
     Jsonb* error;  // the failure; of an unfinished operation, the last error
-    // The request of an unfinished operation, if the scope stores requests. It stays as it is
-    // stored, compressed or out of line, so that an update does not write it again: see
-    // request_of().
+    // If the scope stores requests. It stays as it is stored, compressed or out of line, so that an
+    // update does not write it again: see request_of().
     varlena* request = nullptr;
     std::int32_t extra_attempts = 0;  // granted beyond the scope's max_attempts
 };
 
-// NULL when no request is stored. Call it while the key lock is held.
+// NULL when no request is stored. Call it in the statement that has read the record: its snapshot
+// keeps what is out of line.
 Jsonb* request_of(const Record& record);
 
 // Frees the copies that the record points to, for a call that looks again.
 void free_contents(const Record& record);
 
-// What remains when the record is erased: the key, the fingerprint without the codes of members,
-// the outcome with its status, the sqlstate of a failure, and the name of a recovery point. A
-// finished record that loses something is redacted.
+// What remains when the record is erased: the key, the fingerprint, the outcome with its status,
+// the sqlstate of a failure, and the name of a recovery point. A finished record that loses a part
+// of what replays return is redacted.
 Record erased(const Record& record);
 
 // When the operation completed or failed; nothing while it has done neither.
@@ -265,7 +265,8 @@ WriteResult delete_at(const KeyedTable& table, ItemPointerData tid, const WaitBo
 
 // --- Erasing answers without key locks -----------------------------------------------------------
 
-// Whether the record in the slot is finished and still has an answer that it should not have.
+// Whether the record in the slot is finished and still has an answer, or the request, that it
+// should not have.
 bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, TimestampTz now);
 
 // Replaces the finished record in the slot by what erased() leaves of it. Does not wait: returns

@@ -5,32 +5,13 @@
 #include "pg/guc.hpp"
 
 namespace idem::pg::report {
-namespace {
-
-int errname(const char* name) {
-    return err_generic_string(PG_DIAG_CONSTRAINT_NAME, name);
-}
-
-int erridem(const char* name) {
-    (void)errname(name);
-    return err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
-}
-
-int errdiffers(const Differences* differences) {
-    if (differences == nullptr) return 0;
-    return err_generic_string(
-        PG_DIAG_COLUMN_NAME,
-        OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(array_of(*differences))));
-}
-
-}  // namespace
-
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
 }
 
 int own_error(OwnError error) {
-    (void)erridem(error.name);
+    (void)err_generic_string(PG_DIAG_CONSTRAINT_NAME, error.name);
+    (void)err_generic_string(PG_DIAG_SCHEMA_NAME, "idem");
     return errcode(errcode_of(error.sqlstate));
 }
 
@@ -72,6 +53,8 @@ char* holder_detail(const Holder& holder) {
     return pstrdup("Another transaction, possibly a prepared one, holds this key.");
 }
 
+}  // namespace
+
 int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
     (void)own_error("in_progress");
     (void)errretry(retry_after);
@@ -82,11 +65,9 @@ int errin_progress(std::string_view key, const Holder& holder, std::int64_t retr
 }
 
 // Rounded up to a tenth, as the field is to a millisecond.
-double seconds_of(std::int64_t retry_after) {
+static double seconds_of(std::int64_t retry_after) {
     return static_cast<double>((retry_after + 99'999) / 100'000) / 10;
 }
-
-}  // namespace
 
 // Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
@@ -103,12 +84,6 @@ void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_
                            seconds)));
 }
 
-void leased(std::string_view key, const Holder& holder, std::int64_t retry_after) {
-    ereport(ERROR, (errin_progress(key, holder, retry_after),
-                    errhint("Wait for the end of the operation. If its worker is gone or must not "
-                            "go on, call idem.revoke() first.")));
-}
-
 void claimed_by_this_transaction(std::string_view key, const char* hint) {
     ereport(ERROR,
             (own_error("in_progress"), errmsg("operation \"%s\" is in progress", c_string(key)),
@@ -118,112 +93,6 @@ void claimed_by_this_transaction(std::string_view key, const char* hint) {
                  : errhint("Complete the first claim before you claim the key again. \"SELECT "
                            "(idem.claim(...)).*\" calls the function once per column; write "
                            "\"SELECT * FROM idem.claim(...)\" instead.")));
-}
-
-namespace {
-
-constexpr const char* conflict_hint =
-    "Use a new key for a new operation, and send the same request again for a retry. List members "
-    "of the request that may differ between retries in the scope's \"request_exclude\".";
-
-const char* conflict_hint_for(Requests requests) {
-    switch (requests) {
-        case Requests::first_only:
-            return "For a retry, pass the request of the first call. For a new operation, use a "
-                   "new key.";
-        case Requests::second_only:
-            return "For a retry, pass no request, as the first call did. For a new operation, use "
-                   "a new key.";
-        case Requests::both:
-            return conflict_hint;
-    }
-    pg_unreachable();
-}
-
-void append_names(StringInfo out, std::span<char* const> names) {
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        if (i > 0) appendStringInfoString(out, i + 1 < names.size() ? ", " : " and ");
-        appendStringInfo(out, "\"%s\"", names[i]);
-    }
-}
-
-// What follows a sentence that says that the requests differ: what exactly, if that is known.
-const char* account_of(const Differences* differences) {
-    if (differences == nullptr) return "";
-    const auto& [changed, added, missing] = *differences;
-    StringInfoData account;
-    initStringInfo(&account);
-    int clauses = int{!changed.empty()} + int{!added.empty()} + int{missing > 0};
-    const char* separator = ": ";
-    const auto begin_clause = [&] {
-        appendStringInfoString(&account, separator);
-        separator = --clauses == 1 ? ", and " : ", ";
-    };
-    if (!changed.empty()) {
-        begin_clause();
-        append_names(&account, changed);
-        appendStringInfoString(&account,
-                               changed.size() == 1 ? " has another value" : " have other values");
-    }
-    if (!added.empty()) {
-        begin_clause();
-        append_names(&account, added);
-        appendStringInfoString(&account, added.size() == 1 ? " is new" : " are new");
-    }
-    if (missing > 0) {
-        begin_clause();
-        appendStringInfo(&account, missing == 1 ? "%d member is missing" : "%d members are missing",
-                         missing);
-    }
-    return account.data;
-}
-
-}  // namespace
-
-ArrayType* array_of(const Differences& differences) {
-    const std::size_t named = differences.changed.size() + differences.added.size();
-    const std::size_t count = named + static_cast<std::size_t>(differences.missing);
-    Assert(count > 0 && differences.missing >= 0);
-    auto* values = static_cast<Datum*>(palloc0(sizeof(Datum) * count));
-    auto* nulls = static_cast<bool*>(palloc0(sizeof(bool) * count));
-    Datum* value = values;
-    for (char* name : differences.changed) *value++ = CStringGetTextDatum(name);
-    for (char* name : differences.added) *value++ = CStringGetTextDatum(name);
-    std::fill(nulls + named, nulls + count, true);
-    int size = static_cast<int>(count);
-    int lower_bound = 1;
-    return construct_md_array(values, nulls, 1, &size, &lower_bound, TEXTOID, -1, false,
-                              TYPALIGN_INT);
-}
-
-void key_conflict(std::string_view key, Requests requests, const Differences* differences) {
-    ereport(ERROR,
-            (own_error("key_conflict"), errdiffers(differences),
-             errmsg("key \"%s\" was used for a different request", c_string(key)),
-             requests == Requests::first_only
-                 ? errdetail("The key was first used with a request, and this call has none.")
-             : requests == Requests::second_only
-                 ? errdetail("The key was first used without a request, and this call has one.")
-                 : errdetail("The request differs from the one that the key was first used with%s.",
-                             account_of(differences)),
-             errhint("%s", conflict_hint_for(requests))));
-}
-
-// Statement and context are left out: they may have the request in them.
-void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  Requests requests, const Differences* differences) {
-    const char* account = requests == Requests::first_only    ? ": only the first call has one"
-                          : requests == Requests::second_only ? ": the first call has none"
-                                                              : account_of(differences);
-    ereport(
-        level,
-        (own_error("key_conflict"), errdiffers(differences),
-         errmsg("conflicting requests for a key in scope \"%s\"", c_string(scope)),
-         tenant.empty()
-             ? errdetail("Key \"%s\" was used for a different request%s.", c_string(key), account)
-             : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.",
-                         c_string(key), c_string(tenant), account),
-         errhint("%s", conflict_hint_for(requests)), errhidestmt(true), errhidecontext(true)));
 }
 
 namespace {
@@ -263,37 +132,6 @@ void log_transition(Transition what, std::string_view scope, std::string_view te
              errhidestmt(true), errhidecontext(true)));
 }
 
-void attempts_exhausted(std::string_view key, std::int32_t attempts) {
-    ereport(ERROR, (own_error("key_failed"),
-                    errmsg("operation \"%s\" has failed permanently", c_string(key)),
-                    errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
-                              "and it has ended without an answer.",
-                              attempts),
-                    errhint("Find out why no attempt has finished: see column \"last_error\" of "
-                            "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
-                            "continues from the recovery point.")));
-}
-
-void resumable(std::string_view key, std::string_view recovery_point, const char* call) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("operation \"%s\" is unfinished and has a recovery point", c_string(key)),
-             errdetail("An attempt has reached the recovery point \"%s\", which %s would remove.",
-                       c_string(recovery_point), call),
-             errhint("Call idem.revoke(), so that the next claim continues from the recovery "
-                     "point. If the operation must not be continued, pass \"force\" => true.")));
-}
-
-void needed_to_continue(std::string_view key) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("operation \"%s\" is unfinished", c_string(key)),
-             errdetail("idem.erase() would remove its request or the state of its recovery point, "
-                       "which another attempt needs."),
-             errhint("Claim the key and finish the operation first. If it must not be continued, "
-                     "pass \"force\" => true.")));
-}
-
 void serialization_failure(const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
                     errmsg("could not serialize access due to concurrent update"),
@@ -310,26 +148,6 @@ void key_unknown_on_standby() {
 
 // ---- Tokens -------------------------------------------------------------------------------------
 
-void lease_lost(const char* detail) {
-    ereport(
-        ERROR,
-        (own_error("lease_lost"), errmsg("lease of this attempt is lost"),
-         detail != nullptr
-             ? errdetail_internal("%s", detail)
-             : errdetail("The token names no attempt that you may continue: its claim was rolled "
-                         "back or is not committed yet, or the operation was released, taken over "
-                         "or forgotten, or has expired, or you may not use its scope."),
-         errhint("Stop working on the operation and roll back, or claim its key again.")));
-}
-
-void not_leased(const char* function) {
-    ereport(ERROR,
-            (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-             errmsg("idem.%s() needs a leased claim", function),
-             errdetail("The token is of an atomic claim, which lasts until its transaction ends."),
-             errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
-}
-
 void not_claimed(const char* detail, const char* hint) {
     ereport(ERROR, (own_error("not_claimed"), errmsg("token names no open claim"),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
@@ -340,65 +158,6 @@ void not_claimed(const char* detail, const char* hint) {
 void invalid_key(const char* message, const char* detail, const char* hint) {
     ereport(ERROR, (own_error("invalid_key"), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
-}
-
-void invalid_tenant(const char* message, const char* detail, const char* hint) {
-    ereport(ERROR, (own_error("invalid_tenant"), errmsg_internal("%s", message),
-                    errdetail_internal("%s", detail), errhint("%s", hint)));
-}
-
-void stale_key(std::string_view key, TimestampTz made, bool from_future) {
-    if (from_future)
-        ereport(ERROR,
-                (own_error("stale_key"),
-                 errmsg("idempotency key \"%s\" has a timestamp in the future", c_string(key)),
-                 errdetail("The timestamp, %s, is more than 10 minutes in the future.",
-                           timestamptz_to_str(made)),
-                 errhint("Check the client's clock, and send a new key.")));
-    ereport(ERROR,
-            (own_error("stale_key"), errmsg("idempotency key \"%s\" is stale", c_string(key)),
-             errdetail("The key's timestamp, %s, is older than the TTL. The operation "
-                       "may have completed, and its record may have expired.",
-                       timestamptz_to_str(made)),
-             errhint("Find out whether the operation was carried out. If it was not, send a "
-                     "new key.")));
-}
-
-namespace {
-
-char* weakness_detail(std::string_view scope, std::string_view weakness, const char* weak_keys) {
-    return psprintf(
-        "Its weakness is \"%s\": such a key is likely to be used for more than one operation. The "
-        "\"weak_keys\" setting of scope \"%s\" is \"%s\".",
-        c_string(weakness), c_string(scope), weak_keys);
-}
-
-constexpr const char* weakness_hint =
-    "Send a UUID or another long random string, or a string that names the operation, such as "
-    "\"order-4711\".";
-
-}  // namespace
-
-void weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(ERROR,
-            (own_error("invalid_key"), errmsg("idempotency key \"%s\" is too weak", c_string(key)),
-             errdetail_internal("%s", weakness_detail(scope, weakness, "reject")),
-             errhint("%s", weakness_hint)));
-}
-
-void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness) {
-    ereport(WARNING,
-            (errcode(ERRCODE_WARNING), errmsg("idempotency key \"%s\" is weak", c_string(key)),
-             errdetail_internal("%s", weakness_detail(scope, weakness, "warn")),
-             errhint("%s", weakness_hint)));
-}
-
-void null_key_part(int number) {
-    ereport(ERROR,
-            (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-             errmsg("part %d of a key must not be null", number),
-             errdetail("A null part does not help to identify the operation."),
-             errhint("Leave the part out, or pass an empty string if that is what it means.")));
 }
 
 void digest_collision() {
@@ -460,131 +219,13 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
              errhint("%s", membership_hint(name, owner, owner_name))));
 }
 
-void tenant_of_another_role(const char* scope, const char* tenant, const char* caller) {
-    ereport(ERROR,
-            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-             errmsg("permission denied for tenant \"%s\"", tenant),
-             errdetail("In scope \"%s\", the tenant is the role that calls, here \"%s\".", scope,
-                       caller),
-             errhint("Leave the tenant out. To act for another tenant, the calling role needs the "
-                     "privileges of the role of that name.")));
-}
-
-void scope_exists(std::string_view name) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists", c_string(name)),
-                    errdetail("Scope names are unique in a database."),
-                    errhint("Change the existing scope with idem.alter_scope(), or choose another "
-                            "name.")));
-}
-
-void scope_differs(std::string_view name, const char* differences) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
-                    errdetail_internal("%s", differences),
-                    errhint("Pass the settings of the existing scope, which idem.scope_ddl() "
-                            "shows, or change them first with idem.alter_scope().")));
-}
-
-void scope_ids_used_up() {
-    ereport(ERROR,
-            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
-             errdetail("The id of a new scope must be greater than every id in idem.scope, "
-                       "idem.dropped_scope, idem.record and idem.watermark, greater than the last "
-                       "value of sequence idem.scope_id, and at most %d.",
-                       PG_INT32_MAX),
-             errhint("Look for rows with an id that no scope has had, and delete them. If the "
-                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
-}
-
 void superuser_only(const char* function, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("must be superuser to execute %s", function), errdetail("%s", detail),
                     errhint("Ask a superuser to execute it.")));
 }
 
-void malformed_identity(const char* detail) {
-    invalid_argument("identity", detail, "Pass the result of idem.export_identity() unchanged.");
-}
-
-void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("the identity does not fit the keys in this database"),
-             errdetail("%s Keys of this database would not be found again. It has %lld unexpired "
-                       "records and %lld watermarks.",
-                       what, static_cast<long long>(records), static_cast<long long>(watermarks)),
-             errhint("Import an identity before the database is used. To give all keys up, "
-                     "remove them with idem.forget() and idem.reset_stream(), or those of a "
-                     "dropped scope with idem.purge().")));
-}
-
-void no_identity() {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("this database has no identity"),
-         errdetail("The secrets are created with the first scope, and there is no scope."),
-         errhint("Create a scope with idem.create_scope().")));
-}
-
-void claim_is_open(const char* call, std::string_view scope, std::string_view key) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("%s cannot be called while a claim is open", call),
-                    errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
-                              c_string(key), c_string(scope)),
-                    errhint("Call it in a transaction of its own.")));
-}
-
-void identity_lacks_secret(std::int32_t id) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("the identity does not have fingerprint secret %d", id),
-                    errdetail("This database has the same seed, and a fingerprint secret that was "
-                              "added after the identity was exported, or on this server only."),
-                    errhint("Run idem.rotate_secret() on one server only, export the identity "
-                            "there, and import it on the others.")));
-}
-
-void identity_id_taken(std::int32_t id, const char* here, const char* there) {
-    ereport(ERROR,
-            (errcode(ERRCODE_DUPLICATE_OBJECT),
-             errmsg("scope id %d belongs to scope \"%s\" in this database", id, here),
-             there == nullptr ? errdetail("In the identity, the scope with this id was dropped.")
-                              : errdetail("In the identity, it belongs to scope \"%s\".", there),
-             errhint("Drop scope \"%s\" here with idem.drop_scope(), and import the "
-                     "identity again.",
-                     here)));
-}
-
-void imported_scope_differs(std::string_view name, const char* differences) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
-                    errdetail_internal("%s", differences),
-                    errhint("Change the existing scope first with idem.alter_scope(), or the scope "
-                            "in the other database, and export the identity again.")));
-}
-
-void imported_owner_missing(std::string_view role) {
-    ereport(ERROR,
-            (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("role %s does not exist", c_string(role)),
-             errdetail("In the identity, it owns a scope."),
-             errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
-                     "another owner with idem.alter_scope() in the other database, and "
-                     "export the identity again.")));
-}
-
 // ---- Limits -------------------------------------------------------------------------------------
-
-void too_many_open_claims(int limit) {
-    ereport(ERROR,
-            (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("too many claims in one transaction"),
-             errdetail_plural("This transaction holds %d key lock, the most that "
-                              "\"idem.max_open_claims\" allows.",
-                              "This transaction holds %d key locks, the most that "
-                              "\"idem.max_open_claims\" allows.",
-                              static_cast<unsigned long>(limit), limit),
-             errhint("Commit in smaller batches. The limit protects the lock table, which "
-                     "the whole server shares.")));
-}
 
 void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
     ereport(ERROR, (own_error("limit_exceeded"), errretry(retry_after),
@@ -593,29 +234,6 @@ void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int6
                     errhint("Retry with the same key after %.1f seconds. Retries of finished "
                             "operations are still answered.",
                             seconds_of(retry_after))));
-}
-
-namespace {
-
-constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
-
-}  // namespace
-
-void limit_unavailable(const char* limit) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("\"%s\" needs idem to be preloaded", limit),
-                    errdetail("What it limits is counted in shared memory, which a library gets "
-                              "only when the server starts."),
-                    errhint("%s", preload_hint)));
-}
-
-void warn_of_missing_limit(const char* scope, const char* limit) {
-    ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                      errmsg("claims in scope \"%s\" are not limited", scope),
-                      errdetail("The scope sets \"%s\". What it limits is counted in shared "
-                                "memory, and idem is not preloaded.",
-                                limit),
-                      errhint("%s", preload_hint)));
 }
 
 void too_large(const char* what, Size size, const char* scope, std::int32_t limit) {
@@ -628,65 +246,7 @@ void too_large(const char* what, Size size, const char* scope, std::int32_t limi
                      "raise the limit with idem.alter_scope().")));
 }
 
-void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got) {
-    ereport(ERROR,
-            (own_error("sequence_gap"),
-             errmsg("gap in the sequence of source \"%s\"", c_string(source)),
-             errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".", expected, got),
-             errhint("Handle the missing messages first, or skip them with \"contiguous => "
-                     "false\".")));
-}
-
 // ---- Triggers -----------------------------------------------------------------------------------
-
-namespace {
-
-// "a", "b"
-char* quoted_list(std::span<char* const> names) {
-    StringInfoData list;
-    initStringInfo(&list);
-    for (const char* name : names)
-        appendStringInfo(&list, "%s\"%s\"", list.len == 0 ? "" : ", ", name);
-    return list.data;
-}
-
-}  // namespace
-
-void claim_required(Relation relation, std::span<char* const> scopes) {
-    constexpr OwnError own("claim_required");
-    ereport(
-        ERROR,
-        (errcode(errcode_of(own.sqlstate)), errname(own.name),
-         errmsg("cannot write to table \"%s\" without a claim", RelationGetRelationName(relation)),
-         errdetail_plural("This transaction has no claim in scope %s.",
-                          "This transaction has no claim in any of the scopes %s.", scopes.size(),
-                          quoted_list(scopes)),
-         errhint("Before the write, claim the operation's key with idem.claim() in the same "
-                 "transaction. ROLLBACK TO a savepoint undoes the claims made after it."),
-         errtable(relation)));
-}
-
-void trigger_without_scope(const char* trigger) {
-    ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-                    errmsg("trigger \"%s\" names no scope", trigger),
-                    errdetail("idem.require_claim() takes the names of one or more scopes."),
-                    errhint("Create the trigger with the names of the scopes as its arguments, for "
-                            "example with EXECUTE FUNCTION idem.require_claim('payments').")));
-}
-
-void require_claim_called_directly() {
-    ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                    errmsg("idem.require_claim() was not called as a trigger"),
-                    errdetail("A statement cannot call the function directly."),
-                    errhint("Use it in CREATE TRIGGER ... EXECUTE FUNCTION.")));
-}
-
-void announce_change_called_directly() {
-    ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                    errmsg("idem_internal.announce_change() was not called as a trigger"),
-                    errdetail("It is the trigger function of tables idem.scope and idem.secret."),
-                    errhint("Change scopes with idem.alter_scope(), which announces the change.")));
-}
 
 // ---- Arguments ----------------------------------------------------------------------------------
 
@@ -717,73 +277,7 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
                     errdetail_internal("%s", detail), errhint("%s", hint)));
 }
 
-namespace {
-
-const char* why_not_final(std::string_view element) {
-    switch (core::listing_fault(element)) {
-        case core::FailureFault::no_failure:
-            return "it is not that of an error";
-        case core::FailureFault::ours:
-            return "it is of class ID, which only idem raises";
-        case core::FailureFault::transient:
-            return "it says that a retry may succeed";
-        default:
-            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
-    }
-}
-
-}  // namespace
-
-void not_a_final_sqlstate(const char* argument, std::string_view element) {
-    invalid_argument(argument,
-                     psprintf("\"%s\" cannot stand for a final failure: %s.", c_string(element),
-                              why_not_final(element)),
-                     "List SQLSTATEs that your operations raise as a final failure, such as "
-                     "\"P0001\", or classes of them, such as \"23\".");
-}
-
 // ---- Where a call is made -----------------------------------------------------------------------
-
-void read_only(const char* call, const char* reading) {
-    const bool standby = RecoveryInProgress();
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-         standby ? errmsg("cannot execute %s during recovery", call)
-                 : errmsg("cannot execute %s in a read-only transaction", call),
-         errdetail("The function must be able to write, even where a call finds nothing to write."),
-         errhint("%s%s",
-                 standby ? "Call it on the primary." : "Call it in a read-write transaction.",
-                 reading)));
-}
-
-void parallel(const char* call) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-         errmsg("cannot execute %s during a parallel operation", call),
-         errdetail("A parallel worker knows neither its leader's claims nor the newest scopes."),
-         errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
-}
-
-void called_by_planner(const char* call) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-         errmsg("cannot execute %s while a query is being planned", call),
-         errdetail("EXPLAIN does not run the query, but the planner calls functions that are "
-                   "declared STABLE or IMMUTABLE."),
-         errhint("Declare the function that calls %s as VOLATILE, which is the default.", call)));
-}
-
-void security_restricted(const char* call) {
-    ereport(ERROR,
-            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-             errmsg("cannot execute %s within security-restricted operation", call),
-             errdetail("Index expressions and materialized views, for example, are evaluated in "
-                       "such an operation."),
-             errhint("Call the function in an ordinary statement.")));
-}
 
 // ---- The installation ---------------------------------------------------------------------------
 
@@ -794,75 +288,13 @@ void not_installed(const char* table) {
                     errhint("Run CREATE EXTENSION idem.")));
 }
 
-void table_not_reached(const char* table, const char* detail, const char* remedy) {
-    ereport(WARNING,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("the records in table %s were not reached", table), errdetail("%s", detail),
-             errhint("Correct this and call the function again. %s", remedy)));
-}
-
-void no_records_of_tenant(std::string_view tenant) {
-    const auto size = static_cast<int>(tenant.size());
-    if (tenant.empty())
-        ereport(NOTICE, (errmsg("there are no records without a tenant")));
-    else
-        ereport(NOTICE,
-                (errmsg("tenant \"%.*s\" has no records", size, tenant.data()),
-                 errdetail("Tenants are compared exactly, as the calls passed them."),
-                 errhint("To find keys that were claimed without the tenant, look for them in "
-                         "columns that are filled by idem.current_key(), and pass each key to "
-                         "idem.erase() or idem.forget().")));
-}
-
-void foreign_code(const char* table, const char* caller) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("the rows of table %s are not rewritten", table),
-             errdetail("%s calls a function that is not built in, and the owner of the table is a "
-                       "superuser: the function would have the rights of a superuser.",
-                       caller),
-             errhint("Drop the index, or take the table out of the partitioned table.")));
-}
-
 // ---- Record tables ------------------------------------------------------------------------------
-
-namespace {
-
-constexpr const char* secrets_hint =
-    "Restore the rows of idem.secret from the dump that the records came from.";
-
-}  // namespace
-
-void no_secrets() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("idem has no secrets in this database"),
-                    errdetail("The secrets are created with the first scope, and a dump of the "
-                              "database contains them."),
-                    errhint("%s", secrets_hint)));
-}
-
-void fingerprint_secret_missing(std::uint32_t id) {
-    ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
-                    errdetail("A record's fingerprint was computed with this secret."),
-                    errhint("%s", secrets_hint)));
-}
 
 void unknown_fingerprint_version() {
     ereport(ERROR,
             (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
              errdetail("The record was written by a newer version of idem."),
              errhint("Install that version of idem.")));
-}
-
-void unknown_request_list(std::string_view scope, std::uint32_t number) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_DATA_CORRUPTED),
-         errmsg("scope \"%s\" has no list %u of excluded members", c_string(scope), number),
-         errdetail("The record was made with a list of \"request_exclude\" that is not among the "
-                   "\"request_lists\" of the scope's row in idem.scope."),
-         errhint("Restore or replicate idem.scope together with the records, or import the "
-                 "identity of the server that has made them.")));
 }
 
 void crypto_failure() {
@@ -872,47 +304,7 @@ void crypto_failure() {
              errhint("Check the server's OpenSSL configuration.")));
 }
 
-void scope_has_open_claim(std::string_view scope, std::string_view key) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
-                    c_string(scope)),
-             errdetail("This transaction has claimed key \"%s\".", c_string(key)),
-             errhint("Complete or release the claim first, or change the scope in a transaction of "
-                     "its own.")));
-}
-
-void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
-                             std::int64_t watermarks, TimestampTz until) {
-    const char* expiry =
-        records == 0 ? "" : psprintf(" The last record expires at %s.", timestamptz_to_str(until));
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys", setting,
-                    c_string(scope)),
-             errdetail("Retries would not find their records, and would run the operations again. "
-                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
-                       static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
-             errhint("Create another scope for new keys, or change this one when its records have "
-                     "expired. To give its keys up, pass \"force\" => true.")));
-}
-
-void watermarks_stay(const char* scope) {
-    ereport(ERROR,
-            (errcode(ERRCODE_FEATURE_NOT_SUPPORTED), errmsg("scope \"%s\" has no streams", scope),
-             errdetail("The scope's records are in tables that are moved. Watermarks are in "
-                       "the table idem.watermark, and would stay behind."),
-             errhint("Call idem.once() with the key of each message, or idem.advance() in a "
-                     "scope whose records are in idem.record.")));
-}
-
 // ---- Purging, statistics and the worker ---------------------------------------------------------
-
-void nothing_purged_on_subscriber() {
-    ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
-                     errdetail("The publisher purges the records, and its deletes are replicated."),
-                     errhint("If this server has become the primary, drop the subscription.")));
-}
 
 namespace {
 

@@ -50,35 +50,16 @@ struct Holder {
     bool released = false;  // under no lease: its next attempt is due at lease_end
 };
 
+// Code, fields, message and detail of an error about a key in flight.
+int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
+
 // Where the bound of a wait is set: by an argument of the call, or by the scope only.
 enum class WaitSetBy : bool { argument, scope };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                               WaitSetBy wait);
-// The same for a call of an administrator that meets a running lease.
-[[noreturn]] void leased(std::string_view key, const Holder& holder, std::int64_t retry_after);
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
-
-// How a request differs from the one that its key was first used with, by the top-level members.
-struct Differences {
-    std::span<char* const> changed;  // names of members with another value
-    std::span<char* const> added;    // names of new members
-    int missing;                     // how many are gone; their names are not known
-};
-
-// The names of changed and added members as text[], and a NULL for each missing member.
-ArrayType* array_of(const Differences& differences);
-
-// Which of two calls with the same key have a request.
-enum class Requests : std::uint8_t { both, first_only, second_only };
-
-// differences: NULL if they are not known.
-[[noreturn]] void key_conflict(std::string_view key, Requests requests,
-                               const Differences* differences);
-// The same, at a level below ERROR.
-void log_conflict(int level, std::string_view scope, std::string_view tenant, std::string_view key,
-                  Requests requests, const Differences* differences);
 
 // What becomes of an operation, other than that it starts and is completed or released.
 enum class Transition : std::uint8_t {
@@ -94,34 +75,17 @@ enum class Transition : std::uint8_t {
 void log_transition(Transition what, std::string_view scope, std::string_view tenant,
                     std::string_view key, std::int32_t attempt);
 
-// The lease of the last attempt has ended.
-[[noreturn]] void attempts_exhausted(std::string_view key, std::int32_t attempts);
-// call: the function that would throw the recovery point away, such as "idem.forget()".
-[[noreturn]] void resumable(std::string_view key, std::string_view recovery_point,
-                            const char* call);
-// idem.erase() would remove what another attempt needs.
-[[noreturn]] void needed_to_continue(std::string_view key);
 [[noreturn]] void serialization_failure(const char* detail);
 void key_unknown_on_standby();
 
 // ---- Tokens -------------------------------------------------------------------------------------
 
-// Fenced off. Without a detail it says the same whether the key was taken over, has no record, or
-// is of a scope that the caller may not use; a detail is for users of the scope only.
-[[noreturn]] void lease_lost(const char* detail = nullptr);
-[[noreturn]] void not_leased(const char* function);
+// The token names no open claim (ID005).
 [[noreturn]] void not_claimed(const char* detail, const char* hint);
 
 // ---- New keys -----------------------------------------------------------------------------------
 
 [[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
-[[noreturn]] void invalid_tenant(const char* message, const char* detail, const char* hint);
-// The time inside the key is out of what the scope can remember; made is that time.
-[[noreturn]] void stale_key(std::string_view key, TimestampTz made, bool from_future);
-// weakness as core/weakness.hpp names it.
-[[noreturn]] void weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
-void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_view weakness);
-[[noreturn]] void null_key_part(int number);
 [[noreturn]] void digest_collision();
 
 // ---- Scopes -------------------------------------------------------------------------------------
@@ -132,46 +96,19 @@ void warn_of_weak_key(std::string_view key, std::string_view scope, std::string_
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
-[[noreturn]] void tenant_of_another_role(const char* scope, const char* tenant, const char* caller);
-[[noreturn]] void scope_exists(std::string_view name);
-[[noreturn]] void scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void scope_ids_used_up();
 
 // ---- Identities ---------------------------------------------------------------------------------
 
 [[noreturn]] void superuser_only(const char* function, const char* detail);
-// what: the change, such as "The seed would change."; the counts are of what it would orphan.
-// An identity that idem.export_identity() cannot have made.
-[[noreturn]] void malformed_identity(const char* detail);
-[[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
-[[noreturn]] void no_identity();
-[[noreturn]] void claim_is_open(const char* call, std::string_view scope, std::string_view key);
-[[noreturn]] void identity_lacks_secret(std::int32_t id);
-// The id is here that of another scope than there; there: NULL if it was dropped there.
-[[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
-[[noreturn]] void imported_scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void imported_owner_missing(std::string_view role);
 
 // ---- Limits -------------------------------------------------------------------------------------
 
-[[noreturn]] void too_many_open_claims(int limit);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-// limit: the setting of the scope.
-[[noreturn]] void limit_unavailable(const char* limit);
-void warn_of_missing_limit(const char* scope, const char* limit);
 // what: "answer", or what else was to be stored.
 [[noreturn]] void too_large(const char* what, Size size, const char* scope, std::int32_t limit);
-// A stream without gaps has one.
-[[noreturn]] void sequence_gap(std::string_view source, std::int64_t expected, std::int64_t got);
 
 // ---- Triggers -----------------------------------------------------------------------------------
-
-// scopes: the names of those of which one is enough.
-[[noreturn]] void claim_required(Relation relation, std::span<char* const> scopes);
-[[noreturn]] void trigger_without_scope(const char* trigger);
-[[noreturn]] void require_claim_called_directly();
-[[noreturn]] void announce_change_called_directly();
 
 // ---- Arguments ----------------------------------------------------------------------------------
 
@@ -180,41 +117,17 @@ void warn_of_missing_limit(const char* scope, const char* limit);
 [[noreturn]] void null_argument(const char* name);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
-// An element of the list of final SQLSTATEs that none can be.
-[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
-
-// ---- Where a call is made -----------------------------------------------------------------------
-
-// A call that may write, on a standby or in a read-only transaction. reading: empty, or a sentence
-// after a space on how to read instead.
-[[noreturn]] void read_only(const char* call, const char* reading);
-[[noreturn]] void parallel(const char* call);
-[[noreturn]] void called_by_planner(const char* call);
-[[noreturn]] void security_restricted(const char* call);
 
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
-void table_not_reached(const char* table, const char* detail, const char* remedy);
-void no_records_of_tenant(std::string_view tenant);
-[[noreturn]] void foreign_code(const char* table, const char* caller);
-[[noreturn]] void no_secrets();
-[[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
-[[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-[[noreturn]] void watermarks_stay(const char* scope);
-[[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
-[[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
-                                          std::int64_t records, std::int64_t watermarks,
-                                          TimestampTz until);
-
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 
-void nothing_purged_on_subscriber();
 void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error);
 void table_passed_over(Oid table, const ErrorData* error);
 

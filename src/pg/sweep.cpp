@@ -230,7 +230,7 @@ void put_hand(Sweep& sweep, Note hand) {
     if (ItemPointerIsValid(&hand.tid)) {
         TupleTableSlot* slot = row_of(sweep.notes, sweep.hand, nullptr);
         if (try_lock_row(sweep.notes, hand.tid, RowChange::update) == TM_Ok)
-            (void)update_row(sweep.notes, hand.tid, slot, compat::Waiting::yes);
+            (void)update_row(sweep.notes, hand.tid, slot);
         ExecDropSingleTupleTableSlot(slot);
     } else {
         add_note(sweep, sweep.hand, nullptr);

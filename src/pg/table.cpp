@@ -429,12 +429,6 @@ void OpenIndexes::check_now(Relation index, IndexInfo* info, TupleTableSlot* slo
                            false, info);
 }
 
-TableScanDesc begin_block_scan(Relation relation, BlockNumber first, BlockNumber size) {
-    TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
-    heap_setscanlimits(scan, first, size);
-    return scan;
-}
-
 bool written_here(TupleTableSlot* slot) {
     Assert(!TTS_EMPTY(slot));
     bool null;

@@ -63,25 +63,52 @@ void init_tables();
 // Calls visit(slot) for each row of the scan and ends the scan. A visit that returns a bool ends it
 // early with false.
 template <class Visit>
-void visit_rows(Relation relation, TableScanDesc scan, Visit visit);
+void visit_rows(Relation relation, TableScanDesc scan, Visit visit) {
+    trivial<Visit>();
+    TupleTableSlot* slot = table_slot_create(relation, nullptr);
+    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+        CHECK_FOR_INTERRUPTS();
+        if constexpr (std::is_void_v<std::invoke_result_t<Visit&, TupleTableSlot*>>)
+            visit(slot);
+        else if (!visit(slot))
+            break;
+    }
+    ExecDropSingleTupleTableSlot(slot);
+    table_endscan(scan);
+}
 
 // Scans a whole table. Opens and closes it under AccessShareLock.
 template <class Visit>
-void scan_table(Table table, Snapshot snapshot, Visit visit);
+void scan_table(Table table, Snapshot snapshot, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
+    table_close(relation, AccessShareLock);
+}
 
-// Scans the rows that are committed now, under a snapshot of its own, because the transaction's may
-// be older than the rows that are looked for.
+// Scans the rows of an open table that are committed now, under a snapshot of its own, because the
+// transaction's may be older than the rows that are looked for.
 template <class Visit>
-void scan_committed(Table table, Visit visit);
+void scan_committed_rows(Relation relation, Visit visit) {
+    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
+    UnregisterSnapshot(snapshot);
+}
 
-// The same for a table that is open.
 template <class Visit>
-void scan_committed_rows(Relation relation, Visit visit);
+void scan_committed(Table table, Visit visit) {
+    Relation relation = open_table(table, AccessShareLock);
+    scan_committed_rows(relation, visit);
+    table_close(relation, AccessShareLock);
+}
 
 // Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
 // read through a small ring of buffers, so that the scan does not evict others' pages.
 template <class Visit>
-void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit);
+void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit) {
+    TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
+    heap_setscanlimits(scan, first, size);
+    visit_rows(relation, scan, visit);
+}
 
 // --- Rows --------------------------------------------------------------------------------------
 
@@ -127,31 +154,75 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
 // was built after the oldest of them may lack versions of rows that had changed by then.
 bool serves_old_snapshots(Oid index);
 
+// The direct entries of a row are those that need no executor: of the digest, and of partial
+// indexes.
+struct DirectEntries {
+    bool alone = true;          // no other row has, or may come to have, the same digest
+    bool more_indexes = false;  // there are other indexes to fill
+};
+DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
+                                 const UnneededIndexes& unneeded);
+// All others. Waits and raises errors as an INSERT does.
+void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
+
+template <class OnDuplicate>
+bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
+                       const UnneededIndexes& unneeded, OnDuplicate on_duplicate) {
+    bool more_indexes = which == IndexEntries::summarizing;
+    if (which == IndexEntries::all) {
+        const DirectEntries made = add_direct_entries(table, slot, unneeded);
+        if (!made.alone && !on_duplicate()) return false;
+        more_indexes = made.more_indexes;
+    }
+    if (more_indexes) add_other_entries(table, slot, which);
+    return true;
+}
+
+// Raises 23514 if the table is a partition and the row is not within its bounds.
+void check_partition(Relation table, TupleTableSlot* slot);
+
 // insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
 // row's digest. It returns true once ours is the only row, raises an error if the other row stays,
-// and may return false to give up an insertion. NoDuplicates is for tables without digests.
-struct NoDuplicates {
-    bool operator()() const {
-        Assert(false);
-        return true;
-    }
-};
+// and may return false to give up an insertion. Tables without digests need none.
+inline bool no_duplicates() {
+    Assert(false);
+    return true;
+}
 
 // Inserts the virtual tuple in the slot and its index entries: first those that prove its digest
 // unique and those of partial indexes, without waiting; then the others, which may wait and raise
 // errors as for any INSERT.
 // Returns false when on_duplicate() gave up: the row then lacks the other entries, and the caller
 // must delete it.
-template <class OnDuplicate = NoDuplicates>
-bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate = {});
+template <class OnDuplicate>
+bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
+    check_partition(table, slot);
+    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
+    table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
+    return add_index_entries(table, slot, IndexEntries::all, unneeded, on_duplicate);
+}
+inline void insert_row(Relation table, TupleTableSlot* slot) {
+    (void)insert_row(table, slot, no_duplicates);
+}
 
 // Replaces the row at tid with the virtual tuple in the slot, with the index entries that the new
 // version needs: after a heap-only update none, or only those of summarizing indexes. Any result
 // but TM_Ok means that another transaction has changed the row, or is about to. on_duplicate() must
 // not give up.
-template <class OnDuplicate = NoDuplicates>
+template <class OnDuplicate = bool (*)()>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
-                     compat::Waiting waiting, OnDuplicate on_duplicate = {});
+                     OnDuplicate on_duplicate = no_duplicates) {
+    Assert(ItemPointerIsValid(&tid));
+    check_partition(table, slot);
+    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
+    IndexEntries which;
+    const TM_Result result = compat::update_tuple(table, &tid, slot, which);
+    if (result != TM_Ok) return result;
+    [[maybe_unused]] const bool complete =
+        add_index_entries(table, slot, which, unneeded, on_duplicate);
+    Assert(complete);
+    return result;
+}
 
 // The indexes of a table, opened once for many rows. They stay valid as long as the lock on the
 // table under which they were opened.
@@ -263,107 +334,5 @@ class DigestScan {
     std::uint64_t entries_ = 0;  // a hash of the index entries that this scan has met
 };
 static_assert(std::is_trivially_destructible_v<DigestScan>);
-
-// --- Templates ---------------------------------------------------------------------------------
-
-// The parts of insert_row() and update_row(). The direct entries are those that need no executor:
-// of the digest, and of partial indexes.
-struct DirectEntries {
-    bool alone = true;          // no other row has, or may come to have, the same digest
-    bool more_indexes = false;  // there are other indexes to fill
-};
-DirectEntries add_direct_entries(Relation table, TupleTableSlot* slot,
-                                 const UnneededIndexes& unneeded);
-void add_other_entries(Relation table, TupleTableSlot* slot, IndexEntries which);
-
-template <class OnDuplicate>
-bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
-                       const UnneededIndexes& unneeded, OnDuplicate on_duplicate) {
-    bool more_indexes = which == IndexEntries::summarizing;
-    if (which == IndexEntries::all) {
-        const DirectEntries made = add_direct_entries(table, slot, unneeded);
-        if (!made.alone && !on_duplicate()) return false;
-        more_indexes = made.more_indexes;
-    }
-    if (more_indexes) add_other_entries(table, slot, which);
-    return true;
-}
-
-// Raises 23514 if the table is a partition and the row is not within its bounds.
-void check_partition(Relation table, TupleTableSlot* slot);
-
-template <class OnDuplicate>
-bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate) {
-    check_partition(table, slot);
-    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
-    table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
-    return add_index_entries(table, slot, IndexEntries::all, unneeded, on_duplicate);
-}
-
-template <class OnDuplicate>
-TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
-                     compat::Waiting waiting, OnDuplicate on_duplicate) {
-    Assert(ItemPointerIsValid(&tid));
-    check_partition(table, slot);
-    const UnneededIndexes unneeded = unneeded_indexes(table, slot);
-    IndexEntries which;
-    const TM_Result result = compat::update_tuple(table, &tid, slot, waiting, which);
-    if (result != TM_Ok) return result;
-    const bool complete = add_index_entries(table, slot, which, unneeded, on_duplicate);
-    Assert(complete);
-    (void)complete;
-    return result;
-}
-
-// Calls visit(slot); true when the scan is to go on.
-template <class Visit>
-bool visit_row(Visit& visit, TupleTableSlot* slot) {
-    if constexpr (std::is_void_v<std::invoke_result_t<Visit&, TupleTableSlot*>>) {
-        visit(slot);
-        return true;
-    } else {
-        return visit(slot);
-    }
-}
-
-template <class Visit>
-void visit_rows(Relation relation, TableScanDesc scan, Visit visit) {
-    trivial<Visit>();
-    TupleTableSlot* slot = table_slot_create(relation, nullptr);
-    while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
-        CHECK_FOR_INTERRUPTS();
-        if (!visit_row(visit, slot)) break;
-    }
-    ExecDropSingleTupleTableSlot(slot);
-    table_endscan(scan);
-}
-
-template <class Visit>
-void scan_table(Table table, Snapshot snapshot, Visit visit) {
-    Relation relation = open_table(table, AccessShareLock);
-    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
-    table_close(relation, AccessShareLock);
-}
-
-template <class Visit>
-void scan_committed_rows(Relation relation, Visit visit) {
-    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-    visit_rows(relation, compat::begin_table_scan(relation, snapshot), visit);
-    UnregisterSnapshot(snapshot);
-}
-
-template <class Visit>
-void scan_committed(Table table, Visit visit) {
-    Relation relation = open_table(table, AccessShareLock);
-    scan_committed_rows(relation, visit);
-    table_close(relation, AccessShareLock);
-}
-
-TableScanDesc begin_block_scan(Relation relation, BlockNumber first, BlockNumber size);
-
-template <class Visit>
-void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit) {
-    visit_rows(relation, begin_block_scan(relation, first, size), visit);
-}
 
 }  // namespace idem::pg

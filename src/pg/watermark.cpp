@@ -108,9 +108,8 @@ WriteResult move_watermark(const Watermarks& watermarks, const KeyName& source,
     if (!from.seq)
         insert_row(table, slot, refuse_overtaken);
     else
-        moved = change_row(table, from.tid, RowChange::update, bound, [&] {
-            return update_row(table, from.tid, slot, compat::Waiting::yes, refuse_overtaken);
-        });
+        moved = change_row(table, from.tid, RowChange::update, bound,
+                           [&] { return update_row(table, from.tid, slot, refuse_overtaken); });
     ExecDropSingleTupleTableSlot(slot);
     if (moved.result == TM_WouldBlock) return {WriteOutcome::blocked, moved.in_the_way};
     if (moved.result != TM_Ok)

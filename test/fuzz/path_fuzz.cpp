@@ -1,7 +1,7 @@
 // Takes any text as a path. Checks that
 // - a second reading of the notation finds the same faults and the same names;
 // - a path without a fault matches the member that it names, and no other depth;
-// - the advice for other notations, and a name in quotes, are paths without a fault.
+// - a name in quotes, and the path of a member with this name, are paths without a fault.
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,16 +70,20 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const std::string_view path = std::string_view(data, size).substr(0, max_path_bytes);
 
     const auto names = names_of(path);
-    require((path_fault(path) == PathFault::none) == names.has_value());
+    require((path_fault(path) == nullptr) == names.has_value());
     const PathText plain = plain_path(path);
     require(plain.view() == (names ? joined(*names) : path));
     if (names && names->size() <= max_path_bytes / 2) check_matches(*names, plain);
 
-    const PathText advice = translated_path(path);
-    if (advice.size > 0) require(path_fault(advice) == PathFault::none);
-
     const PathText quoted = quoted_name(path);
-    require(path_fault(quoted) == PathFault::none);
+    require(path_fault(quoted) == nullptr);
     require(plain_path(quoted).view() == path);
+
+    for (const char* object : {"", "a"}) {
+        const auto member = member_path(object, path);
+        if (!member) continue;
+        require(path_fault(*member) == nullptr);
+        require(plain_path(*member).view() == (*object == '\0' ? "" : "a.") + std::string(path));
+    }
     return 0;
 }

@@ -1,11 +1,9 @@
--- Conflicts explained: which members of a request differ.
+-- Conflicts explained by the stored request: which members of a request differ.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
-SELECT idem.create_scope('explained', explain_conflicts => true, request_exclude => '{sent_at, meta.trace_id}');
--- With a secret by chance, one member in 65536 would go unnoticed.
-UPDATE idem.secret SET secret = sha256('conflicts') WHERE purpose = 'fingerprint';
+SELECT idem.create_scope('explained', store_request => 'always', request_exclude => '{sent_at, meta.trace_id, items.note}');
 
--- First those with another value, then new ones, then a NULL for each that is missing.
+-- First those with another value, then new ones, then missing ones.
 CREATE FUNCTION differs(a jsonb, b jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; k text := gen_random_uuid();
 BEGIN
@@ -22,24 +20,35 @@ SELECT a, b, differs(a, b), differs(b, a) FROM (VALUES
   ('{"amount": 10, "to": 1, "gone": 1, "left": 1}', '{"amount": 11, "to": 1, "note": "x"}'),
   ('{"a": 1, "b": 2}', '{"a": 2, "b": 1}'),
   ('{}', '{"a": null}'),
-  ('{"a": {"b": [1, {"c": 2}]}, "d": []}', '{"a": {"b": [1, {"c": 3}]}, "d": []}'),
+  ('{"a": 1.00, "b": 1}', '{"a": 1e0, "b": 2.0}'),
+  -- members of members have paths, an array is one value
+  ('{"a": {"b": 1, "c": {"d": 1, "e": 1}}}', '{"a": {"b": 1, "c": {"d": 2, "e": 1, "f": 1}}}'),
   ('{"a": {"b": 1}}', '{"a": {}, "b": 1}'),
+  ('{"a": {"b": 1}}', '{"a": [{"b": 1}]}'),
+  ('{"a": {"b": [1, {"c": 2}]}, "d": []}', '{"a": {"b": [1, {"c": 3}]}, "d": []}'),
+  ('{"a": [1, 2]}', '{"a": [2, 1]}'),
+  ('{"a.b": 1, "$": 1, "c": {"0": {"": 1}}}', '{"a": {"b": 1}, "c": {"0": {"": 2}}}'),
   ('{"a": 1}', '{"NULL": 1, "a,b": 2, "ä": 3, "": 4}'),
   -- excluded members do not count
   ('{"sent_at": 1, "a": 1}', '{"sent_at": 2, "a": 2}'),
   ('{"meta": {"trace_id": 1, "x": 1}}', '{"meta": {"trace_id": 2, "x": 1}}'),
   ('{"meta": {"trace_id": 1, "x": 1}}', '{"meta": {"x": 2}}'),
-  -- nothing is told of what is no object
-  ('[1]', '{"a": 1}'), ('1', '2'), ('null', '{}'), (NULL, '{}')
+  ('{"items": [{"note": 1, "n": 1}], "a": 1}', '{"items": [{"note": 2, "n": 1}], "a": 2}'),
+  ('{"items": [{"note": 1, "n": 1}]}', '{"items": [{"note": 2, "n": 2}]}'),
+  -- nothing is said about what is no object
+  ('[1]', '{"a": 1}'), ('[{"a": 1}]', '[{"a": 2}]'), ('1', '2'), ('null', '{}'), (NULL, '{}')
 ) x(a, b);
--- nor of more than 32 members; excluded ones do not count
+-- at most 10 are named; a path that is longer than 255 bytes is not
 CREATE FUNCTION members(n int, v int) RETURNS jsonb LANGUAGE sql AS
   $$SELECT jsonb_object_agg('m' || i, v) FROM generate_series(1, n) i$$;
-SELECT differs(members(32, 1), members(31, 1) || '{"sent_at": 1, "m7": 2}'), differs(members(33, 1), members(1, 1)),
-  differs(members(1, 1), members(33, 1)), array_length(differs(members(32, 1), members(32, 2))::text[], 1) AS all_of_32;
--- a name is shown no longer than an identifier can be
-SELECT length(d), d ~ '^\{(xy){31}x\}$' AS cut FROM differs('{}', jsonb_build_object(repeat('xy', 1000), 1)) d;
-SELECT length(d), octet_length(d), d ~ '^\{ä{31}\}$' AS cut FROM differs('{}', jsonb_build_object(repeat('ä', 1000), 1)) d;
+SELECT differs(members(10, 1), members(10, 2)), differs(members(11, 1), members(11, 2)),
+  differs(members(1000, 1), '{}'), differs('{"a": 1}', members(12, 1));
+SELECT n, left(d, 5), length(d) FROM unnest(ARRAY[255, 256]) n, differs('{}', jsonb_build_object(repeat('x', n), 1)) d;
+SELECT left(d, 5), length(d) FROM differs(jsonb_build_object(repeat('x', 250), '{"abc": {"a": 1}}'::jsonb), jsonb_build_object(repeat('x', 250), '{"abc": {"a": 2}}'::jsonb)) d;
+SELECT differs(jsonb_build_object('a', 1, repeat('x', 256), 1), jsonb_build_object('a', 2, repeat('x', 256), 2));
+-- however deep
+CREATE FUNCTION nested(depth int, v int) RETURNS jsonb LANGUAGE sql AS $$SELECT (repeat('{"a":', depth) || v || repeat('}', depth))::jsonb$$;
+SELECT depth, length(d), rtrim(d, 'a.}') FROM unnest(ARRAY[3, 128, 129, 1500]) depth, differs(nested(depth, 1), nested(depth, 2)) d;
 
 -- however the caller learns of it
 CREATE FUNCTION explained(call text) RETURNS text LANGUAGE plpgsql AS $$
@@ -73,21 +82,82 @@ SELECT outcome, differs FROM idem.try_claim('explained', 'leased', '{"a": 2, "b"
 -- a cancelled key conflicts with no request
 SELECT outcome, differs FROM idem.cancel('explained', 'never'), idem.try_claim('explained', 'never', '{"a": 1}');
 
--- The setting says what a claim stores, and what a conflict tells.
-SELECT idem.alter_scope('explained', explain_conflicts => false);
-SELECT outcome, differs FROM idem.try_claim('explained', 'k', '{"amount": 11}');
-SELECT explained($$SELECT idem.claim('explained', 'k', '{"amount": 11}')$$);
-SELECT idem.complete(token) FROM idem.claim('explained', 'plain', '{"amount": 10}');
-SELECT idem.alter_scope('explained', explain_conflicts => true);
-SELECT key, outcome, differs FROM unnest('{k,plain}'::text[]) key, idem.try_claim('explained', key, '{"amount": 11}');
-SELECT outcome FROM idem.try_claim('explained', 'plain', '{"amount": 10}');
--- four bytes for each member; equal members of different requests share nothing that can be seen
-SELECT idem.complete(token) FROM unnest('{1,2}'::int[]) i, idem.claim('explained', 'i' || i, jsonb_build_object('currency', 'EUR', 'n', i));
-SELECT key, length(fingerprint) - 19 AS more, substr(fingerprint, 3, 1) AS members FROM idem.record WHERE key IN ('plain', 'k', 'i1') ORDER BY key;
-SELECT count(DISTINCT part) FROM idem.record, unnest(ARRAY[4, 6, 8, 10]) at, substr(fingerprint, at, 2) part WHERE key IN ('i1', 'i2');
--- A rotation of the secret: what differs is told under the secret of the record.
-SELECT idem.rotate_secret();
-SELECT key, outcome, differs FROM unnest('{k,i1}'::text[]) key, idem.try_claim('explained', key, '{"currency": "EUR", "n": 2}');
-SELECT outcome FROM idem.try_claim('explained', 'i1', '{"currency": "EUR", "n": 1}');
+-- The request is kept as long as the answer.
+CREATE FUNCTION kept() RETURNS TABLE (key text, request jsonb) LANGUAGE sql AS
+  'SELECT key, request FROM idem.record r WHERE key LIKE ''kept-%'' ORDER BY key';
+SELECT idem.complete(token) FROM idem.claim('explained', 'kept-atomic', '{"n": 1, "sent_at": 1}');
+SELECT idem.complete(token) FROM idem.claim('explained', 'kept-leased', '{"n": 2}', lease => '1 hour');
+SELECT idem.fail(token, '{"message": "no"}') FROM idem.claim('explained', 'kept-failed', '{"n": 3}');
+SELECT idem.once('explained', 'kept-once', '{"n": 4}');
+SELECT response FROM idem.execute('explained', 'kept-executed', 'operate(jsonb)', '{"n": 5}');
+SELECT idem.complete(token) FROM idem.claim('explained', 'kept-none');
+SELECT * FROM kept();
+SELECT key, outcome, differs FROM kept(), idem.try_claim('explained', key, '{"n": 0}');
+SELECT key, answer_bytes > 0 AS bytes FROM idem.records WHERE key LIKE 'kept-%' ORDER BY key;
+-- a takeover keeps the first request, also one that finishes in its transaction
+SELECT token FROM idem.claim('explained', 'kept-over', '{"n": 6, "sent_at": 1}', lease => '1 hour') \gset
+SELECT idem.release(:'token');
+SELECT idem.complete(token) FROM idem.claim('explained', 'kept-over', '{"n": 6, "sent_at": 2}');
+SELECT * FROM kept() WHERE key = 'kept-over';
+SELECT outcome, differs FROM idem.try_claim('explained', 'kept-over', '{"n": 7, "sent_at": 2}');
+-- it survives a savepoint as the claim does
+BEGIN;
+SELECT token FROM idem.claim('explained', 'kept-savepoint', jsonb_build_object('n', repeat('x', 9000))) \gset
+SAVEPOINT s;
+SELECT idem.complete(:'token');
+ROLLBACK TO s;
+SELECT FROM idem.claim('explained', 'kept-rolled-back', '{"n": 8}');
+ROLLBACK TO s;
+SELECT idem.complete(:'token', '2');
+COMMIT;
+SELECT key, length(request ->> 'n') FROM kept() WHERE key LIKE 'kept-savepoint';
+SELECT outcome, differs FROM idem.try_claim('explained', 'kept-savepoint', '{"n": 8}');
+-- of an expired record, nothing is kept
+UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'kept-atomic';
+SELECT idem.complete(token) FROM idem.claim('explained', 'kept-atomic');
+SELECT * FROM kept() WHERE key = 'kept-atomic';
 
-DROP FUNCTION differs, explained, operate, members;
+-- It counts for max_answer_size, with the answer.
+SELECT idem.alter_scope('explained', max_answer_size => 1024);
+CREATE FUNCTION sized(bytes int) RETURNS jsonb LANGUAGE sql AS $$SELECT to_jsonb(repeat('x', bytes))$$;
+CREATE FUNCTION refused(call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE m text;
+BEGIN
+  EXECUTE call;
+  RETURN 'accepted';
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS m = MESSAGE_TEXT;
+  RETURN format('%s %s', SQLSTATE, m);
+END $$;
+SELECT refused($$SELECT idem.complete(token) FROM idem.claim('explained', 'size', sized(900))$$),
+  refused($$SELECT idem.complete(token, sized(900)) FROM idem.claim('explained', 'size-both', sized(900))$$),
+  refused($$SELECT idem.complete(token, sized(900)) FROM idem.claim('explained', 'size-leased', sized(900), lease => '1 hour')$$),
+  refused($$SELECT idem.fail(token, jsonb_build_object('message', repeat('x', 900))) FROM idem.claim('explained', 'size-both', sized(900))$$),
+  refused($$SELECT idem.claim('explained', 'size-alone', sized(1100))$$),
+  refused($$SELECT idem.once('explained', 'size-alone', sized(1100))$$);
+SELECT idem.alter_scope('explained', max_answer_size => 65536);
+
+-- The setting of now decides what is kept; an explanation needs a kept request only.
+SELECT token FROM idem.claim('explained', 'kept-no-more', '{"n": 1}', lease => '1 hour') \gset
+BEGIN;
+SELECT token AS atomic FROM idem.claim('explained', 'atomic', '{"n": 1}') \gset
+UPDATE idem.scope SET store_request = 'unfinished' WHERE name = 'explained';
+SELECT idem.complete(:'atomic');
+COMMIT;
+SELECT idem.complete(:'token');
+SELECT key, request FROM idem.record WHERE key IN ('kept-no-more', 'atomic');
+SELECT explained($$SELECT idem.claim('explained', 'atomic', '{"n": 2}')$$);
+SELECT idem.claim('explained', 'atomic', '{"n": 2}');
+SELECT outcome, differs FROM idem.try_claim('explained', 'k', '{"amount": 11}');
+SELECT idem.complete(token) FROM idem.claim('explained', 'plain', '{"amount": 10}');
+SELECT idem.alter_scope('explained', store_request => 'always');
+SELECT idem.claim('explained', 'plain', '{"amount": 11}');
+-- a change of the list does not change what is named, nor does one of the secret
+SELECT idem.alter_scope('explained', request_exclude => '{n}'), idem.rotate_secret();
+SELECT outcome, differs FROM idem.try_claim('explained', 'kept-leased', '{"n": 3, "sent_at": 1}');
+SELECT outcome FROM idem.try_claim('explained', 'kept-leased', '{"n": 2.0, "sent_at": 1}');
+-- a request that is not the one of the fingerprint explains nothing
+UPDATE idem.record SET request = '{"n": 3}' WHERE key = 'kept-leased';
+SELECT explained($$SELECT idem.claim('explained', 'kept-leased', '{"n": 3}')$$);
+
+DROP FUNCTION differs, explained, operate, members, nested, kept, sized, refused;

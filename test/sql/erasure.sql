@@ -69,16 +69,24 @@ SELECT idem.erase('e', 'never seen'), idem.erase('e', 'answered', 'other tenant'
 -- another request is still another request
 SELECT outcome FROM idem.try_claim('e', 'leased', '2');
 
--- the codes of the request's members go; the request itself stays bound
-SELECT idem.alter_scope('e', explain_conflicts => true);
-SELECT idem.complete(token) FROM idem.claim('e', 'explained', '{"name": "Ann", "amount": 1}');
-SELECT idem.alter_scope('e', explain_conflicts => false);
-SELECT length(fingerprint) FROM idem.record WHERE key = 'explained';
-SELECT idem.erase('e', 'explained');
-SELECT length(fingerprint) FROM idem.record WHERE key = 'explained';
-SELECT outcome FROM idem.try_claim('e', 'explained', '{"name": "Ann", "amount": 1}');
-SELECT outcome FROM idem.try_claim('e', 'explained', '{"name": "Bob", "amount": 1}');
-SELECT idem.forget('e', 'explained');
+-- a request that is kept beside the answer goes, and stays bound; replays lose nothing by it
+SELECT idem.alter_scope('e', store_request => 'always');
+SELECT idem.complete(token) FROM unnest('{explained,outlived}'::text[]) key, idem.claim('e', key, '{"name": "Ann", "amount": 1}');
+SELECT outcome, differs FROM idem.try_claim('e', 'explained', '{"name": "Bob", "amount": 1}');
+SELECT idem.erase('e', 'explained'), idem.erase('e', 'explained');
+SELECT redacted, request FROM stored WHERE key = 'explained';
+SELECT outcome, differs FROM idem.try_claim('e', 'explained', '{"name": "Bob", "amount": 1}');
+SELECT outcome, redacted FROM idem.try_claim('e', 'explained', '{"name": "Ann", "amount": 1}');
+-- nor is it read when the scope does not keep answers for so long; the purge removes it
+SELECT idem.alter_scope('e', answer_ttl => '1 hour');
+UPDATE idem.record SET created = created - interval '2 hours' WHERE key = 'outlived';
+SELECT outcome, differs FROM idem.try_claim('e', 'outlived', '{"name": "Bob", "amount": 1}');
+SELECT outcome, redacted FROM idem.try_claim('e', 'outlived', '{"name": "Ann", "amount": 1}');
+SELECT key, redacted FROM idem.records WHERE key = 'outlived';
+SELECT idem.purge();
+SELECT redacted, request FROM stored WHERE key = 'outlived';
+SELECT idem.alter_scope('e', store_request => 'unfinished', answer_ttl => '0');
+SELECT idem.forget('e', 'explained'), idem.forget('e', 'outlived');
 
 -- an operation that needs what would be erased; without its data it can still be finished
 SELECT token AS t FROM idem.claim('e', 'half way', '{"private": 1}', lease => '1 hour') \gset

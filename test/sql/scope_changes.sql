@@ -134,7 +134,7 @@ SELECT idem.alter_scope('r', request_exclude => '{a}');
 SELECT attempt('a again', '{"a": 1}'), attempt('a again', '{"a": 2}'), attempt('a again', '{"b": 1}');
 SELECT * FROM lists \gx
 -- a leased operation, an erased one, and one that conflicts with an explanation
-SELECT idem.alter_scope('r', request_exclude => '{x}', explain_conflicts => true);
+SELECT idem.alter_scope('r', request_exclude => '{x}', store_request => 'always');
 SELECT token AS t FROM idem.claim('r', 'leased', '{"x": 1, "n": 1}', lease => '1 us') \gset
 SELECT attempt('erased', '{"x": 1, "n": 1}');
 SELECT idem.erase('r', 'erased');
@@ -143,7 +143,7 @@ SELECT outcome, differs FROM idem.try_claim('r', 'leased', '{"x": 2, "n": 2}');
 SELECT outcome, attempt FROM idem.try_claim('r', 'leased', '{"x": 2, "n": 1}', lease => '1 us');
 SELECT attempt('leased', '{"x": 3, "n": 1}'), attempt('leased', '{"x": 4, "n": 1}'), attempt('leased', '{"x": 1, "n": 2}');
 SELECT attempt('erased', '{"x": 2, "n": 1}'), attempt('erased', '{"x": 1, "n": 2}');
-SELECT idem.create_scope('r', wait => '0', request_exclude => '{n}', explain_conflicts => true, if_not_exists => true);
+SELECT idem.create_scope('r', wait => '0', request_exclude => '{n}', store_request => 'always', if_not_exists => true);
 -- more lists than one byte can number
 DO $$ BEGIN FOR i IN 1..300 LOOP PERFORM idem.alter_scope('r', request_exclude => ARRAY['m' || i]); END LOOP; END $$;
 SELECT attempt('late', '{"m300": 1}');

@@ -15,7 +15,7 @@ for my $node ($first, $second)
 	$node->safe_psql('postgres', 'CREATE ROLE shop; CREATE EXTENSION idem');
 }
 $first->safe_psql('postgres', <<'SQL');
-SELECT idem.create_scope('dropped'), idem.create_scope('orders', owner => 'shop', explain_conflicts => true);
+SELECT idem.create_scope('dropped'), idem.create_scope('orders', owner => 'shop', store_request => 'always');
 SELECT idem.drop_scope('dropped'), idem.rotate_secret();
 SELECT idem.create_scope('listed', owner => 'shop', request_exclude => '{x}');
 SELECT idem.once('listed', 'k', '{"x": 1, "y": 1}');
@@ -23,7 +23,7 @@ SELECT idem.alter_scope('listed', request_exclude => '{y}');
 SQL
 
 # The second server has been tried out: it has scopes, secrets and an old session that cached both.
-$second->safe_psql('postgres', q{SELECT idem.create_scope('orders', owner => 'shop', explain_conflicts => true)});
+$second->safe_psql('postgres', q{SELECT idem.create_scope('orders', owner => 'shop', store_request => 'always')});
 my $session = $second->background_psql('postgres', on_error_stop => 1);
 my $derive = q{SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'tried')};
 my $derived = sub { $session->query_safe('BEGIN'); my $key = $session->query_safe($derive); $session->query_safe('ROLLBACK'); return $key };

@@ -47,7 +47,7 @@ $second->safe_psql('postgres', 'CREATE TABLE before (); CREATE TABLE as_well ()'
 $_->safe_psql('postgres', $prepare) for $first, $second;
 my $oid = q{SELECT 'shard.record'::regclass::oid};
 isnt($second->safe_psql('postgres', $oid), $first->safe_psql('postgres', $oid), 'the record tables have different OIDs');
-my $create = q{SELECT idem.create_scope('orders', owner => 'shop', records => true, max_attempts => 2, store_request => 'unfinished', explain_conflicts => true) \g /dev/null
+my $create = q{SELECT idem.create_scope('orders', owner => 'shop', records => true, max_attempts => 2, store_request => 'always') \g /dev/null
 SET idem.tenant = '42';
 SELECT sell('sold') \g /dev/null
 };

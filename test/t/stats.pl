@@ -166,23 +166,6 @@ is(sql("SELECT total BETWEEN '10 seconds' AND '1 minute', counts[1], p50, p99 FR
 	't|1|00:00:00.000001|00:00:16.777216', 'a clock that was set back counts as no time');
 sql('DROP FUNCTION refuse(jsonb)');
 
-# The report.
-sql('SELECT idem.stats_reset()');
-is(sql("SELECT count(*) FROM idem.report('payments') line WHERE line ~ 'half within|decided|messages'"), 0, 'nothing to report');
-sql(<<'SQL');
-SELECT pay('reported', '{"amount": 1}');
-SELECT pay('reported', '{"amount": 1}');
-SELECT pay('reported too', '{"amount": 1}');
-SELECT idem.try_claim('payments', 'reported', '{"amount": 2}');
-SELECT idem.advance('payments', 'reported', n) FROM unnest('{1,1}'::int[]) n;
-SQL
-my $bound = qr/00:00:0\d(?:\.\d+)?/;
-like(sql("SELECT string_agg(line, E'\\n') FROM idem.report('payments') line"), qr/
-	^\s+atomic\soperations:\shalf\swithin\s$bound,\s90%\swithin\s$bound,\s99%\swithin\s$bound\n
-	\s+of\sthe\sclaims\sthat\swere\sdecided,\s25\.0%\swere\sreplays\sand\s25\.0%\sconflicts\n
-	\s+messages\sof\sstreams:\s1\snew,\s1\sagain\n
-	\s+refused:\s1\swith\sa\sdifferent\srequest$/mx, 'the report tells durations, shares and messages');
-
 # Waiting, and not waiting.
 sql('SELECT idem.stats_reset()');
 my $holder = $node->background_psql('postgres');

@@ -42,7 +42,7 @@ CREATE EXTENSION idem;
 CREATE ROLE owner LOGIN;
 CREATE ROLE stranger LOGIN;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO stranger;
-SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', explain_conflicts => true);
+SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', store_request => 'always');
 SELECT idem.create_record_table('strict_records', 'tenant_id', 'text');
 SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_required => true, tenant_required => true, weak_keys => 'reject',
                          reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => true);
@@ -163,7 +163,7 @@ my %by_name = (
 	detail => sub { $same->(pick(@texts)) },
 	header => sub { $pair_of->(pick(@there)) },
 	parts => sub { $pair_of->(pick(@there)) },
-	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
+	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
 my %function;
 for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))

@@ -103,7 +103,7 @@ test('another request under the same key is refused', async () => {
   assert.equal(await effects(other), 0);
 });
 
-test('a conflict says which members differ, if the scope explains it', async () => {
+test('a conflict says which members differ, if the scope stores requests', async () => {
   const { key, request } = operation();
   await payOnce(key, request, { scope: 'explaining' });
   const error = await rejected(payOnce(key, operation().request, { scope: 'explaining' }));

@@ -9,7 +9,7 @@ SELECT idem.create_scope('limited', claims_per_minute => 1);
 SELECT idem.create_scope('fresh', reject_stale_keys => true);
 SELECT idem.create_scope('once only', max_attempts => 1);
 SELECT idem.create_scope('strong', weak_keys => 'reject');
-SELECT idem.create_scope('explaining', explain_conflicts => true);
+SELECT idem.create_scope('explaining', store_request => 'always');
 SELECT idem.create_scope('secretive', response_exclude => '{card.number}');
 
 -- The first transaction with a payment of 40001 since the sequence was restarted fails to commit.

@@ -73,7 +73,7 @@ class Outcomes:
             self.pay({"amount": 10}, None, scope="no scope")
 
     def test_a_conflict_says_what_differs(self):
-        query("SELECT idem.create_scope('explaining', explain_conflicts => true, if_not_exists => true)::text")
+        query("SELECT idem.create_scope('explaining', store_request => 'always', if_not_exists => true)::text")
         for scope, differs in (("explaining", ["amount"]), ("payments", None)):
             key = new_key()
             self.pay(key, {"amount": 1, "note": "a"}, scope=scope)

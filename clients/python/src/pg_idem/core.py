@@ -82,7 +82,7 @@ class InProgress(Refused):
 
 class Conflict(Refused):
     """ID002: the key was used for a different request. `differs` names the members that differ,
-    if the scope explains its conflicts; else it is None."""
+    if the scope stores requests; else it is None."""
 
     differs: Optional[Sequence[Optional[str]]] = None
 

@@ -1,0 +1,136 @@
+#include "api/conflict.hpp"
+
+#include "pg/guc.hpp"
+#include "pg/report.hpp"
+
+namespace idem::api {
+namespace {
+
+namespace report = pg::report;
+using Requests = Conflict::Requests;
+
+const char* hint(const Conflict& conflict) {
+    switch (conflict.requests) {
+        case Requests::first_only:
+            return "For a retry, pass the request of the first call. For a new operation, use a "
+                   "new key.";
+        case Requests::second_only:
+            return "For a retry, pass no request, as the first call did. For a new operation, use "
+                   "a new key.";
+        case Requests::both:
+            break;
+    }
+    return psprintf(
+        "Use a new key for a new operation, and send the same request again for a retry. List "
+        "members of the request that may differ between retries in the scope's "
+        "\"request_exclude\".%s",
+        conflict.explainable ? ""
+                             : " To see which members differ, set the scope's "
+                               "\"store_request\" to \"always\".");
+}
+
+void append_paths(StringInfo out, std::span<const char* const> paths) {
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+        if (i > 0) appendStringInfoString(out, i + 1 < paths.size() ? ", " : " and ");
+        appendStringInfo(out, "\"%s\"", paths[i]);
+    }
+}
+
+// What follows a sentence that says that the requests differ: in what, if that is known.
+const char* account_of(const pg::Differences* differences) {
+    if (differences == nullptr) return "";
+    struct Clause {
+        const pg::Differences::Paths& paths;
+        const char* of_one;
+        const char* of_many;
+    };
+    const std::array clauses = {
+        Clause{differences->changed, " has another value", " have other values"},
+        Clause{differences->added, " is new", " are new"},
+        Clause{differences->missing, " is missing", " are missing"}};
+    StringInfoData account;
+    initStringInfo(&account);
+    auto left = std::ranges::count_if(clauses, [](const Clause& c) { return c.paths.count > 0; }) +
+                (differences->more > 0);
+    const char* separator = ": ";
+    const auto begin_clause = [&] {
+        appendStringInfoString(&account, separator);
+        separator = --left == 1 ? ", and " : ", ";
+    };
+    for (const auto& [paths, of_one, of_many] : clauses) {
+        if (paths.count == 0) continue;
+        begin_clause();
+        append_paths(&account, paths.view());
+        appendStringInfoString(&account, paths.count == 1 ? of_one : of_many);
+    }
+    if (differences->more > 0) {
+        begin_clause();
+        appendStringInfo(&account, differences->more == 1 ? "%zu more differs" : "%zu more differ",
+                         differences->more);
+    }
+    return account.data;
+}
+
+int errdiffers(const Conflict& conflict) {
+    ArrayType* paths = differing_members(conflict);
+    if (paths == nullptr) return 0;
+    return err_generic_string(PG_DIAG_COLUMN_NAME,
+                              OidOutputFunctionCall(F_ARRAY_OUT, PointerGetDatum(paths)));
+}
+
+}  // namespace
+
+Conflict explain_conflict(const pg::Scope& scope, Jsonb* request, const pg::Record& record,
+                          TimestampTz now) {
+    Conflict conflict{Requests::both, nullptr, scope.store_request == pg::StoreRequest::always};
+    if (record.fingerprint == nullptr) conflict.requests = Requests::second_only;
+    if (request == nullptr) conflict.requests = Requests::first_only;
+    pg::Record kept = record;
+    pg::hide_outlived_answer(kept, scope.answer_ttl, now);
+    if (conflict.requests == Requests::both && kept.request != nullptr)
+        conflict.differences = pg::differences(request, pg::request_of(kept),
+                                               pg::request_list(scope, record.fingerprint));
+    return conflict;
+}
+
+ArrayType* differing_members(const Conflict& conflict) {
+    if (conflict.differences == nullptr) return nullptr;
+    const auto& [changed, added, missing, more] = *conflict.differences;
+    std::array<Datum, pg::max_differences> paths;
+    std::size_t count = 0;
+    for (const auto* of_kind : {&changed, &added, &missing})
+        for (const char* path : of_kind->view()) paths[count++] = CStringGetTextDatum(path);
+    return construct_array(paths.data(), static_cast<int>(count), TEXTOID, -1, false, TYPALIGN_INT);
+}
+
+void refuse_conflict(std::string_view key, const Conflict& conflict) {
+    ereport(ERROR,
+            (report::own_error("key_conflict"), errdiffers(conflict),
+             errmsg("key \"%s\" was used for a different request", report::c_string(key)),
+             conflict.requests == Requests::first_only
+                 ? errdetail("The key was first used with a request, and this call has none.")
+             : conflict.requests == Requests::second_only
+                 ? errdetail("The key was first used without a request, and this call has one.")
+                 : errdetail("The request differs from the one that the key was first used with%s.",
+                             account_of(conflict.differences)),
+             errhint("%s", hint(conflict))));
+}
+
+// Statement and context are left out: they may have the request in them.
+void log_conflict(const pg::Scope& scope, const pg::KeyName& name, const Conflict& conflict) {
+    const char* account =
+        conflict.requests == Requests::first_only    ? ": only the first call has one"
+        : conflict.requests == Requests::second_only ? ": the first call has none"
+                                                     : account_of(conflict.differences);
+    const char* key = report::c_string(name.key);
+    ereport(pg::guc::log_conflicts,
+            (report::own_error("key_conflict"), errdiffers(conflict),
+             errmsg("conflicting requests for a key in scope \"%s\"", scope.name),
+             name.tenant.empty()
+                 ? errdetail("Key \"%s\" was used for a different request%s.", key, account)
+                 : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.", key,
+                             report::c_string(name.tenant), account),
+             errhint("%s", hint(conflict)), errhidestmt(true), errhidecontext(true)));
+}
+
+}  // namespace idem::api
