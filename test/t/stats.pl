@@ -267,13 +267,13 @@ is(stats('payments'), '', 'a killed backend loses the counters');
 sql(q(SELECT pay('c', '{"amount": 1}')));
 $node->append_conf('postgresql.conf', 'idem.counted_scopes = 1');
 $node->restart;
-sql(q(SELECT pay('d', '{"amount": 1}'), pay('e', '{"amount": 1}')));
+sql(q(SELECT pay('one slot', '{"amount": 1}'), pay('still one', '{"amount": 1}')));
 is(stats('payments'), 'claims 2 completions 2', 'after a clean restart, the counters begin at zero');
 sql(q(BEGIN; SELECT idem.release(token) FROM idem.claim('orders', 'x'); COMMIT));
 is(stats('orders'), '', 'a scope that finds no slot is not counted');
 $node->append_conf('postgresql.conf', 'idem.counted_scopes = 8');
 $node->restart;
-sql(q(SELECT pay('f', '{"amount": 1}')));
+sql(q(SELECT pay('all slots', '{"amount": 1}')));
 
 # Scopes that are created and dropped -------------------------------------------------------------
 

@@ -190,8 +190,9 @@ $creator->quit;
 # small as this server's, each scan would start where the previous one found the previous scope.)
 set_conf('synchronize_seqscans' => 'off');
 sql(<<'SQL');
-INSERT INTO idem.scope
-SELECT nextval('idem.scope_id'), 'scope ' || i, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+INSERT INTO idem.scope (name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+       reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude)
+SELECT 'scope ' || i, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
        reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
   FROM idem.scope, generate_series(1, 80000) i WHERE name = 'payments';
 INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
