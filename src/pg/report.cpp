@@ -290,13 +290,6 @@ void not_installed(const char* table) {
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-void unknown_fingerprint_version() {
-    ereport(ERROR,
-            (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
-             errdetail("The record was written by a newer version of idem."),
-             errhint("Install that version of idem.")));
-}
-
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),

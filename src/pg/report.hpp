@@ -121,7 +121,6 @@ void key_unknown_on_standby();
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
-[[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
