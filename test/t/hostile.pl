@@ -205,6 +205,8 @@ SELECT idem_internal.quantile('{1,2}', 50);
 SELECT scope, replays FROM idem.stats;
 SELECT scope, kind, count, p99 IS NULL FROM idem.durations;
 SELECT key FROM idem_internal.held_keys(true);
+SELECT in_progress FROM idem_internal.figures('{1}', '{1 day}', '{1}') WHERE scope_id = 1;
+SELECT in_progress FROM idem_internal.totals('{1}', '{1 day}', '{1}') WHERE scope_id = 1;
 SELECT key FROM idem.in_flight;
 SELECT scope, key, state FROM idem.records;
 SELECT idem_internal.preloaded();
