@@ -162,7 +162,7 @@ INSERT INTO call VALUES
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
     ('idem_internal.key_weakness(text)', 'every role', $$SELECT idem_internal.key_weakness('4711')$$),
-    ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse('a', '', 'b', 'c') WHERE false$$),
+    ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse(rolname::text, '', 'b', 'c') FROM pg_roles WHERE false$$),
     ('idem_internal.errors()', 'every role', $$SELECT idem_internal.errors()$$),
     ('idem_internal.error_of(text)', 'every role', $$SELECT idem_internal.error_of('ID001')$$),
     ('idem_internal.sqlstate_of(text)', 'every role', $$SELECT idem_internal.sqlstate_of('claimed')$$),
