@@ -14,16 +14,13 @@ constexpr std::uint16_t lock_class = 7651;
 
 // Makes the (sub)transaction the owner of a lock, rather than the portal or the function call, so
 // that ROLLBACK TO releases the lock and a later statement can.
-class AsTransactionOwner {
-  public:
-    AsTransactionOwner() : before_(CurrentResourceOwner) {
-        CurrentResourceOwner = CurTransactionResourceOwner;
-    }
-    void restore() const { CurrentResourceOwner = before_; }
-
-  private:
-    ResourceOwner before_;
-};
+template <class Work>
+auto as_transaction_owner(Work work) {
+    ResourceOwner before = std::exchange(CurrentResourceOwner, CurTransactionResourceOwner);
+    const auto result = work();
+    CurrentResourceOwner = before;
+    return result;
+}
 
 // A nap ends at least this often, because not every end of a lease is signalled.
 constexpr std::int64_t longest_nap = 100'000;
@@ -93,21 +90,18 @@ KeyLock::KeyLock(const core::Digest& digest) {
 
 bool KeyLock::try_acquire() {
     Assert(IsTransactionState());
-    const AsTransactionOwner owner;
-    const LockAcquireResult result = LockAcquire(&tag_, ExclusiveLock, false, true);
-    owner.restore();
-    return result != LOCKACQUIRE_NOT_AVAIL;
+    return as_transaction_owner([this] {
+               return LockAcquire(&tag_, ExclusiveLock, false, true);
+           }) != LOCKACQUIRE_NOT_AVAIL;
 }
 
 bool KeyLock::acquire(const WaitBound& bound) {
-    return try_acquire() || bound.wait_for_lock(tag_, ExclusiveLock);
+    return try_acquire() || bound.acquire(tag_, ExclusiveLock, true);
 }
 
 void KeyLock::release() {
     Assert(is_held());
-    const AsTransactionOwner owner;
-    LockRelease(&tag_, ExclusiveLock, false);
-    owner.restore();
+    (void)as_transaction_owner([this] { return LockRelease(&tag_, ExclusiveLock, false); });
 }
 
 bool KeyLock::is_held() const {
@@ -184,10 +178,6 @@ bool KeyLock::wait_for_holder(const WaitBound& bound) const {
     const int left = std::min(milliseconds_until(bound.deadline_), longest_nap_in_milliseconds);
     (void)bound.wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
     return true;
-}
-
-bool WaitBound::wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const {
-    return acquire(tag, mode, true);
 }
 
 // Does as XactLockTableWait(), whose timeout would begin anew with each lock. The lock of a

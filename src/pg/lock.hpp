@@ -43,7 +43,6 @@ class WaitBound {
     // Bounded by the session's lock_timeout alone, as an INSERT is.
     static WaitBound none();
 
-    bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
     bool wait_for(const RowWriter& writer) const;
     // Waits for the event, until then at most. Comes back at once when the event was not announced

@@ -5,6 +5,7 @@
 #include "pg/guc.hpp"
 
 namespace idem::pg::report {
+
 char* c_string(std::string_view view) {
     return pnstrdup(view.data(), view.size());
 }
