@@ -38,18 +38,6 @@ int milliseconds_until(std::int64_t deadline) {
     return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
 }
 
-}  // namespace
-
-void set_lock_timeout(int milliseconds) {
-    Assert(milliseconds > 0);
-    char value[16];
-    snprintf(value, sizeof value, "%d", milliseconds);
-    (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-                            true, 0, false);
-}
-
-namespace {
-
 // When a backend's transaction began. It is read from the status snapshot, which the server keeps
 // for the rest of a transaction by default; so the snapshot is dropped first.
 std::optional<TimestampTz> transaction_start(int pid) {
@@ -62,6 +50,27 @@ std::optional<TimestampTz> transaction_start(int pid) {
             return local->backendStatus.st_xact_start_timestamp;
     }
     return std::nullopt;
+}
+
+report::Holder holder_of_process(int pid) {
+    return pid == 0 ? report::Holder{}
+                    : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
+}
+
+// Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
+// give up only by raising an error. Returns false after the timeout.
+template <class Wait>
+bool wait_in_subtransaction(int milliseconds, Wait wait) {
+    ErrorData* error = in_subtransaction([milliseconds, wait] {
+        set_lock_timeout(milliseconds);
+        wait();
+        // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
+        CHECK_FOR_INTERRUPTS();
+    });
+    if (error == nullptr) return true;
+    if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
+    FreeErrorData(error);
+    return false;
 }
 
 bool works_elsewhere(TransactionId xid) {
@@ -80,6 +89,14 @@ TransactionId member_elsewhere(MultiXactId multi, bool only_locked, RowChange ch
 }
 
 }  // namespace
+
+void set_lock_timeout(int milliseconds) {
+    Assert(milliseconds > 0);
+    char value[16];
+    snprintf(value, sizeof value, "%d", milliseconds);
+    (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+                            true, 0, false);
+}
 
 KeyLock::KeyLock(const core::Digest& digest) {
     std::uint64_t id;
@@ -120,41 +137,23 @@ std::optional<report::Holder> KeyLock::holder() const {
     return unknown;
 }
 
-// The deadline is one of the steady clock: a time of day that is set back would prolong a wait.
-void WaitBound::begin() const {
-    if (deadline_ != 0) return;
-    const std::int64_t session = std::int64_t{LockTimeout} * 1000;
-    is_lock_timeout_ = session > 0 && session <= wait_;
-    deadline_ = steady_now() + (is_lock_timeout_ ? session : wait_);
-}
-
 WaitBound WaitBound::none() {
     constexpr std::int64_t a_century = 100 * 365 * USECS_PER_DAY;
     return WaitBound(a_century);
 }
 
-// Every wait asks this first. Raises 55P03 when it is the session's bound that has passed.
+// Every wait asks this first. Raises 55P03 when it is the session's bound that has passed. The
+// deadline is one of the steady clock: a time of day that is set back would prolong a wait.
 bool WaitBound::is_over() const {
-    begin();
-    if (steady_now() < deadline_) return false;
+    const std::int64_t now = steady_now();
+    if (deadline_ == 0) {
+        const std::int64_t session = std::int64_t{LockTimeout} * 1000;
+        is_lock_timeout_ = session > 0 && session <= wait_;
+        deadline_ = now + (is_lock_timeout_ ? session : wait_);
+    }
+    if (now < deadline_) return false;
     if (is_lock_timeout_) raise_lock_timeout();
     return true;
-}
-
-// Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
-// give up only by raising an error. Returns false after the timeout.
-template <class Wait>
-bool WaitBound::wait_in_subtransaction(int milliseconds, Wait wait) const {
-    ErrorData* error = in_subtransaction([milliseconds, wait] {
-        set_lock_timeout(milliseconds);
-        wait();
-        // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
-        CHECK_FOR_INTERRUPTS();
-    });
-    if (error == nullptr) return true;
-    if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
-    FreeErrorData(error);
-    return false;
 }
 
 bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
@@ -176,7 +175,7 @@ bool KeyLock::wait_for_holder(const WaitBound& bound) const {
     if (count == 0) return true;
     const VirtualTransactionId holder = holders[0];
     const int left = std::min(milliseconds_until(bound.deadline_), longest_nap_in_milliseconds);
-    (void)bound.wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
+    (void)wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
     return true;
 }
 
@@ -216,11 +215,6 @@ bool WaitBound::sleep(TimestampTz until) const {
     ResetLatch(MyLatch);
     CHECK_FOR_INTERRUPTS();
     return true;
-}
-
-report::Holder holder_of_process(int pid) {
-    return pid == 0 ? report::Holder{}
-                    : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
 }
 
 // A running transaction without a process is a prepared one.

@@ -53,12 +53,9 @@ class WaitBound {
     bool nap_briefly() const { return sleep(GetCurrentTimestamp() + 1000); }
 
   private:
-    void begin() const;
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
     bool sleep(TimestampTz until) const;
-    template <class Wait>
-    bool wait_in_subtransaction(int milliseconds, Wait wait) const;
 
     friend class KeyLock;
 
@@ -93,9 +90,7 @@ class KeyLock {
 };
 static_assert(std::is_trivially_destructible_v<KeyLock>);
 
-// What is known of the process, or of the process that runs the transaction. Without a pid when
-// there is no such process.
-report::Holder holder_of_process(int pid);
+// What is known of the process that runs the transaction. Without a pid when there is none.
 report::Holder holder_of(TransactionId xid);
 
 // What a caller is about to do to a row. Every row lock keeps out a deletion; only a lock on more

@@ -26,14 +26,13 @@ constexpr int table_patience = 5000;  // milliseconds for a table in a batch
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.
 void set_up() {
-    constexpr std::array<std::array<const char*, 2>, 4> settings = {{
-        {"synchronous_commit", "off"},
-        {"default_transaction_isolation", "read committed"},
-        {"lock_timeout", "0"},
-        {"search_path", ""},
-    }};
-    for (const auto& [name, value] : settings)
+    const auto set = [](const char* name, const char* value) {
         SetConfigOption(name, value, PGC_USERSET, PGC_S_OVERRIDE);
+    };
+    set("synchronous_commit", "off");
+    set("default_transaction_isolation", "read committed");
+    set("lock_timeout", "0");
+    set("search_path", "");
 }
 
 void begin() {
