@@ -103,7 +103,7 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 override with_llvm = no
 include $(PGXS)
 
-idem--$(EXTVERSION).sql: sql/schema.sql sql/functions.sql sql/views.sql sql/health.sql idem.control
+idem--$(EXTVERSION).sql: sql/schema.sql sql/functions.sql sql/functions_http.sql sql/views.sql sql/health.sql idem.control
 	cat $(filter %.sql,$^) > $@
 
 idem_test--$(EXTVERSION).sql: test_extension/idem_test.sql idem.control

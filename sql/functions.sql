@@ -281,71 +281,6 @@ COMMENT ON FUNCTION idem.require_claim IS
     'Raises ID011 claim_required, ID008 unknown_scope, 22023 without arguments, 39P01.';
 
 -- ---------------------------------------------------------------------------------------------
--- HTTP
--- ---------------------------------------------------------------------------------------------
-
-CREATE FUNCTION idem.parse_key(header text)
-RETURNS text
-AS 'MODULE_PATHNAME', 'idem_parse_key'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.parse_key IS
-    'Returns the key in the value of an Idempotency-Key header: a string in double quotes (RFC '
-    '8941), or a bare token. NULL if the header is NULL or empty. '
-    'Raises ID007 invalid_key.';
-
-CREATE FUNCTION idem.http_status(sqlstate text)
-RETURNS integer
-AS 'MODULE_PATHNAME', 'idem_http_status'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.http_status(text) IS
-    'Returns the HTTP status that fits a SQLSTATE: 4xx for errors that concern the client''s '
-    'request, 503 for errors that a retry may cure, 500 for all others. '
-    'Raises 22004, 22023.';
-
-CREATE FUNCTION idem.http_status(result idem.claim_result)
-RETURNS integer
-AS 'MODULE_PATHNAME', 'idem_http_status_of_claim'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.http_status(idem.claim_result) IS
-    'Returns the HTTP status of what a claim returned: the status in it; else 200 for claimed and '
-    'completed, and that of the error for all other outcomes. '
-    'Raises 22004, 22023.';
-
-CREATE FUNCTION idem.http_headers(result idem.claim_result)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_http_headers_of_claim'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.http_headers IS
-    'Returns the HTTP headers of what a claim returned, as an array of objects with one member: '
-    'the headers in it, Idempotency-Replayed for a stored answer, and Retry-After in seconds if '
-    'there is a time to wait. '
-    'Raises 22004, 22023.';
-
-CREATE FUNCTION idem.problem(sqlstate text, detail text DEFAULT NULL)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_problem'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.problem(text, text) IS
-    'Returns an error as an application/problem+json document (RFC 9457) with type, title, '
-    'status, sqlstate and, if given, detail. '
-    'Raises 22004, 22023, 22021.';
-
-CREATE FUNCTION idem.problem(result idem.claim_result)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_problem_of_claim'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.problem(idem.claim_result) IS
-    'Returns what a claim returned as an application/problem+json document (RFC 9457); the detail '
-    'is the message of a stored failure. NULL for claimed and completed. '
-    'Raises 22004, 22023.';
-
--- ---------------------------------------------------------------------------------------------
 -- Message consumers
 -- ---------------------------------------------------------------------------------------------
 
@@ -460,7 +395,6 @@ CREATE FUNCTION idem.create_scope(
     weak_keys text DEFAULT 'allow',
     store_response boolean DEFAULT true,
     response_exclude text[] DEFAULT '{}',
-    owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT '{}',
     store_request text DEFAULT 'never',
     answer_ttl interval DEFAULT NULL,
@@ -470,6 +404,8 @@ CREATE FUNCTION idem.create_scope(
     tenant_from text DEFAULT 'argument',
     max_answer_size integer DEFAULT 65536,
     records boolean DEFAULT false,
+    settings text[] DEFAULT '{}',
+    owner regrole DEFAULT NULL,
     if_not_exists boolean DEFAULT false
 )
 RETURNS void
@@ -479,19 +415,14 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.create_scope IS
-    'Creates a scope: a named family of operations, in which keys are claimed. max_attempts and '
-    'claims_per_minute are unlimited if NULL; weak_keys is allow, warn or reject; owner is the '
-    'current user if NULL; final_sqlstates lists the SQLSTATEs, and classes of them, that '
-    'idem.execute() stores as final failures; store_request is never, unfinished (the request of a '
-    'leased claim is kept until it is finished) or always; answer_ttl (NULL: ttl) is how long '
-    'answers are kept; min_ttl (NULL: none) is the shortest ttl that a claim may pass; '
-    'header_exclude names the headers of answers that are not stored; tenant_from is argument, or '
-    'role for the role that calls; max_answer_size is how many bytes of answer, error, request and '
-    'recovery state a record may hold; records says that the scope''s records are in the tables '
-    'that transactions choose with idem.use_records(), and never in idem.record. With '
-    'if_not_exists, a scope that has exactly these settings is left as it is. For superusers and '
-    'roles that are granted EXECUTE; the caller must be able to SET ROLE to the owner. '
-    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004.';
+    'Creates a scope: a named family of operations, in which keys are claimed. The comments on the '
+    'columns of the view idem.scopes say what each setting means; those with the default NULL have '
+    'no limit then. settings passes settings as text, each as name=value, as those must be passed '
+    'that a later release adds. owner is the current user if NULL. With if_not_exists, a scope '
+    'that has exactly these settings is left as it is. For superusers and roles that are granted '
+    'EXECUTE; the caller must be able to SET ROLE to the owner. '
+    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004. A '
+    'text in settings that is no value of its type raises the error of the type.';
 
 CREATE FUNCTION idem.alter_scope(
     name text,
@@ -507,7 +438,6 @@ CREATE FUNCTION idem.alter_scope(
     weak_keys text DEFAULT NULL,
     store_response boolean DEFAULT NULL,
     response_exclude text[] DEFAULT NULL,
-    owner regrole DEFAULT NULL,
     final_sqlstates text[] DEFAULT NULL,
     store_request text DEFAULT NULL,
     answer_ttl interval DEFAULT NULL,
@@ -516,6 +446,8 @@ CREATE FUNCTION idem.alter_scope(
     tenant_from text DEFAULT NULL,
     max_answer_size integer DEFAULT NULL,
     records boolean DEFAULT NULL,
+    settings text[] DEFAULT NULL,
+    owner regrole DEFAULT NULL,
     force boolean DEFAULT false
 )
 RETURNS void
@@ -525,14 +457,15 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.alter_scope IS
-    'Changes the rules of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'rule, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
+    'Changes the settings of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
+    'setting, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
     'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
     'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
     'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
     'scope''s owner, and must be able to SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
-    'live keys, or an open claim of this transaction), 22023, 22004 (force).';
+    'live keys, or an open claim of this transaction), 22023, 22004 (force). A text in settings '
+    'that is no value of its type raises the error of the type.';
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
@@ -700,25 +633,72 @@ COMMENT ON FUNCTION idem.rotate_secret IS
     'are kept: a stored fingerprint is compared under the secret with which it was made. For '
     'superusers and roles that are granted EXECUTE.';
 
+-- What idem.export_identity() exports: rows of the tables, so that a new column travels too.
+CREATE TYPE idem_internal.identity AS (
+    version             integer,
+    scopes              idem.scope[],
+    dropped_scopes      integer[],
+    last_scope_id       integer,
+    secrets             idem.secret[]
+);
+
+COMMENT ON TYPE idem_internal.identity IS
+    'What servers that are to recognise each other''s keys have in common.';
+
+-- The privileges on the tables are those of the caller. Settings make the texts in the result the
+-- same for all sessions.
 CREATE FUNCTION idem.export_identity()
 RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_export_identity'
-LANGUAGE C STABLE PARALLEL UNSAFE
-SET intervalstyle = 'postgres';
+LANGUAGE sql STABLE PARALLEL UNSAFE
+SET intervalstyle = 'postgres'
+SET bytea_output = 'hex'
+SET timezone = 'UTC'
+BEGIN ATOMIC
+    SELECT
+        to_jsonb(ROW(
+            1,
+            ARRAY(SELECT s FROM idem.scope s ORDER BY s.id),
+            ARRAY(SELECT d.id FROM idem.dropped_scope d ORDER BY d.id),
+            greatest(
+                (SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM idem.scope_id),
+                (SELECT max(s.id) FROM idem.scope s),
+                (SELECT max(d.id) FROM idem.dropped_scope d)),
+            ARRAY(SELECT s FROM idem.secret s ORDER BY s.id))::idem_internal.identity)
+    WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0);
+END;
 
 REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.export_identity IS
     'Returns what idem.import_identity() gives to another server: the scopes with their ids and '
     'settings, the ids of dropped scopes, the last scope id, the seed and all fingerprint secrets. '
-    'The secrets are readable in it, so keep it as a dump of the database, and out of logs. Works '
-    'on a standby. For superusers. '
-    'Raises 42501, 55000 before the first scope.';
+    'The secrets are readable in it, so keep it as a dump of the database, and out of logs. NULL '
+    'before the first scope. Works on a standby. For superusers: it reads the tables with the '
+    'caller''s privileges. '
+    'Raises 42501.';
 
-CREATE FUNCTION idem.import_identity(identity jsonb)
+CREATE FUNCTION idem_internal.import_identity(identity idem_internal.identity, is_whole boolean)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_import_identity'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem_internal.import_identity FROM PUBLIC;
+
+COMMENT ON FUNCTION idem_internal.import_identity IS
+    'Imports an identity for idem.import_identity(), which says whether it found all members of '
+    'the type and no others. Raises 55000, 42710, 42704, 42501, 22023, 22004.';
+
+-- Only superusers have EXECUTE on the inner function.
+CREATE FUNCTION idem.import_identity(identity jsonb)
+RETURNS void
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET intervalstyle = 'postgres'
+SET bytea_output = 'hex'
+SET timezone = 'UTC'
+BEGIN ATOMIC
+    SELECT idem_internal.import_identity(i, to_jsonb(i) = identity)
+    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i;
+END;
 
 REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 
@@ -730,7 +710,7 @@ COMMENT ON FUNCTION idem.import_identity IS
     'identity contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42501, 22023, 22004.';
+    '42501, 22023, 22004. What is no value of its type raises the error of the type.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Keys of type uuid

@@ -1,7 +1,7 @@
 -- idem: the schema, its tables and result types.
 --
--- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql, views.sql and
--- health.sql, in this order.
+-- The Makefile puts idem--VERSION.sql together from schema.sql, functions.sql,
+-- functions_http.sql, views.sql and health.sql, in this order.
 --
 -- Users have no privileges on the tables. The functions check the caller against the scope's owner
 -- and then read and write the tables themselves. There is no OR REPLACE and no IF NOT EXISTS here:
@@ -38,29 +38,29 @@ CREATE TABLE idem.scope (
                                     DEFAULT pg_catalog.nextval('idem.scope_id'),
     name                text        NOT NULL UNIQUE,
     owner               regrole     NOT NULL,
-    ttl                 interval    NOT NULL,
-    lease               interval    NOT NULL,
-    wait                interval    NOT NULL,
-    request_required    boolean     NOT NULL,
-    request_exclude     text[]      NOT NULL,
-    tenant_required     boolean     NOT NULL,
-    reject_stale_keys   boolean     NOT NULL,
+    request_lists       text[]      NOT NULL DEFAULT '{}',
+    -- The settings, in the order of src/pg/scope_settings.hpp.
+    ttl                 interval    NOT NULL DEFAULT '24 hours',
+    lease               interval    NOT NULL DEFAULT '1 minute',
+    wait                interval    NOT NULL DEFAULT '10 seconds',
+    request_required    boolean     NOT NULL DEFAULT false,
+    request_exclude     text[]      NOT NULL DEFAULT '{}',
+    tenant_required     boolean     NOT NULL DEFAULT false,
+    reject_stale_keys   boolean     NOT NULL DEFAULT false,
     max_attempts        integer,
     claims_per_minute   integer,
-    weak_keys           text        NOT NULL,
-    store_response      boolean     NOT NULL,
-    response_exclude    text[]      NOT NULL,
-    final_sqlstates text[]      NOT NULL DEFAULT '{}',
+    weak_keys           text        NOT NULL DEFAULT 'allow',
+    store_response      boolean     NOT NULL DEFAULT true,
+    response_exclude    text[]      NOT NULL DEFAULT '{}',
+    final_sqlstates     text[]      NOT NULL DEFAULT '{}',
     store_request       text        NOT NULL DEFAULT 'never',
     answer_ttl          interval,
     min_ttl             interval,
     header_exclude      text[]      NOT NULL
-                                    DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,'
-                                            'www-authenticate}',
+        DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
     tenant_from         text        NOT NULL DEFAULT 'argument',
     max_answer_size     integer     NOT NULL DEFAULT 65536,
     records             boolean     NOT NULL DEFAULT false,
-    request_lists       text[]      NOT NULL DEFAULT '{}',
     CONSTRAINT scope_request_exclude CHECK (
         request_exclude OPERATOR(pg_catalog.=) '{}'
         OR request_exclude::text OPERATOR(pg_catalog.=) ANY (request_lists))

@@ -39,6 +39,49 @@ GRANT SELECT ON idem.scopes TO PUBLIC;
 COMMENT ON VIEW idem.scopes IS
     'The scopes whose owner''s privileges the current role has.';
 
+COMMENT ON COLUMN idem.scopes.ttl IS
+    'How long a record is kept, counted from completion.';
+COMMENT ON COLUMN idem.scopes.lease IS
+    'Which lease idem.renew() and idem.take() give by default.';
+COMMENT ON COLUMN idem.scopes.wait IS
+    'How long a call waits at most for a key in flight.';
+COMMENT ON COLUMN idem.scopes.request_required IS
+    'Whether a claim of a new key must pass a request.';
+COMMENT ON COLUMN idem.scopes.request_exclude IS
+    'Which members of a request do not count when requests are compared.';
+COMMENT ON COLUMN idem.scopes.tenant_required IS
+    'Whether a call must name a tenant, unless its key has a record without one.';
+COMMENT ON COLUMN idem.scopes.reject_stale_keys IS
+    'Whether a new UUIDv7 or ULID key that is older than the TTL, or more than 10 minutes in '
+    'the future, is refused.';
+COMMENT ON COLUMN idem.scopes.max_attempts IS
+    'How many attempts an operation has.';
+COMMENT ON COLUMN idem.scopes.claims_per_minute IS
+    'How many new keys each tenant may claim per minute.';
+COMMENT ON COLUMN idem.scopes.weak_keys IS
+    'What happens to a new key that is likely to be used twice: allow, warn or reject.';
+COMMENT ON COLUMN idem.scopes.store_response IS
+    'Whether answers are stored.';
+COMMENT ON COLUMN idem.scopes.response_exclude IS
+    'Which members of a response are not stored.';
+COMMENT ON COLUMN idem.scopes.final_sqlstates IS
+    'Which SQLSTATEs, or classes of two characters, idem.execute() stores as final failures.';
+COMMENT ON COLUMN idem.scopes.store_request IS
+    'How long a record keeps the request: never, unfinished or always.';
+COMMENT ON COLUMN idem.scopes.answer_ttl IS
+    'How long an answer is kept, if not as long as its record.';
+COMMENT ON COLUMN idem.scopes.min_ttl IS
+    'How short a ttl a claim may pass.';
+COMMENT ON COLUMN idem.scopes.header_exclude IS
+    'Which headers of an answer are not stored.';
+COMMENT ON COLUMN idem.scopes.tenant_from IS
+    'Where the tenant of a call comes from: argument or role.';
+COMMENT ON COLUMN idem.scopes.max_answer_size IS
+    'How many bytes of answer, error, request and recovery state a record may hold.';
+COMMENT ON COLUMN idem.scopes.records IS
+    'Whether the scope''s records are in the tables that transactions choose, and never in '
+    'idem.record.';
+
 CREATE VIEW idem.records WITH (security_barrier) AS
     SELECT
         s.name AS scope,

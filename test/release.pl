@@ -92,28 +92,31 @@ like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its change
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 
-# The errors, as the documentation and the one table of the code have them.
+# The errors, as the documentation and the code have them: codes and names, and what a retry may cure,
+# in C++; codes and classes with HTTP status, name and title in SQL.
 my $table = slurp('src/core/errors.hpp');
-my %own = map { $_->[0] => { name => $_->[1], status => $_->[2], transient => $_->[3] eq 'may_cure' } }
-  map { [ /"(\w+)", "(\w+)", (\d+), "[^"]+",\s+Retry::(\w+)/ ] } $table =~ /(\{"ID\d+",.*?\})/sg;
-my %server = map { $_->[0] => { status => $_->[1], transient => $_->[2] eq 'may_cure' } }
-  map { [ /"(\w+)", (\d+), Retry::(\w+)/ ] } $table =~ /(\{"\w+", \d+, .*?\})/sg;
-is(scalar(keys %own), scalar(() = $table =~ /\{"ID\d/g), 'each of our errors is read');
-my %error = (%server, %own);
+my %name = $table =~ /\{"(ID\d+)", "(\w+)"\}/g;
+is(scalar(keys %name), scalar(() = $table =~ /\{"ID\d/g), 'each of our errors is read');
+my ($of_server) = $table =~ /transient_errors = .*?\(\{\n(.*?)\n\}\);/s;
+my @transient = $of_server =~ /^    "(\w+)",/mg;
+cmp_ok(scalar(@transient), '>', 20, 'so are those that a retry may cure');
+my ($json) = slurp('sql/functions_http.sql') =~ /^CREATE FUNCTION idem_internal\.errors\(\).*?^RETURN jsonb '(.*?)';/ms;
+my $over_http = decode_json($json);
+my %own = map { $_ => { status => $over_http->{$_}[0], name => $over_http->{$_}[1], title => $over_http->{$_}[2] } } grep { /^ID/ } keys %$over_http;
+is_deeply({ map { $_ => $own{$_}{name} } keys %own }, \%name, 'the SQL has the errors of the C++');
 
 sub listed { my ($cell) = @_; return $cell =~ /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g; }
+sub is_transient { my ($code) = @_; return scalar grep { $code eq $_ || substr($code, 0, 2) eq $_ } @transient; }
 
-# A code that its class includes is not listed again.
-sub is_curable { my ($code) = @_; return $error{$code} && $error{$code}{transient}; }
-my @curable = grep { is_curable($_) && !(length == 5 && is_curable(substr $_, 0, 2)) } keys %server;
+ok(is_transient($_), "$_ is 503 and transient") for grep { $over_http->{$_}[0] == 503 } sort keys %$over_http;
 my ($curable) = slurp('docs/guide.md') =~ /^These errors are transient\. (.*?)^Errors of class ID/ms;
-is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @curable ],
+is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @transient ],
 	'the guide lists the transient SQLSTATEs of the code');
 
 # What the guide does not list by code is "all others".
-my %over_http = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
+my %in_guide = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
   map { [ /^\| ([^|]+) \| (\d{3}) \|/ ] } slurp('docs/guide.md') =~ /^(\| [^|]+ \| \d{3} \|)/mg;
-is_deeply(\%over_http, { map { $_ => $error{$_}{status} } grep { $own{$_} || $error{$_}{status} !~ /^[25]00$/ } keys %error },
+is_deeply(\%in_guide, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
 	'the guide has the HTTP statuses of the code');
 
 # The packages' copies, for when the database is not reachable: SERVER_ERRORS of Python has classes.
@@ -122,7 +125,7 @@ for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\
 {
 	my ($file, $entry) = @$copy;
 	my @entries = slurp($file) =~ /$entry/g;
-	is_deeply(\@entries, [ map { $_->[0], @$_[ 2, 1, 3 ] } map { [ /"(\w+)", "(\w+)", (\d+), "([^"]+)"/ ] } $table =~ /(\{"ID\d+",.*?\})/sg ],
+	is_deeply(\@entries, [ map { $_, @{ $own{$_} }{qw(status name title)} } sort keys %own ],
 		"$file has the errors of the code");
 }
 
@@ -131,7 +134,7 @@ is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys 
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
-my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions views health);
+my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions functions_http views health);
 my (%comment, %of_uuid, %of_claim);
 while ($script =~ /^COMMENT ON FUNCTION idem\.(\w+)(\([^)]*\))? IS\n    '(.*?)';$/msg)
 {
@@ -161,6 +164,48 @@ for my $function (sort keys %comment)
 	my @needs_a_grant = $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
 	is_deeply(sorted(@documented), sorted(codes($raises // ''), @needs_a_grant), "the errors of idem.$function()");
 }
+
+# The settings of a scope: the one table of the code, and everything that lists them.
+my %sql_type = (INTERVAL => 'interval', BOOL => 'boolean', INT4 => 'integer', TEXT => 'text', TEXTARRAY => 'text[]');
+my $settings = slurp('src/pg/scope_settings.hpp');
+my @settings = map {
+	my ($name, $type, $preset, $says) = @$_;
+	my $default = $preset eq 'nullptr' ? 'NULL' : $type =~ /BOOL|INT4/ ? $preset =~ tr/"//dr : $preset =~ tr/"/'/r;
+	{ name => $name, type => $sql_type{$type}, default => $default, says => join '', $says =~ /"((?:[^"\\]|\\.)*)"/g }
+} map { [ /"(\w+)", (\w+)OID,\s+("[^"]*"|nullptr),\s+check_\w+(?:<\w+>)?,\s+read\w*(?:<[^>]*>)?,\s+((?:"(?:[^"\\]|\\.)*"\s*)+)\}/s ] }
+  $settings =~ /^    (\{"\w+",.*?\}),$/msg;
+is(scalar(@settings), scalar(() = $settings =~ /^    \{"\w+", \w+OID/mg), 'each setting of a scope is read');
+cmp_ok(scalar(@settings), '<=', 20, 'a scope has few settings');
+my ($named) = $settings =~ /\bnamed_settings = (\d+);/;
+my @named = @settings[ 0 .. $named - 1 ];
+
+sub words { my ($text) = @_; return $text =~ s/\s+/ /gr =~ s/^ | $//gr; }
+for ([ 'create_scope', 'if_not_exists boolean DEFAULT false', sub { $_[0] } ], [ 'alter_scope', 'force boolean DEFAULT false', sub { 'NULL' } ])
+{
+	my ($function, $last, $default) = @$_;
+	my ($signature) = $script =~ /^CREATE FUNCTION idem\.$function\((.*?)^\)/ms;
+	is(words($signature), join(', ', 'name text', (map { "$_->{name} $_->{type} DEFAULT " . $default->($_->{default}) } @named),
+			'settings text[] DEFAULT ' . $default->("'{}'"), 'owner regrole DEFAULT NULL', $last),
+		"the arguments of idem.$function() are the settings that it names");
+	my %item;
+	for my $item (split /^(?=- |Result: )/m, $section{$function})
+	{
+		my ($name, $type, $text) = $item =~ /^- `(\w+) (.*?)`\s*(.*)/s or next;
+		$item{$name} = [ $type, words($text) =~ s/\[(.*?)\]\(.*?\)/$1/gr =~ tr/`()//dr ];
+	}
+	is($item{ $_->{name} }[0], "$_->{type} = " . $default->($_->{default}), "the reference has $_->{name} of idem.$function()") for @named;
+	next if $function eq 'alter_scope';
+	like($item{ $_->{name} }[1], qr/^: \Q@{[ $_->{says} =~ tr{()}{}dr ]}\E/, "and what $_->{name} says") for @named;
+}
+my ($columns) = $script =~ /^CREATE TABLE idem\.scope \(.*?-- The settings.*?\n(.*?)^    CONSTRAINT/ms;
+is(words($columns), join(' ', map { "$_->{name} $_->{type}" . ($_->{default} eq 'NULL' ? '' : " NOT NULL DEFAULT $_->{default}") . ',' } @settings),
+	'the columns of idem.scope are the settings');
+my ($shown) = $script =~ /^CREATE VIEW idem\.scopes .*?\bSELECT(.*?)\bFROM/ms;
+is(words($shown), join(', ', qw(name owner), map { $_->{name} } @settings), 'the view idem.scopes shows them');
+is_deeply([ map { s/'\n    '//gr =~ s/''/'/gr } $script =~ /^COMMENT ON COLUMN idem\.scopes\.\w+ IS\n    '(.*?)';$/msg ], [ map { ucfirst "$_->{says}." } @settings ],
+	'the comments on its columns are what they say');
+my ($listed) = slurp('docs/reference.md') =~ /^### idem\.scopes\n(.*?)(?=^##|\z)/ms;
+is_deeply([ grep { $listed !~ /`$_->{name}\b/ } @settings ], [], 'the reference has the columns of idem.scopes');
 
 # The shape of the reference: every function has the same parts, in the same order.
 for my $function (sort keys %section)

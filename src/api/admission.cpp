@@ -45,15 +45,6 @@ void check_open_claims(std::int32_t scope_id) {
                      "the whole server shares.")));
 }
 
-void require_limits_available(const char* limit) {
-    if (pg::limits_available()) return;
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("\"%s\" needs idem to be preloaded", limit),
-                    errdetail("What it limits is counted in shared memory, which a library gets "
-                              "only when the server starts."),
-                    errhint("%s", preload_hint)));
-}
-
 std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
     if (!scope.claims_per_minute) return 0;
     if (!pg::limits_available()) {

@@ -33,7 +33,4 @@ std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, Times
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                    TimestampTz now);
 
-// Raises 55000 if this server cannot enforce the limit claims_per_minute.
-void require_limits_available(const char* limit);
-
 }  // namespace idem::api

@@ -27,9 +27,7 @@ namespace {
 namespace report = pg::report;
 using core::SequencePosition;
 
-struct Call {
-    const pg::Scope* scope;
-    pg::KeyName source;
+struct Call : KeyCall {
     std::int64_t seq;
     bool contiguous;
 };
@@ -49,7 +47,7 @@ Call read_call(FunctionCallInfo fcinfo) {
                            "the table idem.watermark, and would stay behind."),
                  errhint("Call idem.once() with the key of each message, or idem.advance() in a "
                          "scope whose records are in idem.record.")));
-    return {call.scope, call.name, *seq, *contiguous};
+    return {call, *seq, *contiguous};
 }
 
 pg::Watermark look(const pg::KeyName& source, bool locked) {
@@ -63,18 +61,12 @@ pg::Watermark look(const pg::KeyName& source, bool locked) {
     return found;
 }
 
-void put_watermark(const pg::KeyName& source, const pg::Watermark& from, std::int64_t seq,
-                   const pg::WaitBound& bound) {
+// Without a number, deletes the watermark.
+void write_watermark(const pg::KeyName& source, const pg::Watermark& from,
+                     std::optional<std::int64_t> seq, const pg::WaitBound& bound) {
     const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::WriteResult writing = pg::move_watermark(table, source, from, seq, bound);
-    table.close();
-    check_written(source.key, writing);
-}
-
-void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
-                      const pg::WaitBound& bound) {
-    const pg::Watermarks table = pg::Watermarks::to_write();
-    const pg::WriteResult writing = pg::delete_watermark(table, found, bound);
+    const pg::WriteResult writing = seq ? pg::move_watermark(table, source, from, *seq, bound)
+                                        : pg::delete_watermark(table, from, bound);
     table.close();
     check_written(source.key, writing);
 }
@@ -82,32 +74,28 @@ void delete_watermark(const pg::KeyName& source, const pg::Watermark& found,
 // Remembers the source as a finished claim whose token is never handed out: its lock counts as one
 // of the transaction's, and is given up with its savepoint.
 void remember(const Call& call) {
-    if (pg::find_claim(call.source.digest) != nullptr) return;
+    if (pg::find_claim(call.name.digest) != nullptr) return;
     check_open_claims(call.scope->id);
-    pg::Claim claim{};
-    claim.token = {core::TokenKind::atomic, call.source.digest, core::first_attempt,
-                   pg::random_bits()};
-    claim.scope_id = call.scope->id;
-    claim.scope_name = call.scope->name;
-    claim.tenant = call.source.tenant;
-    claim.key = call.source.key;
+    pg::Claim claim(
+        call.name, call.scope->name,
+        {core::TokenKind::atomic, call.name.digest, core::first_attempt, pg::random_bits()});
     claim.of_source = true;
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
 
 void move(const Call& call, const pg::Watermark& from, const pg::WaitBound& bound) {
     Assert(!from.seq || call.seq > *from.seq);
-    if (!from.seq) require_tenant(*call.scope, call.source.tenant);
+    if (!from.seq) require_tenant(*call.scope, call.name.tenant);
     remember(call);
-    put_watermark(call.source, from, call.seq, bound);
+    write_watermark(call.name, from, call.seq, bound);
 }
 
 bool advance(const Call& call) {
     const pg::WaitBound bound(call.scope->wait);
-    pg::KeyLock lock(call.source.digest);
+    pg::KeyLock lock(call.name.digest);
     bool locked = lock.try_acquire();
     for (;;) {
-        const pg::Watermark mark = look(call.source, locked);
+        const pg::Watermark mark = look(call.name, locked);
         const SequencePosition position = core::judge_sequence(mark.seq, call.seq, call.contiguous);
         if (position == SequencePosition::behind) {
             if (locked) lock.release();
@@ -117,7 +105,7 @@ bool advance(const Call& call) {
             if (position == SequencePosition::gap)
                 ereport(ERROR, (report::own_error("sequence_gap"),
                                 errmsg("gap in the sequence of source \"%s\"",
-                                       report::c_string(call.source.key)),
+                                       report::c_string(call.name.key)),
                                 errdetail("Expected number " INT64_FORMAT ", got " INT64_FORMAT ".",
                                           *mark.seq + 1, call.seq),
                                 errhint("Handle the missing messages first, or skip them with "
@@ -127,9 +115,9 @@ bool advance(const Call& call) {
         }
         // With the lock, wait for a writer that bypassed it; without, for the lock's holder.
         if (locked)
-            give_way(lock, call.source.key, mark.writer, bound);
+            give_way(lock, call.name.key, mark.writer, bound);
         else
-            acquire(lock, call.source.key, bound);
+            acquire(lock, call.name.key, bound);
         locked = true;
     }
 }
@@ -145,10 +133,7 @@ std::optional<std::int64_t> reset_stream(const pg::KeyName& source, std::optiona
         give_way(lock, source.key, mark.writer, bound);
         mark = look(source, true);
     }
-    if (seq)
-        put_watermark(source, mark, *seq, bound);
-    else if (mark.seq)
-        delete_watermark(source, mark, bound);
+    if (seq || mark.seq) write_watermark(source, mark, seq, bound);
     lock.release();
     return mark.seq;
 }
@@ -160,7 +145,7 @@ IDEM_FUNCTION(idem_advance) {
     api::require_writable("idem.advance()", api::read_by_streams);
     const api::Call call = api::read_call(fcinfo);
     const bool moved = api::advance(call);
-    pg::count(call.source.scope_id, moved ? pg::Counter::advances : pg::Counter::duplicates);
+    pg::count(call.name.scope_id, moved ? pg::Counter::advances : pg::Counter::duplicates);
     PG_RETURN_BOOL(moved);
 }
 

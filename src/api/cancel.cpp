@@ -37,15 +37,10 @@ void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Fo
     const TimestampTz now = GetCurrentTimestamp();
     check_new_key(scope, name.tenant, name.key, now);
     check_open_claims(scope.id);
-    pg::Claim claim{};
-    claim.token = {core::TokenKind::atomic, name.digest, core::first_attempt, pg::random_bits()};
+    pg::Claim claim(name, scope.name,
+                    {core::TokenKind::atomic, name.digest, core::first_attempt, pg::random_bits()});
     claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none
                                                                  : pg::Predecessor::outlived;
-    claim.scope_id = scope.id;
-    claim.table = name.table;
-    claim.scope_name = scope.name;
-    claim.tenant = name.tenant;
-    claim.key = name.key;
     claim.fingerprint = pg::fingerprint_of_any();
     claim.created = now;
     claim.ttl = scope.ttl;

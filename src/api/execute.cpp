@@ -86,16 +86,16 @@ Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext contex
     return copy;
 }
 
-Result result_row(core::State state, bool replayed, Jsonb* response, Jsonb* error,
-                  std::optional<TimestampTz> completed_at, bool redacted = false) {
-    Result result;
-    result.set_text(column_outcome, state == core::State::completed ? "completed" : "failed");
-    result.set(column_replayed, BoolGetDatum(replayed));
-    result.set_pointer(column_response, response);
-    result.set_pointer(column_error, error);
-    result.set(column_redacted, BoolGetDatum(redacted));
-    result.set_time(column_completed_at, completed_at);
-    return result;
+Result row_of(const pg::Record& record, bool replayed) {
+    const bool completed = record.state == core::State::completed;
+    Result row;
+    row.set_text(column_outcome, completed ? "completed" : "failed");
+    row.set(column_replayed, BoolGetDatum(replayed));
+    row.set_pointer(column_response, record.response);
+    row.set_pointer(column_error, record.error);
+    row.set(column_redacted, BoolGetDatum(record.redacted));
+    row.set_time(column_completed_at, pg::completed_at(record));
+    return row;
 }
 
 // By the scope's list at this moment. A dropped scope calls nothing final.
@@ -115,31 +115,17 @@ Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
     Work* at = &work;
     ErrorData* error = pg::in_subtransaction(
         [at] { at->response = run_operation(at->operation, at->request, at->context); });
-    if (error == nullptr) {
-        const TimestampTz completed_at =
-            finish_atomic(claim, {.state = core::State::completed, .response = work.response});
-        return result_row(core::State::completed, false, work.response, nullptr, completed_at);
+    if (error != nullptr) {
+        if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
+        Jsonb* stored = pg::failure_of(*error);
+        Assert(pg::failure_member(stored, "sqlstate") != nullptr);
+        return row_of(finish_atomic(claim, {.state = core::State::failed, .error = stored}), false);
     }
-    if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
-    Jsonb* stored = pg::failure_of(*error);
-    Assert(pg::failure_member(stored, "sqlstate") != nullptr);
-    const TimestampTz completed_at =
-        finish_atomic(claim, {.state = core::State::failed, .error = stored});
-    return result_row(core::State::failed, false, nullptr, stored, completed_at);
-}
-
-// Returns what is stored. Any other outcome raises the error that claim() raises.
-Result replay(const ClaimCall& call, const ClaimResult& claim) {
-    switch (claim.outcome) {
-        case Outcome::completed:
-            return result_row(core::State::completed, true, claim.record.response, nullptr,
-                              pg::completed_at(claim.record), claim.record.redacted);
-        case Outcome::failed:
-            return result_row(core::State::failed, true, nullptr, claim.record.error,
-                              pg::completed_at(claim.record), claim.record.redacted);
-        default:
-            refuse(call, claim);
-    }
+    pg::Record record =
+        finish_atomic(claim, {.state = core::State::completed, .response = work.response});
+    record.response = work.response;  // the first caller gets all of it
+    record.redacted = false;
+    return row_of(record, false);
 }
 
 // The operation is checked again: it may have been dropped during the wait for the key. The scope
@@ -147,8 +133,11 @@ Result replay(const ClaimCall& call, const ClaimResult& claim) {
 Result execute(FunctionCallInfo fcinfo) {
     const ClaimCall call = read_call(fcinfo);
     const ClaimResult claim = claim_key(call);
-    if (claim.outcome != Outcome::claimed) return replay(call, claim);
-    return run(*claim.claim, checked_operation(fcinfo), call.request);
+    if (claim.outcome == Outcome::claimed)
+        return run(*claim.claim, checked_operation(fcinfo), call.request);
+    if (claim.outcome == Outcome::completed || claim.outcome == Outcome::failed)
+        return row_of(claim.record, true);
+    refuse(call, claim);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "api/finish.hpp"
 
 #include "api/arguments.hpp"
+#include "api/lease.hpp"
 #include "api/locked_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/document.hpp"
@@ -27,6 +28,12 @@ struct StoredAnswer {
     bool redacted;               // a part of what the caller passed is left out
     varlena* request = nullptr;  // what the record keeps of it
 };
+
+// NULL if the scope stores no responses or has been dropped (scope is NULL).
+Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
+    if (scope == nullptr || !scope->store_response) return nullptr;
+    return pg::redact(response, scope->response_exclude);
+}
 
 // A failure is kept whole, except for excluded headers, because it is raised again.
 StoredAnswer redact(const Answer& answer, const pg::Scope* scope) {
@@ -56,57 +63,46 @@ StoredAnswer stored_part(const Answer& answer, varlena* request, const pg::Scope
 
 // A finished record needs no lease and no recovery point. It keeps the nonce of its token, so that
 // a second complete() is told that the claim is finished. In the column lease_end it notes when it
-// finished, unless it was claimed in this transaction.
-pg::Record finished_record(const StoredAnswer& stored, TimestampTz created, TimestampTz now,
-                           std::int64_t ttl, std::int32_t attempt, bytea* fingerprint,
-                           std::optional<std::int64_t> nonce) {
+// finished, unless it was claimed in this transaction. begun has the operation's creation time,
+// attempt, fingerprint and nonce.
+pg::Record finished_record(const pg::Record& begun, const StoredAnswer& stored, TimestampTz now,
+                           std::int64_t ttl) {
     const Answer& answer = stored.answer;
     Assert(answer.state != core::State::in_progress);
-    const bool claimed_before = nonce || attempt > core::first_attempt;
-    return {
-        .created = created,
-        .expires = now + ttl,
-        .lease_end = claimed_before ? std::optional(now) : std::nullopt,
-        .nonce = nonce,
-        .attempt = attempt,
-        .state = answer.state,
-        .redacted = stored.redacted,
-        .fingerprint = fingerprint,
-        .recovery_point = nullptr,
-        .recovery_state = nullptr,
-        .status = answer.status,
-        .headers = answer.headers,
-        .response = answer.response,
-        .body = answer.body,
-        .error = answer.error,
-        .request = stored.request,
-    };
+    const bool claimed_before = begun.nonce || begun.attempt > core::first_attempt;
+    pg::Record record{};
+    record.created = begun.created;
+    record.expires = now + ttl;
+    if (claimed_before) record.lease_end = now;
+    record.nonce = begun.nonce;
+    record.attempt = begun.attempt;
+    record.state = answer.state;
+    record.redacted = stored.redacted;
+    record.fingerprint = begun.fingerprint;
+    record.status = answer.status;
+    record.headers = answer.headers;
+    record.response = answer.response;
+    record.body = answer.body;
+    record.error = answer.error;
+    record.request = stored.request;
+    return record;
+}
+
+// Of an atomic operation, which has no row until it is finished.
+pg::Record begun_record(TimestampTz created, std::int32_t attempt, bytea* fingerprint) {
+    pg::Record begun{};
+    begun.created = created;
+    begun.attempt = attempt;
+    begun.fingerprint = fingerprint;
+    return begun;
 }
 
 }  // namespace
 
-Jsonb* stored_response(Jsonb* response, const pg::Scope* scope) {
-    if (scope == nullptr || !scope->store_response) return nullptr;
-    return pg::redact(response, scope->response_exclude);
-}
-
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint) {
-    return finished_record({{.state = core::State::completed}, false}, created,
-                           GetCurrentTimestamp(), ttl, attempt, fingerprint, std::nullopt);
-}
-
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values) {
-    Size size = 0;
-    for (const void* value : values)
-        if (value != nullptr) size += toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
-    if (size > static_cast<Size>(scope.max_answer_size))
-        pg::report::too_large(what, size, scope.name, scope.max_answer_size);
-}
-
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {
-    check_stored_size(what, scope, {record.request, record.recovery_state, record.error});
+    return finished_record(begun_record(created, attempt, fingerprint),
+                           {{.state = core::State::completed}, false}, GetCurrentTimestamp(), ttl);
 }
 
 // ---- How a claim ends ---------------------------------------------------------------------------
@@ -131,35 +127,30 @@ void note_released(pg::Claim& claim) {
 }
 
 void finish_leased(const LeasedClaim& leased, const Answer& answer) {
-    const pg::Record& old = leased.record();
+    const pg::Record& old = leased.found.record;
     const StoredAnswer stored = stored_part(answer, old.request, leased.scope);
     const TimestampTz now = GetCurrentTimestamp();
-    update_record(leased, finished_record(stored, old.created, now, ttl_of(old), old.attempt,
-                                          old.fingerprint, old.nonce));
+    update_record(leased, finished_record(old, stored, now, ttl_of(old)));
     note_finished(*leased.note, answer.state);
     pg::observe(leased.name.scope_id, Duration::leased, now - old.created);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
 }
 
-// Whether another attempt may follow this one.
-bool may_be_retried(const LeasedClaim& leased) {
-    const pg::Record& record = leased.record();
-    return !core::exhausted(record.attempt, leased.scope->max_attempts, record.extra_attempts, 0,
-                            0);
-}
-
 // The row stays, with its attempt and without a nonce: this fences the token off. In place of the
 // end of a lease, it has the time from which the key can be claimed. After the last attempt there
 // is nothing to wait for.
-void release_leased(const LeasedClaim& leased, const Release& how) {
-    pg::Record record = leased.record();
-    const bool last = !may_be_retried(leased);
-    const std::int64_t pause = last ? 0 : how.retry_after.value_or(0);
+void release_leased(const LeasedClaim& leased, std::optional<std::int64_t> retry_after,
+                    Jsonb* error) {
+    const pg::Record& old = leased.found.record;
+    const bool last =
+        core::exhausted(old.attempt, leased.scope->max_attempts, old.extra_attempts, 0, 0);
+    const std::int64_t pause = last ? 0 : retry_after.value_or(0);
+    pg::Record record = old;
     record.lease_end = GetCurrentTimestamp() + pause;
-    record.expires = expires_after(leased.record(), *record.lease_end);
+    record.expires = expires_after(old, *record.lease_end);
     record.nonce = std::nullopt;
-    if (how.error != nullptr) record.error = how.error;
-    if (how.error != nullptr) check_unfinished_size("error", *leased.scope, record);
+    if (error != nullptr) record.error = error;
+    if (error != nullptr) check_unfinished_size("error", *leased.scope, record);
     update_record(leased, record);
     note_released(*leased.note);
     if (last) log_transition(Transition::exhaustion, *leased.note);
@@ -177,46 +168,25 @@ void refuse_for_atomic(const char* argument, bool given) {
 
 }  // namespace
 
-void finish(std::optional<std::string_view> text, const Answer& answer) {
-    const core::Token token = pg::read_token(text);
-    if (token.kind == TokenKind::atomic)
-        (void)finish_atomic(pg::open_claim(token), answer);
-    else
-        finish_leased(lock_leased_claim(token), answer);
-}
-
-TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer) {
+pg::Record finish_atomic(pg::Claim& claim, const Answer& answer) {
     Assert(claim.phase == pg::Phase::open && claim.token.kind == TokenKind::atomic);
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
-    const pg::KeyName name{claim.scope_id, claim.tenant, claim.key, claim.token.digest,
-                           claim.table};
     const pg::WaitBound bound(scope == nullptr ? 0 : scope->wait);
     const StoredAnswer stored =
         stored_part(answer, reinterpret_cast<varlena*>(claim.request), scope);
     const pg::Records records = pg::Records::to_write(claim.table);
     const TimestampTz now = GetCurrentTimestamp();
-    const pg::Record record = finished_record(stored, claim.created, now, claim.ttl,
-                                              static_cast<std::int32_t>(claim.token.attempt),
-                                              claim.fingerprint, std::nullopt);
+    const auto attempt = static_cast<std::int32_t>(claim.token.attempt);
+    const pg::Record record = finished_record(
+        begun_record(claim.created, attempt, claim.fingerprint), stored, now, claim.ttl);
     const pg::WriteResult writing =
-        pg::write_record(records, name, record, claim.predecessor, bound);
+        pg::write_record(records, claim, record, claim.predecessor, bound);
     records.close();
-    check_written(name.key, writing);
+    check_written(claim.key, writing);
     note_finished(claim, answer.state);
     if (answer.timed) pg::observe(claim.scope_id, Duration::atomic, now - claim.created);
-    if (claim.token.attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(name.digest));
-    return *pg::completed_at(record);
-}
-
-// The lock of a released atomic claim stays until the transaction ends, because the transaction may
-// still commit effects of the operation.
-void release(std::optional<std::string_view> text, const Release& how) {
-    const core::Token token = pg::read_token(text);
-    if (token.kind != TokenKind::atomic) return release_leased(lock_leased_claim(token), how);
-    pg::Claim& claim = pg::open_claim(token);
-    refuse_for_atomic("retry_after", how.retry_after.has_value());
-    refuse_for_atomic("error", how.error != nullptr);
-    note_released(claim);
+    if (attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(claim.digest));
+    return record;
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
@@ -235,8 +205,15 @@ Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
             .body = pg::bytea_arg(fcinfo, arg_body)};
 }
 
-}  // namespace
+void finish(FunctionCallInfo fcinfo, const Answer& answer) {
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
+    if (token.kind == TokenKind::atomic)
+        (void)finish_atomic(pg::open_claim(token), answer);
+    else
+        finish_leased(lock_leased_claim(token), answer);
+}
 
+}  // namespace
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_complete) {
@@ -244,7 +221,7 @@ IDEM_FUNCTION(idem_complete) {
     api::require_writable("idem.complete()", api::read_by_lookup);
     api::Answer answer = api::read_answer(fcinfo, core::State::completed);
     answer.response = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
-    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
+    api::finish(fcinfo, answer);
     if (answer.response == nullptr) PG_RETURN_NULL();
     PG_RETURN_JSONB_P(answer.response);
 }
@@ -256,16 +233,26 @@ IDEM_FUNCTION(idem_fail) {
     answer.error = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
     if (answer.error == nullptr) pg::report::missing_argument("error");
     pg::check_failure(answer.error, pg::FailureUse::answer);
-    api::finish(pg::text_arg(fcinfo, api::arg_token), answer);
+    api::finish(fcinfo, answer);
     PG_RETURN_VOID();
 }
 
+// The lock of a released atomic claim stays until the transaction ends, because the transaction may
+// still commit effects of the operation.
 IDEM_FUNCTION(idem_release) {
     using namespace idem;
     api::require_writable("idem.release()", api::read_by_lookup);
-    const api::Release how{pg::nonnegative_duration_arg(fcinfo, 1, "retry_after"),
-                           pg::jsonb_arg(fcinfo, 2)};
-    if (how.error != nullptr) pg::check_failure(how.error, pg::FailureUse::note);
-    api::release(pg::text_arg(fcinfo, 0), how);
+    const auto retry_after = pg::nonnegative_duration_arg(fcinfo, 1, "retry_after");
+    Jsonb* error = pg::jsonb_arg(fcinfo, 2);
+    if (error != nullptr) pg::check_failure(error, pg::FailureUse::note);
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
+    if (token.kind == core::TokenKind::leased) {
+        api::release_leased(api::lock_leased_claim(token), retry_after, error);
+        PG_RETURN_VOID();
+    }
+    pg::Claim& claim = pg::open_claim(token);
+    api::refuse_for_atomic("retry_after", retry_after.has_value());
+    api::refuse_for_atomic("error", error != nullptr);
+    api::note_released(claim);
     PG_RETURN_VOID();
 }

@@ -6,8 +6,6 @@
 // left out of the record.
 #pragma once
 
-#include <initializer_list>
-
 #include "pg/open_claims.hpp"
 #include "pg/scope.hpp"
 #include "pg/server.hpp"
@@ -24,35 +22,12 @@ struct Answer {
     bool timed = true;  // the operation ran between the claim and this answer
 };
 
-// Stores the answer and ends the claim that the token names, whether atomic or leased. Raises ID005
-// for a token that names no open claim of this transaction, and what lock_leased_claim() raises.
-void finish(std::optional<std::string_view> token, const Answer& answer);
-// Ends the claim without an answer, so that the key can be claimed again.
-struct Release {
-    std::optional<std::int64_t> retry_after = std::nullopt;  // microseconds; NULL: at once
-    Jsonb* error = nullptr;                                  // NULL keeps the last error
-};
-void release(std::optional<std::string_view> token, const Release& how);
-
-// Stores the answer of an atomic claim and ends the claim. Returns when the operation finished, as
-// replays tell it.
-TimestampTz finish_atomic(pg::Claim& claim, const Answer& answer);
-
-// The part of a response that the scope's rules allow to be stored. NULL if the scope stores no
-// responses or has been dropped (scope is NULL).
-Jsonb* stored_response(Jsonb* response, const pg::Scope* scope);
+// Stores the answer of an atomic claim and ends the claim. Returns what is stored. Raises ID001 if
+// the row is not free within the scope's wait.
+pg::Record finish_atomic(pg::Claim& claim, const Answer& answer);
 
 // The record of an operation that completed without an answer.
 pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
                             bytea* fingerprint);
-
-// Raises 54000 if the values, which a record would hold at a time, exceed the scope's
-// max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
-// so that the same answer is always accepted or always refused. The limit protects the storage of
-// the database's owner. `what` names the value that the caller has passed.
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values);
-// The same for the record of an unfinished operation.
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
 }  // namespace idem::api

@@ -2,7 +2,7 @@
 // without keys of their own, for the services that an operation calls, and for the rows that it
 // writes. They write nothing, so they work on a standby.
 #include "api/arguments.hpp"
-#include "api/locked_key.hpp"
+#include "api/lease.hpp"
 #include "core/new_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/open_claims.hpp"

@@ -1,14 +1,12 @@
-// A key under its lock: at rest, or held by a leased claim.
+// A key at rest, under its lock: this transaction holds its lock, and no other transaction works on
+// its row.
 //
-// A key is at rest when this transaction holds its lock and no other transaction works on its row.
-// A leased claim is found by its token, in any transaction and session: the token leads to the row,
-// and the row to the scope, which the caller must be able to use. Under the key lock, the core's
-// fencing rules judge the token by what the row says then.
-//
-// Locking: all waits of a call share one bound, the scope's. The key lock is released while a
-// transaction is waited for. When a function returns, the key lock is held until the transaction
-// ends, and the record table is locked after it.
+// Locking: all waits of a call share one bound. The key lock is released while a transaction is
+// waited for. When a function returns, the key lock is held, and the record table is locked after
+// it.
 #pragma once
+
+#include <initializer_list>
 
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
@@ -61,33 +59,14 @@ void refuse_open_here(const pg::KeyName& name, const char* call);
 void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
                     const pg::WaitBound& bound);
 
-// ---- A leased claim -----------------------------------------------------------------------------
-
-struct LeasedClaim {
-    const pg::Scope* scope;
-    pg::KeyName name;
-    pg::Found found;      // as read under the key lock
-    pg::Claim* note;      // what this transaction remembers of the claim
-    pg::WaitBound bound;  // for all waits of the call: the scope's wait
-
-    const pg::Record& record() const { return found.record; }
-};
-
-// Raises ID004 if the attempt is fenced off, or if the caller may not know of the key; ID005 if
-// this attempt is finished; ID001 if another transaction holds the key for longer than the scope's
-// wait; ID009 for too many open claims; 40001 if the snapshot cannot see the row.
-LeasedClaim lock_leased_claim(const core::Token& token);
-
-// The same for renew and checkpoint, which raise 22023 for the token of an atomic claim.
-LeasedClaim lock_leased_claim(std::optional<std::string_view> token, const char* function);
-
-// For calls that only compute something from a token. Raises ID005 unless an atomic token names a
-// claim of this transaction, finished or not; and ID004 unless a leased token, of any attempt, has
-// a record in a scope that the caller may use.
-void check_usable(const core::Token& token);
-
-// Writes the new version of the claim's row.
-void update_record(const LeasedClaim& leased, const pg::Record& record);
+// Raises 54000 if the values, which a record would hold at a time, exceed the scope's
+// max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
+// so that the same answer is always accepted or always refused. The limit protects the storage of
+// the database's owner. `what` names the value that the caller has passed.
+void check_stored_size(const char* what, const pg::Scope& scope,
+                       std::initializer_list<const void*> values);
+// The same for the record of an unfinished operation.
+void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
 // The TTL of a leased claim counts from the end of its lease.
 TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end);

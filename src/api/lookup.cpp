@@ -6,6 +6,7 @@
 #include "api/lookup.hpp"
 
 #include "api/arguments.hpp"
+#include "api/locked_key.hpp"
 #include "pg/lock.hpp"
 #include "pg/open_claims.hpp"
 
@@ -35,78 +36,6 @@ enum Column {
 using Result = LookupRow;
 static_assert(columns == lookup_columns);
 
-// ---- The rows -----------------------------------------------------------------------------------
-
-Result absent_row(const pg::Scope& scope, std::string_view tenant) {
-    require_tenant(scope, tenant);
-    if (RecoveryInProgress()) report::key_unknown_on_standby();
-    Result result;
-    result.set_text(column_state, "absent");
-    return result;
-}
-
-Result held_row(std::int32_t attempt, std::optional<int> pid, std::optional<TimestampTz> since) {
-    Result result;
-    result.set_text(column_state, "in_progress");
-    result.set_int(column_attempt, attempt);
-    result.set_int(column_holder_pid, pid);
-    result.set_time(column_since, since);
-    return result;
-}
-
-// pid is that of the process that holds the key at this moment, if there is one.
-Result leased_row(const pg::Record& record, std::optional<int> pid) {
-    Result result = held_row(record.attempt, pid, record.created);
-    result.set_time(column_created_at, record.created);
-    result.set_time(column_expires_at, record.expires);
-    result.set_time(column_lease_end, record.lease_end);
-    return result;
-}
-
-Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
-    pg::Record record = stored;
-    pg::hide_outlived_answer(record, scope.answer_ttl, GetCurrentTimestamp());
-    Result result;
-    result.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
-    result.set_int(column_attempt, record.attempt);
-    result.set_int(column_status, record.status);
-    result.set_pointer(column_headers, record.headers);
-    result.set_pointer(column_response, record.response);
-    result.set_pointer(column_body, record.body);
-    result.set_pointer(column_error, record.error);
-    result.set_time(column_created_at, record.created);
-    result.set_time(column_expires_at, record.expires);
-    result.set_time(column_since, record.created);
-    result.set_bool(column_redacted, record.redacted);
-    result.set_time(column_completed_at, pg::completed_at(record));
-    return result;
-}
-
-// ---- What the row says --------------------------------------------------------------------------
-
-// Whether the record binds the key now: it is committed and has not expired, or is this
-// transaction's.
-bool binds(const pg::Found& found) {
-    switch (found.presence) {
-        case Presence::own:
-            return true;
-        case Presence::committed:
-        case Presence::deleting:
-            return found.record.expires > GetCurrentTimestamp();
-        default:
-            return false;
-    }
-}
-
-// Whether the operation completed or failed, or its last attempt's lease has ended.
-bool has_ended(const pg::Found& found, const pg::Scope& scope) {
-    const pg::Record& record = found.record;
-    return binds(found) &&
-           (record.state != core::State::in_progress ||
-            core::exhausted(record.attempt, scope.max_attempts, record.extra_attempts,
-                            record.lease_end.value_or(0), GetCurrentTimestamp()));
-}
-
 // ---- One look -----------------------------------------------------------------------------------
 
 enum class Standing {
@@ -123,6 +52,15 @@ struct Sight {
     std::int32_t attempt = core::first_attempt;
 };
 
+// Whether the operation completed or failed, or its last attempt's lease has ended.
+bool has_ended(const pg::Found& found, const pg::Scope& scope) {
+    const pg::Record& record = found.record;
+    return is_live(found) &&
+           (record.state != core::State::in_progress ||
+            core::exhausted(record.attempt, scope.max_attempts, record.extra_attempts,
+                            record.lease_end.value_or(0), GetCurrentTimestamp()));
+}
+
 pg::Found probe(const pg::KeyName& name) {
     const pg::Records records = pg::Records::to_read(name.table);
     const pg::Found found = pg::probe(records, name);
@@ -130,22 +68,17 @@ pg::Found probe(const pg::KeyName& name) {
     return found;
 }
 
-std::optional<report::Holder> holder_of(const pg::KeyName& name) {
-    if (RecoveryInProgress()) return std::nullopt;
-    return pg::KeyLock(name.digest).holder();
-}
-
 Sight look_past_own_claims(const pg::KeyName& name, const pg::Scope& scope) {
+    const bool standby = RecoveryInProgress();
     pg::Found found = probe(name);
     if (has_ended(found, scope)) return {Standing::ended, found};
-    const auto holder = holder_of(name);
+    const auto holder = standby ? std::nullopt : pg::KeyLock(name.digest).holder();
     // A holder may have committed between the first look and the look for a holder.
-    if (!holder && !binds(found)) found = probe(name);
+    if (!holder && !is_live(found)) found = probe(name);
     if (has_ended(found, scope)) return {Standing::ended, found};
-    if (binds(found)) return {Standing::leased, found, holder};
-    const bool inserting = found.presence == Presence::inserting && !RecoveryInProgress();
-    if (holder || inserting) return {Standing::claimed, found, holder};
-    return {Standing::absent, found};
+    if (is_live(found)) return {Standing::leased, found, holder};
+    const bool inserting = found.presence == Presence::inserting && !standby;
+    return {holder || inserting ? Standing::claimed : Standing::absent, found, holder};
 }
 
 Sight look(const pg::KeyName& name, const pg::Scope& scope) {
@@ -159,15 +92,59 @@ Sight look(const pg::KeyName& name, const pg::Scope& scope) {
     return sight;
 }
 
+// ---- The row ------------------------------------------------------------------------------------
+
+Result absent_row(const pg::Scope& scope, std::string_view tenant) {
+    require_tenant(scope, tenant);
+    if (RecoveryInProgress()) report::key_unknown_on_standby();
+    Result row;
+    row.set_text(column_state, "absent");
+    return row;
+}
+
+Result held_row(const Sight& sight) {
+    const report::Holder holder = sight.holder.value_or(report::Holder{});
+    Result row;
+    row.set_text(column_state, "in_progress");
+    row.set_int(column_attempt, sight.attempt);
+    row.set_int(column_holder_pid, holder.pid);
+    row.set_time(column_since, holder.since);
+    if (sight.standing == Standing::claimed) return row;
+    const pg::Record& record = sight.found.record;
+    row.set_int(column_attempt, record.attempt);
+    row.set_time(column_since, record.created);
+    row.set_time(column_created_at, record.created);
+    row.set_time(column_expires_at, record.expires);
+    row.set_time(column_lease_end, record.lease_end);
+    return row;
+}
+
+Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
+    pg::Record record = stored;
+    pg::hide_outlived_answer(record, scope.answer_ttl, GetCurrentTimestamp());
+    Result row;
+    row.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
+    row.set_int(column_attempt, record.attempt);
+    row.set_int(column_status, record.status);
+    row.set_pointer(column_headers, record.headers);
+    row.set_pointer(column_response, record.response);
+    row.set_pointer(column_body, record.body);
+    row.set_pointer(column_error, record.error);
+    row.set_time(column_created_at, record.created);
+    row.set_time(column_expires_at, record.expires);
+    row.set_time(column_since, record.created);
+    row.set_bool(column_redacted, record.redacted);
+    row.set_time(column_completed_at, pg::completed_at(record));
+    return row;
+}
+
 Result row_of(const Sight& sight, const pg::KeyName& name, const pg::Scope& scope) {
-    const auto pid = sight.holder ? sight.holder->pid : std::nullopt;
     switch (sight.standing) {
         case Standing::absent:
             return absent_row(scope, name.tenant);
         case Standing::claimed:
-            return held_row(sight.attempt, pid, sight.holder ? sight.holder->since : std::nullopt);
         case Standing::leased:
-            return leased_row(sight.found.record, pid);
+            return held_row(sight);
         case Standing::ended:
             return finished_row(sight.found.record, scope);
     }

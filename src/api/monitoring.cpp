@@ -296,7 +296,7 @@ void add_survey(FunctionCallInfo fcinfo, const pg::Survey& survey, std::int32_t 
 }
 
 void add_scope(pg::Survey& survey, TupleTableSlot* slot) {
-    const auto max_attempts = scope_row::column(slot, scope_row::column_max_attempts);
+    const auto max_attempts = scope_row::column(slot, scope_row::column_of("max_attempts"));
     survey.add_scope(id_of(slot),
                      max_attempts ? std::optional(DatumGetInt32(*max_attempts)) : std::nullopt,
                      scope_row::ttl(slot));

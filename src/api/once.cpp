@@ -135,15 +135,15 @@ pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch
     return completed_record(now, batch.scope.ttl, core::first_attempt, nullptr);
 }
 
-void count_new(const pg::Scope& scope, Verdict verdict, core::Presence over) {
-    const bool is_new = verdict == Verdict::claim;
-    pg::count(scope.id, is_new ? Counter::claims : Counter::takeovers);
-    pg::count(scope.id, Counter::completions);
-    if (is_new && over != core::Presence::absent) pg::count(scope.id, Counter::expired_reused);
-}
-
-void note_takeover(const pg::KeyName& name, const Batch& batch, const pg::Record& old) {
-    log_takeover(batch.scope, name, old);
+void note_new(const pg::KeyName& name, const Batch& batch, Verdict verdict,
+              const pg::Found& found) {
+    const bool taken_over = verdict == Verdict::take_over;
+    pg::count(batch.scope.id, taken_over ? Counter::takeovers : Counter::claims);
+    pg::count(batch.scope.id, Counter::completions);
+    if (!taken_over && found.presence != core::Presence::absent)
+        pg::count(batch.scope.id, Counter::expired_reused);
+    if (!taken_over) return;
+    log_takeover(batch.scope, name, found.record);
     pg::wake_at_commit(pg::key_event(name.digest));
 }
 
@@ -171,8 +171,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
             case Verdict::take_over:
                 if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
                     break;
-                count_new(batch.scope, verdict, found.presence);
-                if (verdict == Verdict::take_over) note_takeover(name, batch, found.record);
+                note_new(name, batch, verdict, found);
                 return true;
             case Verdict::in_flight:
                 writer.wait();

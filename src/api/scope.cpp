@@ -5,19 +5,16 @@
 // Each function locks its table until the transaction ends, so that changes are made one after the
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
 // database creates the secrets.
-#include "api/admission.hpp"
-#include "api/arguments.hpp"
 #include "api/scope.hpp"
-#include "core/errors.hpp"
-#include "core/header.hpp"
+
+#include "api/arguments.hpp"
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/compat.hpp"
-#include "pg/document.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/report.hpp"
-#include "pg/scope.hpp"
 #include "pg/scope_ids.hpp"
+#include "pg/scope_table.hpp"
 #include "pg/secret.hpp"
 
 namespace idem::api {
@@ -25,234 +22,74 @@ namespace {
 
 namespace report = pg::report;
 
-enum Argument {
-    arg_name,
-    arg_ttl,
-    arg_lease,
-    arg_wait,
-    arg_request_required,
-    arg_request_exclude,
-    arg_tenant_required,
-    arg_reject_stale_keys,
-    arg_max_attempts,
-    arg_claims_per_minute,
-    arg_weak_keys,
-    arg_store_response,
-    arg_response_exclude,
-    arg_owner,
-    arg_final_sqlstates,
-    arg_store_request,
-    arg_answer_ttl,
-    arg_min_ttl,
-    arg_header_exclude,
-    arg_tenant_from,
-    arg_max_answer_size,
-    arg_records,
-    arguments,
-    arg_force = arguments,          // of alter_scope() only
-    arg_if_not_exists = arguments,  // of create_scope() only
-    create_arguments
-};
+// The arguments of create_scope() and alter_scope().
+constexpr int arg_name = 0;
+constexpr int arg_first_setting = 1;
+constexpr int arg_settings = arg_first_setting + static_cast<int>(pg::named_settings);
+constexpr int arg_owner = arg_settings + 1;
+constexpr int arg_last = arg_owner + 1;  // if_not_exists; force
 
-constexpr std::array<const char*, create_arguments> argument_names = {"name",
-                                                                      "ttl",
-                                                                      "lease",
-                                                                      "wait",
-                                                                      "request_required",
-                                                                      "request_exclude",
-                                                                      "tenant_required",
-                                                                      "reject_stale_keys",
-                                                                      "max_attempts",
-                                                                      "claims_per_minute",
-                                                                      "weak_keys",
-                                                                      "store_response",
-                                                                      "response_exclude",
-                                                                      "owner",
-                                                                      "final_sqlstates",
-                                                                      "store_request",
-                                                                      "answer_ttl",
-                                                                      "min_ttl",
-                                                                      "header_exclude",
-                                                                      "tenant_from",
-                                                                      "max_answer_size",
-                                                                      "records",
-                                                                      "if_not_exists"};
-
-const char* name_of(int argument) {
-    return argument_names[static_cast<std::size_t>(argument)];
-}
-
-// NULL means no limit, and for the owner the current user.
-constexpr bool may_be_null(int argument) {
-    return argument == arg_max_attempts || argument == arg_claims_per_minute ||
-           argument == arg_owner || argument == arg_answer_ttl || argument == arg_min_ttl;
-}
-
-void require_arguments(FunctionCallInfo fcinfo) {
-    for (int argument = 0; argument < create_arguments; ++argument)
-        if (PG_ARGISNULL(argument) && !may_be_null(argument)) {
-            if (argument == arg_name) report::missing_argument(name_of(argument));
-            report::null_argument(name_of(argument));
-        }
-}
-
-void check_name(std::string_view name) {
-    if (name.empty() || name.size() > core::max_scope_bytes)
-        report::invalid_argument("name", "The name must have 1 to 63 bytes.",
-                                 "Pass the name of a family of operations, such as 'payments'.");
-}
-
-const Interval* positive_arg(FunctionCallInfo fcinfo, int n) {
-    const Interval* interval = pg::interval_arg(fcinfo, n);
-    if (interval != nullptr) (void)pg::positive_duration(name_of(n), *interval);
-    return interval;
-}
-
-const Interval* nonnegative_arg(FunctionCallInfo fcinfo, int n) {
-    const Interval* interval = pg::interval_arg(fcinfo, n);
-    if (interval != nullptr) (void)pg::nonnegative_duration(name_of(n), *interval);
-    return interval;
-}
-
-ArrayType* paths_arg(FunctionCallInfo fcinfo, int n) {
-    ArrayType* paths = pg::array_arg(fcinfo, n);
-    if (paths != nullptr) pg::check_paths(name_of(n), paths);
-    return paths;
-}
-
-void check_header_names(const char* name, ArrayType* headers) {
-    if (ARR_NDIM(headers) > 1)
-        report::invalid_argument(name, "The array must have one dimension.",
-                                 "Write the names as '{set-cookie,cookie}'.");
-    const pg::TextElements elements = pg::elements_of(headers);
-    for (int i = 0; i < elements.count; ++i)
-        if (!core::is_header_name(elements[i]) || elements[i].size() > core::max_path_bytes)
-            report::invalid_argument(
-                name, "Each element must be the name of a header, of 1 to 255 bytes.",
-                "Write the names as '{set-cookie,cookie}'.");
-}
-
-ArrayType* headers_arg(FunctionCallInfo fcinfo, int n) {
-    ArrayType* headers = pg::array_arg(fcinfo, n);
-    if (headers != nullptr) check_header_names(name_of(n), headers);
-    return headers;
-}
-
-void check_sqlstates(const char* name, ArrayType* states) {
-    if (ARR_NDIM(states) > 1)
-        report::invalid_argument(name, "The array must have one dimension.",
-                                 "Write the list as '{P0001,23}'.");
-    const pg::TextElements elements = pg::elements_of(states);
-    for (int i = 0; i < elements.count; ++i)
-        if (core::listing_fault(elements[i]) != core::FailureFault::none)
-            report::not_a_final_sqlstate(name, elements[i]);
-}
-
-ArrayType* sqlstates_arg(FunctionCallInfo fcinfo, int n) {
-    ArrayType* states = pg::array_arg(fcinfo, n);
-    if (states != nullptr) check_sqlstates(name_of(n), states);
-    return states;
-}
-
-// A new scope has no limit unless one is given, so only alter_scope() needs a value for "none".
+// In create_scope(), NULL or a default; in alter_scope(), NULL leaves the setting as it is.
 enum class Purpose { create, alter };
 
-// Zero stands for no limit.
-const Interval* ttl_limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    return purpose == Purpose::create ? positive_arg(fcinfo, n) : nonnegative_arg(fcinfo, n);
+NullableDatum named_argument(FunctionCallInfo fcinfo, std::size_t setting, Purpose purpose) {
+    if (setting >= pg::named_settings)
+        return purpose == Purpose::create ? pg::preset_value(pg::settings[setting])
+                                          : NullableDatum{Datum{0}, true};
+    return fcinfo->args[arg_first_setting + static_cast<int>(setting)];
 }
 
-std::optional<std::int32_t> limit_arg(FunctionCallInfo fcinfo, int n, Purpose purpose) {
-    const auto limit = pg::int_arg(fcinfo, n);
-    if (!limit || *limit >= 1) return limit;
-    if (purpose == Purpose::create)
-        report::invalid_argument(name_of(n), "The limit must be at least 1.",
-                                 "Pass a limit, or leave the argument out for none.");
-    if (limit != pg::no_limit)
-        report::invalid_argument(name_of(n), "The limit must be at least 1.",
-                                 "Pass a limit, or -1 for none.");
-    return limit;
+// A call of create_scope() may pass the default, which looks like no argument.
+bool is_passed(const pg::Setting& setting, NullableDatum argument, Purpose purpose) {
+    if (argument.isnull) return false;
+    return purpose == Purpose::alter ||
+           !pg::same_value(setting.type, argument, pg::preset_value(setting));
 }
 
-std::optional<std::int32_t> rate_arg(FunctionCallInfo fcinfo, Purpose purpose) {
-    const auto rate = limit_arg(fcinfo, arg_claims_per_minute, purpose);
-    if (rate && *rate != pg::no_limit) require_limits_available(name_of(arg_claims_per_minute));
-    return rate;
+const char* known_settings() {
+    StringInfoData list;
+    initStringInfo(&list);
+    for (const pg::Setting& each : pg::settings)
+        appendStringInfo(&list, "%s%s", list.len == 0 ? "" : ", ", each.name);
+    return list.data;
 }
 
-// A larger answer could be stored, but not be read as text.
-constexpr std::int32_t min_answer_size = 1024;
-constexpr std::int32_t max_answer_size = 512 * 1024 * 1024;
-
-std::optional<std::int32_t> size_arg(FunctionCallInfo fcinfo) {
-    const auto size = pg::int_arg(fcinfo, arg_max_answer_size);
-    if (size && (*size < min_answer_size || *size > max_answer_size))
-        report::invalid_argument(
-            "max_answer_size", "The size must be between 1024 and 536870912 bytes.",
-            "Pass a number of bytes, such as 65536. Store larger values in a table of your own.");
-    return size;
+[[noreturn]] void refuse_element(std::string_view element, const char* why) {
+    report::invalid_argument(
+        "settings", psprintf("Element \"%s\" %s.", report::c_string(element), why),
+        psprintf("Write each element as name=value, once. The names are %s.", known_settings()));
 }
 
-std::optional<std::string_view> tenant_from_arg(FunctionCallInfo fcinfo) {
-    const auto from = pg::text_arg(fcinfo, arg_tenant_from);
-    if (from && !pg::tenant_from_of(*from))
-        report::invalid_argument("tenant_from", "The value must be argument or role.",
-                                 "Pass 'argument' if callers pass their tenant, or 'role' if it is "
-                                 "the role that calls.");
-    return from;
-}
-
-std::optional<std::string_view> store_request_arg(FunctionCallInfo fcinfo) {
-    const auto rule = pg::text_arg(fcinfo, arg_store_request);
-    if (rule && !pg::store_request_of(*rule))
-        report::invalid_argument(
-            "store_request", "The value must be never, unfinished or always.",
-            "Pass 'unfinished' if idem.take() is to return requests, or 'always' if conflicts are "
-            "to be explained, too.");
-    return rule;
-}
-
-std::optional<std::string_view> weak_keys_arg(FunctionCallInfo fcinfo) {
-    const auto rule = pg::text_arg(fcinfo, arg_weak_keys);
-    if (rule && !pg::weak_keys_of(*rule))
-        report::invalid_argument(
-            "weak_keys", "The value must be allow, warn or reject.",
-            "Pass 'warn' to be warned of weak keys, or 'reject' to refuse them.");
-    return rule;
+// An element of the argument "settings": name=value.
+void read_element(FunctionCallInfo fcinfo, std::string_view element, Purpose purpose,
+                  pg::ScopeRules& rules) {
+    const std::size_t equals = element.find('=');
+    if (equals == std::string_view::npos) refuse_element(element, "has no \"=\"");
+    const auto which = pg::find_setting(element.substr(0, equals));
+    if (!which) refuse_element(element, "is not of a setting");
+    const pg::Setting& setting = pg::settings[*which];
+    if (rules.values[*which] ||
+        is_passed(setting, named_argument(fcinfo, *which, purpose), purpose))
+        refuse_element(element, "is of a setting that the call has passed before");
+    const char* text = report::c_string(element.substr(equals + 1));
+    rules.values[*which] = pg::checked_value(setting, {pg::value_of_text(setting, text), false});
 }
 
 pg::ScopeRules read_rules(FunctionCallInfo fcinfo, Purpose purpose) {
-    return {
-        .ttl = positive_arg(fcinfo, arg_ttl),
-        .lease = positive_arg(fcinfo, arg_lease),
-        .wait = nonnegative_arg(fcinfo, arg_wait),
-        .request_required = pg::bool_arg(fcinfo, arg_request_required),
-        .request_exclude = paths_arg(fcinfo, arg_request_exclude),
-        .tenant_required = pg::bool_arg(fcinfo, arg_tenant_required),
-        .reject_stale_keys = pg::bool_arg(fcinfo, arg_reject_stale_keys),
-        .max_attempts = limit_arg(fcinfo, arg_max_attempts, purpose),
-        .claims_per_minute = rate_arg(fcinfo, purpose),
-        .weak_keys = weak_keys_arg(fcinfo),
-        .store_response = pg::bool_arg(fcinfo, arg_store_response),
-        .response_exclude = paths_arg(fcinfo, arg_response_exclude),
-        .final_sqlstates = sqlstates_arg(fcinfo, arg_final_sqlstates),
-        .store_request = store_request_arg(fcinfo),
-        .answer_ttl = ttl_limit_arg(fcinfo, arg_answer_ttl, purpose),
-        .min_ttl = ttl_limit_arg(fcinfo, arg_min_ttl, purpose),
-        .header_exclude = headers_arg(fcinfo, arg_header_exclude),
-        .tenant_from = tenant_from_arg(fcinfo),
-        .max_answer_size = size_arg(fcinfo),
-        .records = pg::bool_arg(fcinfo, arg_records),
-        .owner = PG_ARGISNULL(arg_owner) ? std::nullopt : std::optional(PG_GETARG_OID(arg_owner)),
-        .request_lists = nullptr,
-    };
-}
-
-// The owner's role gets access to all keys of the scope. The caller must be able to become that
-// role, as for ALTER ... OWNER TO.
-void check_owner(Oid owner) {
-    (void)GetUserNameFromId(owner, false);  // raises when there is no such role
-    pg::compat::check_may_become(GetUserId(), owner);
+    pg::ScopeRules rules{};
+    ArrayType* list = pg::array_arg(fcinfo, arg_settings);
+    if (list == nullptr && purpose == Purpose::create) report::null_argument("settings");
+    if (list != nullptr) {
+        const pg::TextElements elements = pg::elements_of(list);
+        for (int i = 0; i < elements.count; ++i) read_element(fcinfo, elements[i], purpose, rules);
+    }
+    for (std::size_t i = 0; i < pg::settings.size(); ++i) {
+        const NullableDatum argument = named_argument(fcinfo, i, purpose);
+        if (!rules.values[i] && (purpose == Purpose::create || !argument.isnull))
+            rules.values[i] = pg::checked_value(pg::settings[i], argument);
+    }
+    if (!PG_ARGISNULL(arg_owner)) rules.owner = PG_GETARG_OID(arg_owner);
+    return rules;
 }
 
 // Looks the scope up again under the lock: during the wait for it, the scope may have been dropped
@@ -267,43 +104,61 @@ std::int32_t locked_scope(FunctionCallInfo fcinfo, const char* function) {
 // A claim that is open in this transaction was granted by the rules as they are.
 void refuse_open_claim(std::int32_t scope) {
     const pg::Claim* claim = pg::newest_open_claim(scope);
-    if (claim != nullptr) report::scope_has_open_claim(claim->scope_name, claim->key);
+    if (claim == nullptr) return;
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
+                    report::c_string(claim->scope_name)),
+             errdetail("This transaction has claimed key \"%s\".", report::c_string(claim->key)),
+             errhint("Complete or release the claim first, or change the scope in a transaction of "
+                     "its own.")));
+}
+
+bool changes(const pg::ScopeRules& rules, std::string_view name, Datum present) {
+    const std::size_t which = *pg::find_setting(name);
+    return rules.values[which] &&
+           !pg::same_value(pg::settings[which].type, *rules.values[which], {present, false});
 }
 
 // The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
 // for the transactions that have a claim, and keeps others from claiming until this one ends; they
 // then ask again.
 void check_identity(std::int32_t id, const pg::ScopeRules& rules) {
-    const pg::Scope& scope = *pg::find_scope_by_id(id);
+    const pg::Scope scope = *pg::find_scope_by_id(id);
+    const std::string_view tenant_from =
+        pg::words<pg::TenantFrom>[static_cast<std::size_t>(scope.tenant_from)];
     const bool other_tenants =
-        rules.tenant_from && pg::tenant_from_of(*rules.tenant_from) != scope.tenant_from;
-    const bool other_tables = rules.records && *rules.records != scope.records;
+        changes(rules, "tenant_from", PointerGetDatum(pg::text_of(tenant_from)));
+    const bool other_tables = changes(rules, "records", BoolGetDatum(scope.records));
     if (!other_tenants && !other_tables) return;
-    const char* name = pstrdup(scope.name);
     const pg::Keys keys = pg::keys_of(id);
-    if (keys.any())
-        report::live_keys_lose_identity(name, name_of(other_tables ? arg_records : arg_tenant_from),
-                                        keys.records, keys.watermarks, keys.until);
+    if (!keys.any()) return;
+    const char* expiry = keys.records == 0 ? ""
+                                           : psprintf(" The last record expires at %s.",
+                                                      timestamptz_to_str(keys.until));
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys",
+                    other_tables ? "records" : "tenant_from", scope.name),
+             errdetail("Retries would not find their records, and would run the operations again. "
+                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
+                       static_cast<long long>(keys.records),
+                       static_cast<long long>(keys.watermarks), expiry),
+             errhint("Create another scope for new keys, or change this one when its records have "
+                     "expired. To give its keys up, pass \"force\" => true.")));
 }
 
 }  // namespace
 
-ImportedScope checked_scope(HeapTupleHeader row) {
-    LOCAL_FCINFO(call, create_arguments);
-    InitFunctionCallInfoData(*call, nullptr, create_arguments, InvalidOid, nullptr, nullptr);
-    for (int i = 0; i < arguments; ++i) {
-        NullableDatum& argument = call->args[i];
-        argument.value = GetAttributeByName(row, name_of(i), &argument.isnull);
-    }
-    call->args[arg_if_not_exists] = {BoolGetDatum(false), false};
-    require_arguments(call);
-    const std::string_view name = *pg::text_arg(call, arg_name);
-    check_name(name);
-    pg::ScopeRules rules = read_rules(call, Purpose::create);
-    check_owner(*rules.owner);
-    bool null;
-    rules.request_lists = DatumGetArrayTypeP(GetAttributeByName(row, "request_lists", &null));
-    return {DatumGetInt32(GetAttributeByName(row, "id", &null)), name, rules};
+void check_name(std::string_view name) {
+    if (name.empty() || name.size() > core::max_scope_bytes)
+        report::invalid_argument("name", "The name must have 1 to 63 bytes.",
+                                 "Pass the name of a family of operations, such as 'payments'.");
+}
+
+void check_owner(Oid owner) {
+    (void)GetUserNameFromId(owner, false);  // raises when there is no such role
+    pg::compat::check_may_become(GetUserId(), owner);
 }
 
 }  // namespace idem::api
@@ -311,15 +166,16 @@ ImportedScope checked_scope(HeapTupleHeader row) {
 IDEM_FUNCTION(idem_create_scope) {
     using namespace idem;
     api::require_writable("idem.create_scope()");
-    api::require_arguments(fcinfo);
-    const std::string_view name = *pg::text_arg(fcinfo, api::arg_name);
-    api::check_name(name);
+    const auto name = pg::text_arg(fcinfo, api::arg_name);
+    if (!name) pg::report::missing_argument("name");
+    api::check_name(*name);
     pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::create);
     if (!rules.owner) rules.owner = GetUserId();
     api::check_owner(*rules.owner);
-    const bool if_not_exists = *pg::bool_arg(fcinfo, api::arg_if_not_exists);
-    const auto taken = if_not_exists ? pg::NameTaken::kept_if_equal : pg::NameTaken::refused;
-    if (pg::insert_scope(name, rules, taken)) pg::create_secrets();
+    const auto if_not_exists = pg::bool_arg(fcinfo, api::arg_last);
+    if (!if_not_exists) pg::report::null_argument("if_not_exists");
+    const auto taken = *if_not_exists ? pg::NameTaken::kept_if_equal : pg::NameTaken::refused;
+    if (pg::insert_scope(*name, rules, taken)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
@@ -327,7 +183,7 @@ IDEM_FUNCTION(idem_alter_scope) {
     using namespace idem;
     api::require_writable("idem.alter_scope()");
     const pg::ScopeRules rules = api::read_rules(fcinfo, api::Purpose::alter);
-    const bool force = api::force_arg(fcinfo, api::arg_force);
+    const bool force = api::force_arg(fcinfo, api::arg_last);
     const std::int32_t scope = api::locked_scope(fcinfo, "alter_scope");
     if (rules.owner) api::check_owner(*rules.owner);
     api::refuse_open_claim(scope);
@@ -367,7 +223,13 @@ IDEM_FUNCTION(idem_rotate_secret) {
 // enabled, because an apply worker fires no other. TRUNCATE needs no trigger: the server announces
 // every change of a table's files.
 IDEM_FUNCTION(idem_announce_change) {
-    if (!CALLED_AS_TRIGGER(fcinfo)) idem::pg::report::announce_change_called_directly();
+    using namespace idem;
+    if (!CALLED_AS_TRIGGER(fcinfo))
+        ereport(ERROR,
+                (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+                 errmsg("idem_internal.announce_change() was not called as a trigger"),
+                 errdetail("It is the trigger function of tables idem.scope and idem.secret."),
+                 errhint("Change scopes with idem.alter_scope(), which announces the change.")));
     CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
     return Datum{0};  // the result of an AFTER trigger is ignored
 }

@@ -1,18 +1,15 @@
-// A scope that comes from another server.
+// What a new scope must satisfy, also one that comes from another server.
 #pragma once
 
-#include "pg/scope.hpp"
+#include "pg/server.hpp"
 
 namespace idem::api {
 
-struct ImportedScope {
-    std::int32_t id;
-    std::string_view name;
-    pg::ScopeRules rules;
-};
-static_assert(std::is_trivially_destructible_v<ImportedScope>);
+// Raises 22023 unless the name has 1 to 63 bytes.
+void check_name(std::string_view name);
 
-// The row of the table idem.scope, with what idem.create_scope() checks, and its errors.
-ImportedScope checked_scope(HeapTupleHeader row);
+// The owner's role gets access to all keys of the scope. The caller must be able to become that
+// role, as for ALTER ... OWNER TO.
+void check_owner(Oid owner);
 
 }  // namespace idem::api

@@ -34,60 +34,47 @@ struct Taken {
 
 // ---- One operation ------------------------------------------------------------------------------
 
-// What a look at the key behind a digest has found.
-struct Candidate {
-    pg::KeyName name;
-    pg::Found found;
-    TimestampTz now;
-    bool is_due;
-};
-
 // Judges the row as a claim with the same request would. An operation that this transaction's
 // snapshot cannot see is due all the same: the caller raises 40001 if it finds no other.
-Candidate look(const TakeCall& call, const pg::Due& due) {
+bool is_due(const TakeCall& call, const pg::FoundKey& key, TimestampTz now) {
+    pg::Found seen = key.found;
+    seen.in_snapshot = true;
+    return key.name.scope_id == call.filter.scope_id &&
+           (!call.filter.tenant || key.name.tenant == *call.filter.tenant) &&
+           judge(seen, true, *call.scope, now) == Verdict::take_over;
+}
+
+std::optional<pg::FoundKey> probe(const TakeCall& call, const core::Digest& digest) {
     const pg::Records records = pg::Records::to_write(call.filter.table);
     pg::check_place(call.filter.scope_id, call.filter.table);
-    auto key = pg::probe_digest(records, due.digest);
+    const auto key = pg::probe_digest(records, digest);
     records.close();
-    const TimestampTz now = GetCurrentTimestamp();
-    if (!key) return {{}, {}, now, false};
-    pg::Found seen = key->found;
-    seen.in_snapshot = true;
-    const bool wanted = key->name.scope_id == call.filter.scope_id &&
-                        (!call.filter.tenant || key->name.tenant == *call.filter.tenant);
-    return {key->name, key->found, now,
-            wanted && judge(seen, true, *call.scope, now) == Verdict::take_over};
-}
-
-bool is_visible(const pg::Found& found) {
-    return found.in_snapshot || found.presence == core::Presence::own;
-}
-
-// The operation keeps the TTL of the claim that began it.
-ClaimCall takeover_call(const TakeCall& call, const Candidate& candidate) {
-    return {.scope = call.scope,
-            .name = candidate.name,
-            .request = nullptr,
-            .ttl = ttl_of(candidate.found.record),
-            .wait = 0,
-            .lease = call.lease,
-            .writes_at_once = true};
+    return key;
 }
 
 // Takes the operation over, unless another transaction holds its key, has finished it or is
-// changing its row. Sets unseen if only the transaction's snapshot is in the way.
+// changing its row. Sets unseen if only the transaction's snapshot is in the way. The operation
+// keeps the TTL of the claim that began it.
 std::optional<Taken> take_one(const TakeCall& call, const pg::Due& due, bool& unseen) {
     if (is_open_here(due.digest)) return std::nullopt;
     pg::KeyLock lock(due.digest);
     if (!lock.try_acquire()) return std::nullopt;
-    const Candidate candidate = look(call, due);
-    if (candidate.is_due && is_visible(candidate.found)) {
-        const ClaimResult result = take_over(takeover_call(call, candidate), candidate.found,
-                                             candidate.now, pg::WaitBound(0));
-        if (result.outcome == Outcome::claimed) return Taken{candidate.name, result};
-        Assert(result.outcome == Outcome::in_progress);
-    } else if (candidate.is_due) {
+    const auto key = probe(call, due.digest);
+    const TimestampTz now = GetCurrentTimestamp();
+    const bool due_now = key && is_due(call, *key, now);
+    if (due_now && !key->found.in_snapshot && key->found.presence != core::Presence::own) {
         unseen = true;
+    } else if (due_now) {
+        const ClaimCall claim{.scope = call.scope,
+                              .name = key->name,
+                              .request = nullptr,
+                              .ttl = ttl_of(key->found.record),
+                              .wait = 0,
+                              .lease = call.lease,
+                              .writes_at_once = true};
+        const ClaimResult result = take_over(claim, key->found, now, pg::WaitBound(0));
+        if (result.outcome == Outcome::claimed) return Taken{key->name, result};
+        Assert(result.outcome == Outcome::in_progress);
     }
     lock.release();
     return std::nullopt;
@@ -120,11 +107,6 @@ std::optional<Taken> take_from(const TakeCall& call, pg::Backlog& backlog) {
     return std::nullopt;
 }
 
-// The wait holds no lock.
-bool wait_until_due(const TakeCall& call, const pg::WaitBound& bound, const pg::Backlog& backlog) {
-    return bound.nap(pg::scope_event(call.scope->id), backlog.next_due().value_or(DT_NOEND));
-}
-
 std::optional<Taken> take(const TakeCall& call) {
     check_open_claims(call.scope->id);
     const pg::WaitBound bound(call.wait);
@@ -135,7 +117,9 @@ std::optional<Taken> take(const TakeCall& call) {
         const MemoryContext before = MemoryContextSwitchTo(memory);
         const auto taken = take_from(call, backlog);
         MemoryContextSwitchTo(before);
-        if (taken || !wait_until_due(call, bound, backlog)) {
+        // The wait holds no lock.
+        if (taken ||
+            !bound.nap(pg::scope_event(call.scope->id), backlog.next_due().value_or(DT_NOEND))) {
             pg::withdraw_wait();
             return taken;
         }

@@ -46,11 +46,4 @@ constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) no
     return lease_left > 0 ? lease_left : 0;
 }
 
-// As HTTP counts it: in seconds, rounded up, since a client that comes earlier comes in vain; and
-// at least one, so that no client comes back at once, again and again.
-constexpr std::int64_t whole_seconds(std::int64_t usecs) noexcept {
-    const std::int64_t rounded = usecs / usecs_per_second + (usecs % usecs_per_second > 0 ? 1 : 0);
-    return rounded < 1 ? 1 : rounded;
-}
-
 }  // namespace idem::core

@@ -11,15 +11,12 @@ constexpr std::int64_t list_lifetime = USECS_PER_SEC;
 
 // The list of this session, and what it was searched for.
 struct List {
-    TimestampTz searched;  // 0: there is no list
-    std::int32_t scope_id;
-    Oid table;
-    bool every_tenant;
-    std::size_t tenant_size;
-    std::array<char, core::max_tenant_bytes> tenant;
-    std::size_t size;
-    std::size_t next;
-    std::array<Due, list_size> due;
+    TimestampTz searched = 0;  // 0: there is no list
+    DueFilter filter{};        // its tenant points to the copy
+    std::array<char, core::max_tenant_bytes> tenant{};
+    std::size_t size = 0;
+    std::size_t next = 0;
+    std::array<Due, list_size> due{};
 };
 constinit List list{};
 constinit bool follows_transactions = false;
@@ -46,22 +43,17 @@ void follow_transactions() {
 }
 
 bool is_list_of(const DueFilter& filter, TimestampTz now) {
-    if (list.searched > now || now - list.searched > list_lifetime) return false;
-    return list.scope_id == filter.scope_id && list.table == filter.table &&
-           list.every_tenant == !filter.tenant &&
-           std::string_view(list.tenant.data(), list.tenant_size) == filter.tenant.value_or("");
+    return list.searched <= now && now - list.searched <= list_lifetime && list.filter == filter;
 }
 
 void begin_list(const DueFilter& filter, TimestampTz now) {
-    const std::string_view tenant = filter.tenant.value_or("");
-    Assert(tenant.size() <= list.tenant.size());
     forget_list();
     list.searched = now;
-    list.scope_id = filter.scope_id;
-    list.table = filter.table;
-    list.every_tenant = !filter.tenant;
-    list.tenant_size = tenant.size();
-    std::copy(tenant.begin(), tenant.end(), list.tenant.begin());
+    list.filter = filter;
+    if (!filter.tenant) return;
+    Assert(filter.tenant->size() <= list.tenant.size());
+    std::ranges::copy(*filter.tenant, list.tenant.begin());
+    list.filter.tenant = {list.tenant.data(), filter.tenant->size()};
 }
 
 // While a search is under way, the list is a heap with the youngest operation at its top. Returns
@@ -81,6 +73,7 @@ bool add_to_heap(const Due& due) {
     return false;
 }
 
+// Whether the operation is due, or will be.
 bool is_wanted(const Unfinished& operation, const DueFilter& filter, TimestampTz now) {
     if (filter.tenant && operation.tenant != *filter.tenant) return false;
     return operation.expires > now &&
@@ -89,10 +82,6 @@ bool is_wanted(const Unfinished& operation, const DueFilter& filter, TimestampTz
 }
 
 }  // namespace
-
-bool is_due(const Unfinished& operation, const DueFilter& filter, TimestampTz now) {
-    return is_wanted(operation, filter, now) && operation.lease_end <= now;
-}
 
 Backlog::Backlog(const DueFilter& filter) : filter_(filter) {
     follow_transactions();

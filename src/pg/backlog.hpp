@@ -20,6 +20,8 @@ struct DueFilter {
     std::optional<std::string_view> tenant;  // nothing: every tenant
     std::optional<std::int32_t> max_attempts;
     Oid table;
+
+    bool operator==(const DueFilter&) const = default;
 };
 
 struct Due {
@@ -30,9 +32,6 @@ struct Due {
         return since == other.since ? digest < other.digest : since < other.since;
     }
 };
-
-// Whether the operation is due for another attempt.
-bool is_due(const Unfinished& operation, const DueFilter& filter, TimestampTz now);
 
 // The list of the filter; empty unless this session has searched for the same just now.
 class Backlog {

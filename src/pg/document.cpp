@@ -22,12 +22,59 @@ void check_notation(const char* name, std::string_view path, int position) {
                  quote_literal_cstr(report::c_string(quoted))));
 }
 
-using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
-
 std::string_view string_of(const JsonbValue& string) {
     Assert(string.type == jbvString);
     return {string.val.string.val, static_cast<std::size_t>(string.val.string.len)};
 }
+
+// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
+// the filter excludes. Returns true when a member was left out.
+template <class Filter, class Visit>
+bool walk_without(Jsonb* root, Filter filter, Visit visit) {
+    JsonbIterator* iterator = JsonbIteratorInit(&root->root);
+    JsonbValue value;
+    bool any = false;
+    JsonbIteratorToken token;
+    while ((token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE) {
+        CHECK_FOR_INTERRUPTS();
+        if (token == WJB_BEGIN_OBJECT) filter.begin_object();
+        if (token == WJB_END_OBJECT) filter.end_object();
+        if (token == WJB_KEY && filter.excludes(string_of(value))) {
+            any = true;
+            (void)JsonbIteratorNext(&iterator, &value, true);  // the whole value of the member
+        } else {
+            visit(token, value);
+        }
+    }
+    return any;
+}
+
+// Calls use(name, value) for each member of the object, without what is in the value.
+template <class Use>
+void each_member(JsonbContainer* object, Use use) {
+    JsonbIterator* iterator = JsonbIteratorInit(object);
+    JsonbValue name;
+    JsonbValue value;
+    JsonbIteratorToken token;
+    while ((token = JsonbIteratorNext(&iterator, &name, true)) != WJB_DONE) {
+        CHECK_FOR_INTERRUPTS();
+        if (token != WJB_KEY) continue;
+        (void)JsonbIteratorNext(&iterator, &value, true);
+        use(string_of(name), value);
+    }
+}
+
+bool is_array(const JsonbValue& value) {
+    return value.type == jbvBinary && JsonContainerIsArray(value.val.binary.data);
+}
+
+bool is_object(const JsonbValue& value) {
+    return value.type == jbvBinary && JsonContainerIsObject(value.val.binary.data);
+}
+
+// ---- Fingerprints -------------------------------------------------------------------------------
+
+using CanonicalForm = core::CanonicalWriter<core::FingerprintSink>;
 
 void convert(JsonbValue& string) {
     char* converted = pg_server_to_any(string.val.string.val, string.val.string.len, PG_UTF8);
@@ -81,30 +128,24 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
 }
 
 void write(CanonicalForm& form, Jsonb* request, PathList exclude) {
-    bool scalar_root = false;
-    walk_without(request, core::PathFilter(exclude),
-                 [&](JsonbIteratorToken token, const JsonbValue& value) {
-                     switch (token) {
-                         case WJB_BEGIN_ARRAY:
-                             scalar_root = value.val.array.rawScalar;
-                             if (!scalar_root) form.begin_array();
-                             break;
-                         case WJB_END_ARRAY:
-                             if (!scalar_root) form.end_array();
-                             break;
-                         case WJB_BEGIN_OBJECT:
-                             form.begin_object();
-                             break;
-                         case WJB_END_OBJECT:
-                             form.end_object();
-                             break;
-                         case WJB_KEY:
-                             form.member(string_of(value));
-                             break;
-                         default:
-                             write_scalar(form, value);
-                     }
-                 });
+    const bool scalar_root = JB_ROOT_IS_SCALAR(request);
+    const auto event = [&](JsonbIteratorToken token, const JsonbValue& value) {
+        switch (token) {
+            case WJB_BEGIN_ARRAY:
+                return scalar_root ? void() : form.begin_array();
+            case WJB_END_ARRAY:
+                return scalar_root ? void() : form.end_array();
+            case WJB_BEGIN_OBJECT:
+                return form.begin_object();
+            case WJB_END_OBJECT:
+                return form.end_object();
+            case WJB_KEY:
+                return form.member(string_of(value));
+            default:
+                return write_scalar(form, value);
+        }
+    };
+    walk_without(request, core::PathFilter(exclude), event);
 }
 
 core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secret& secret,
@@ -125,53 +166,6 @@ core::Fingerprint fingerprint(Jsonb* request, PathList exclude, const core::Secr
 bytea* bytea_of(core::Bytes bytes) {
     return cstring_to_text_with_len(reinterpret_cast<const char*>(bytes.data()),
                                     static_cast<int>(bytes.size()));
-}
-
-// Names of headers are the same in upper and lower case.
-struct HeaderFilter {
-    TextList names;
-
-    void begin_object() const {}
-    void end_object() const {}
-    bool excludes(std::string_view member) const {
-        return std::ranges::any_of(names, [member](std::string_view name) {
-            return name.size() == member.size() &&
-                   pg_strncasecmp(name.data(), member.data(), name.size()) == 0;
-        });
-    }
-};
-
-[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
-    report::invalid_argument(
-        argument, detail,
-        "Write headers as an object of names with a string or an array of strings each, such as "
-        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
-}
-
-[[noreturn]] void refuse_value(const char* argument, const char* name) {
-    refuse_headers(argument, psprintf("The value of the header \"%s\" is neither a string nor an "
-                                      "array of strings.",
-                                      name));
-}
-
-void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
-    if (value.type != jbvString) refuse_value(argument, name);
-    if (!core::is_header_value(string_of(value)))
-        refuse_headers(argument,
-                       psprintf("The value of the header \"%s\" has a control character.", name));
-}
-
-// The same pointer if the filter excludes nothing of it.
-template <class Filter>
-Jsonb* without(Jsonb* document, Filter filter) {
-    if (document == nullptr || JB_ROOT_IS_SCALAR(document)) return document;
-    compat::JsonbBuilder builder;
-    const bool removed =
-        walk_without(document, filter, [&](JsonbIteratorToken token, JsonbValue& value) {
-            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
-            builder.push(token, has_value ? &value : nullptr);
-        });
-    return removed ? builder.finish() : document;
 }
 
 }  // namespace
@@ -225,66 +219,45 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
 }
 
+// ---- Differences --------------------------------------------------------------------------------
+
 namespace {
 
 bool same_value(JsonbValue* a, JsonbValue* b) {
     return compareJsonbContainers(&JsonbValueToJsonb(a)->root, &JsonbValueToJsonb(b)->root) == 0;
 }
 
-JsonbContainer* as_object(const JsonbValue& value) {
-    const bool is_object = value.type == jbvBinary && JsonContainerIsObject(value.val.binary.data);
-    return is_object ? value.val.binary.data : nullptr;
+JsonbValue* member(JsonbContainer* object, std::string_view name) {
+    return getKeyJsonValueFromContainer(object, name.data(), static_cast<int>(name.size()),
+                                        nullptr);
 }
 
-// Calls use(name, value, other) for each member of the object, with the value that the other object
-// has under this name; NULL if it has none.
-template <class Use>
-void each_member(JsonbContainer* object, JsonbContainer* other, Use use) {
-    JsonbIterator* iterator = JsonbIteratorInit(object);
-    JsonbValue name;
-    JsonbValue value;
-    JsonbValue found;
-    JsonbIteratorToken token;
-    while ((token = JsonbIteratorNext(&iterator, &name, true)) != WJB_DONE) {
-        if (token != WJB_KEY) continue;
-        CHECK_FOR_INTERRUPTS();
-        (void)JsonbIteratorNext(&iterator, &value, true);
-        use(string_of(name), value,
-            getKeyJsonValueFromContainer(other, name.val.string.val, name.val.string.len, &found));
-    }
+using Path = std::optional<core::PathText>;
+
+void add(Differences& found, Differences::Paths& paths, const Path& path) {
+    if (path && found.named() < max_differences)
+        paths.text[paths.count++] = report::c_string(*path);
+    else
+        ++found.more;
 }
 
-// Members of two objects that differ, in no more depth than a path has room for.
-class ObjectComparison {
-  public:
-    explicit ObjectComparison(Differences& found) : found_(found) {}
-
-    void compare(std::string_view path, JsonbContainer* given, JsonbContainer* stored) {
-        each_member(given, stored, [&](std::string_view name, JsonbValue& value, JsonbValue* was) {
-            if (was == nullptr) return add(found_.added, core::member_path(path, name));
-            if (!same_value(&value, was)) add_changed(core::member_path(path, name), value, *was);
-        });
-        each_member(stored, given, [&](std::string_view name, JsonbValue&, JsonbValue* is) {
-            if (is == nullptr) add(found_.missing, core::member_path(path, name));
-        });
-    }
-
-  private:
-    void add_changed(const std::optional<core::PathText>& path, const JsonbValue& value,
-                     const JsonbValue& was) {
-        if (path && as_object(value) != nullptr && as_object(was) != nullptr)
-            compare(*path, as_object(value), as_object(was));
-        else
-            add(found_.changed, path);
-    }
-    void add(Differences::Paths& paths, const std::optional<core::PathText>& path) {
-        const bool named = path && found_.named() < max_differences;
-        if (!named) ++found_.more;
-        if (named) paths.text[paths.count++] = report::c_string(*path);
-    }
-
-    Differences& found_;
-};
+// Goes no deeper than a path can name.
+void compare(Differences& found, std::string_view path, JsonbContainer* given,
+             JsonbContainer* stored) {
+    each_member(given, [&](std::string_view name, JsonbValue& value) {
+        const Path here = core::member_path(path, name);
+        JsonbValue* was = member(stored, name);
+        if (was == nullptr) return add(found, found.added, here);
+        if (same_value(&value, was)) return;
+        if (here && is_object(value) && is_object(*was))
+            return compare(found, *here, value.val.binary.data, was->val.binary.data);
+        add(found, found.changed, here);
+    });
+    each_member(stored, [&](std::string_view name, JsonbValue&) {
+        if (member(given, name) == nullptr)
+            add(found, found.missing, core::member_path(path, name));
+    });
+}
 
 }  // namespace
 
@@ -292,10 +265,60 @@ class ObjectComparison {
 Differences* differences(Jsonb* given, Jsonb* stored, PathList exclude) {
     if (!JB_ROOT_IS_OBJECT(given) || !JB_ROOT_IS_OBJECT(stored)) return nullptr;
     auto* found = static_cast<Differences*>(palloc0(sizeof(Differences)));
-    ObjectComparison(*found).compare({}, &redact(given, exclude)->root,
-                                     &redact(stored, exclude)->root);
+    compare(*found, {}, &redact(given, exclude)->root, &redact(stored, exclude)->root);
     return found->named() > 0 ? found : nullptr;
 }
+
+// ---- What is stored of an answer ----------------------------------------------------------------
+
+namespace {
+
+// Names of headers are the same in upper and lower case.
+struct HeaderFilter {
+    TextList names;
+
+    void begin_object() const {}
+    void end_object() const {}
+    bool excludes(std::string_view member) const {
+        return std::ranges::any_of(names, [member](std::string_view name) {
+            return name.size() == member.size() &&
+                   pg_strncasecmp(name.data(), member.data(), name.size()) == 0;
+        });
+    }
+};
+
+// The same pointer if the filter excludes nothing of it.
+template <class Filter>
+Jsonb* without(Jsonb* document, Filter filter) {
+    if (document == nullptr || JB_ROOT_IS_SCALAR(document)) return document;
+    compat::JsonbBuilder builder;
+    const bool removed =
+        walk_without(document, filter, [&](JsonbIteratorToken token, JsonbValue& value) {
+            const bool has_value = token == WJB_KEY || token == WJB_VALUE || token == WJB_ELEM;
+            builder.push(token, has_value ? &value : nullptr);
+        });
+    return removed ? builder.finish() : document;
+}
+
+[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
+    report::invalid_argument(
+        argument, detail,
+        "Write headers as an object of names with a string or an array of strings each, such as "
+        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
+}
+
+void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
+    if (value.type != jbvString)
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" is neither a string nor an array "
+                                "of strings.",
+                                name));
+    if (!core::is_header_value(string_of(value)))
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" has a control character.", name));
+}
+
+}  // namespace
 
 Jsonb* redact(Jsonb* response, PathList paths) {
     if (paths.empty()) return response;
@@ -304,38 +327,16 @@ Jsonb* redact(Jsonb* response, PathList paths) {
 
 void check_headers(const char* argument, Jsonb* headers) {
     if (!JB_ROOT_IS_OBJECT(headers)) refuse_headers(argument, "The headers are not an object.");
-    JsonbIterator* iterator = JsonbIteratorInit(&headers->root);
-    JsonbValue value;
-    const char* name = nullptr;
-    bool in_list = false;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, false);
-        CHECK_FOR_INTERRUPTS();
-        switch (token) {
-            case WJB_DONE:
-                return;
-            case WJB_KEY:
-                name = pnstrdup(value.val.string.val, static_cast<Size>(value.val.string.len));
-                if (!core::is_header_name(string_of(value)))
-                    refuse_headers(argument, psprintf("The name \"%s\" is not a token as in RFC "
-                                                      "9110.",
-                                                      name));
-                break;
-            case WJB_VALUE:
-            case WJB_ELEM:
-                check_header_value(argument, name, value);
-                break;
-            case WJB_BEGIN_ARRAY:
-            case WJB_BEGIN_OBJECT:
-                if (name != nullptr && (in_list || token == WJB_BEGIN_OBJECT))
-                    refuse_value(argument, name);
-                in_list = token == WJB_BEGIN_ARRAY;
-                break;
-            case WJB_END_ARRAY:
-            case WJB_END_OBJECT:
-                in_list = false;
-        }
-    }
+    each_member(&headers->root, [argument](std::string_view token, const JsonbValue& value) {
+        const char* name = report::c_string(token);
+        if (!core::is_header_name(token))
+            refuse_headers(argument,
+                           psprintf("The name \"%s\" is not a token as in RFC 9110.", name));
+        if (!is_array(value)) return check_header_value(argument, name, value);
+        JsonbContainer* array = value.val.binary.data;
+        for (std::uint32_t i = 0; i < JsonContainerSize(array); ++i)
+            check_header_value(argument, name, *getIthJsonbValueFromContainer(array, i));
+    });
 }
 
 Jsonb* redact_headers(Jsonb* headers, TextList names) {

@@ -64,36 +64,6 @@ void check_paths(const char* name, ArrayType* paths);
 // A copy of the paths in the memory context, without the quotes.
 PathList read_paths(ArrayType* paths, MemoryContext context);
 
-// Calls visit(token, value) in the order of JsonbIteratorNext() for everything but the members that
-// the filter excludes. Returns true when a member was left out.
-template <class Filter, class Visit>
-bool walk_without(Jsonb* root, Filter filter, Visit visit) {
-    JsonbIterator* iterator = JsonbIteratorInit(&root->root);
-    JsonbValue value;
-    bool any = false;
-    bool left_out = false;
-    for (;;) {
-        const JsonbIteratorToken token = JsonbIteratorNext(&iterator, &value, left_out);
-        if (token == WJB_DONE) {
-            Assert(!left_out);  // a member has a value
-            return any;
-        }
-        CHECK_FOR_INTERRUPTS();
-        if (left_out) {  // this was the whole value of the member
-            left_out = false;
-            continue;
-        }
-        if (token == WJB_BEGIN_OBJECT) filter.begin_object();
-        if (token == WJB_END_OBJECT) filter.end_object();
-        if (token == WJB_KEY && filter.excludes({value.val.string.val,
-                                                 static_cast<std::size_t>(value.val.string.len)})) {
-            any = left_out = true;
-            continue;
-        }
-        visit(token, value);
-    }
-}
-
 // --- What is left: fingerprint and stored response ----------------------------------------------
 
 struct NumberedList {

@@ -19,28 +19,29 @@ namespace idem::pg {
 
 enum class Phase : std::uint8_t { open, finished, released };
 
-struct Claim {
-    core::Token token;
-    Phase phase;
-    SubTransactionId claimed_in;
-    SubTransactionId closed_in;  // where it was finished or released
-    Predecessor predecessor;     // of an atomic claim: the row that was found under the key
-    std::int32_t scope_id;
-    Oid table;  // where its record is (pg/record_tables)
-    std::string_view scope_name;
-    std::string_view tenant;
-    std::string_view key;
-    bytea* fingerprint;  // NULL when the request was NULL
-    Jsonb* request;      // of an atomic claim: what its record may keep; NULL for nothing
-    TimestampTz created;
-    std::int64_t ttl;   // microseconds
-    bool unlocked;      // stands for keys that were finished without a lock; has no token
-    bool by_statement;  // made by an expression in the client's statement, not within a function
-    bool of_source;     // the source of a stream, not a key; locked in the same way
-    bool failed;        // finished by a failure
+struct Claim : KeyName {
+    Claim() = default;
+    Claim(const KeyName& name, std::string_view scope, const core::Token& by)
+        : KeyName(name), token(by), scope_name(scope) {}
 
-    Claim* older;      // the claim made before this one
-    Claim* in_bucket;  // the next in the same hash bucket
+    core::Token token{};
+    Phase phase = Phase::open;
+    SubTransactionId claimed_in = InvalidSubTransactionId;
+    SubTransactionId closed_in = InvalidSubTransactionId;  // where it was finished or released
+    // Of an atomic claim: the row that was found under the key.
+    Predecessor predecessor = Predecessor::none;
+    std::string_view scope_name;
+    bytea* fingerprint = nullptr;  // NULL when the request was NULL
+    Jsonb* request = nullptr;      // of an atomic claim, if the scope keeps it with the record
+    TimestampTz created = 0;
+    std::int64_t ttl = 0;       // microseconds
+    bool unlocked = false;      // stands for keys that were finished without a lock; has no token
+    bool by_statement = false;  // made by an expression in the client's statement
+    bool of_source = false;     // the source of a stream, not a key; locked in the same way
+    bool failed = false;        // finished by a failure
+
+    Claim* older = nullptr;      // the claim made before this one
+    Claim* in_bucket = nullptr;  // the next in the same hash bucket
 };
 
 // The newest claim of this key in this transaction, in any phase; NULL if there is none.

@@ -220,106 +220,10 @@ void not_scope_member(std::string_view scope, Oid owner, const char* function) {
              errhint("%s", membership_hint(name, owner, owner_name))));
 }
 
-void scope_exists(std::string_view name) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists", c_string(name)),
-                    errdetail("Scope names are unique in a database."),
-                    errhint("Change the existing scope with idem.alter_scope(), or choose another "
-                            "name.")));
-}
-
-void scope_differs(std::string_view name, const char* differences) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
-                    errdetail_internal("%s", differences),
-                    errhint("Pass the settings of the existing scope, which idem.scope_ddl() "
-                            "shows, or change them first with idem.alter_scope().")));
-}
-
-void scope_ids_used_up() {
-    ereport(ERROR,
-            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
-             errdetail("The id of a new scope must be greater than every id in idem.scope, "
-                       "idem.dropped_scope, idem.record and idem.watermark, greater than the last "
-                       "value of sequence idem.scope_id, and at most %d.",
-                       PG_INT32_MAX),
-             errhint("Look for rows with an id that no scope has had, and delete them. If the "
-                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
-}
-
 void superuser_only(const char* function, const char* detail) {
     ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                     errmsg("must be superuser to execute %s", function), errdetail("%s", detail),
                     errhint("Ask a superuser to execute it.")));
-}
-
-void malformed_identity(const char* detail) {
-    invalid_argument("identity", detail, "Pass the result of idem.export_identity() unchanged.");
-}
-
-void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("the identity does not fit the keys in this database"),
-             errdetail("%s Keys of this database would not be found again. It has %lld unexpired "
-                       "records and %lld watermarks.",
-                       what, static_cast<long long>(records), static_cast<long long>(watermarks)),
-             errhint("Import an identity before the database is used. To give all keys up, "
-                     "remove them with idem.forget() and idem.reset_stream(), or those of a "
-                     "dropped scope with idem.purge().")));
-}
-
-void no_identity() {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("this database has no identity"),
-         errdetail("The secrets are created with the first scope, and there is no scope."),
-         errhint("Create a scope with idem.create_scope().")));
-}
-
-void claim_is_open(const char* call, std::string_view scope, std::string_view key) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("%s cannot be called while a claim is open", call),
-                    errdetail("This transaction has claimed key \"%s\" in scope \"%s\".",
-                              c_string(key), c_string(scope)),
-                    errhint("Call it in a transaction of its own.")));
-}
-
-void identity_lacks_secret(std::int32_t id) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("the identity does not have fingerprint secret %d", id),
-                    errdetail("This database has the same seed, and a fingerprint secret that was "
-                              "added after the identity was exported, or on this server only."),
-                    errhint("Run idem.rotate_secret() on one server only, export the identity "
-                            "there, and import it on the others.")));
-}
-
-void identity_id_taken(std::int32_t id, const char* here, const char* there) {
-    ereport(ERROR,
-            (errcode(ERRCODE_DUPLICATE_OBJECT),
-             errmsg("scope id %d belongs to scope \"%s\" in this database", id, here),
-             there == nullptr ? errdetail("In the identity, the scope with this id was dropped.")
-                              : errdetail("In the identity, it belongs to scope \"%s\".", there),
-             errhint("Drop scope \"%s\" here with idem.drop_scope(), and import the "
-                     "identity again.",
-                     here)));
-}
-
-void imported_scope_differs(std::string_view name, const char* differences) {
-    ereport(ERROR, (errcode(ERRCODE_DUPLICATE_OBJECT),
-                    errmsg("scope \"%s\" already exists with other settings", c_string(name)),
-                    errdetail_internal("%s", differences),
-                    errhint("Change the existing scope first with idem.alter_scope(), or the scope "
-                            "in the other database, and export the identity again.")));
-}
-
-void imported_owner_missing(std::string_view role) {
-    ereport(ERROR,
-            (errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("role %s does not exist", c_string(role)),
-             errdetail("In the identity, it owns a scope."),
-             errhint("Create the role with CREATE ROLE. If it was dropped, give the scope "
-                     "another owner with idem.alter_scope() in the other database, and "
-                     "export the identity again.")));
 }
 
 // ---- Limits -------------------------------------------------------------------------------------
@@ -344,13 +248,6 @@ void too_large(const char* what, Size size, const char* scope, std::int32_t limi
 }
 
 // ---- Triggers -----------------------------------------------------------------------------------
-
-void announce_change_called_directly() {
-    ereport(ERROR, (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-                    errmsg("idem_internal.announce_change() was not called as a trigger"),
-                    errdetail("It is the trigger function of tables idem.scope and idem.secret."),
-                    errhint("Change scopes with idem.alter_scope(), which announces the change.")));
-}
 
 // ---- Arguments ----------------------------------------------------------------------------------
 
@@ -381,31 +278,6 @@ void invalid_argument(const char* name, const char* detail, const char* hint) {
                     errdetail_internal("%s", detail), errhint("%s", hint)));
 }
 
-namespace {
-
-const char* why_not_final(std::string_view element) {
-    switch (core::listing_fault(element)) {
-        case core::FailureFault::no_failure:
-            return "it is not that of an error";
-        case core::FailureFault::ours:
-            return "it is of class ID, which only idem raises";
-        case core::FailureFault::transient:
-            return "it says that a retry may succeed";
-        default:
-            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
-    }
-}
-
-}  // namespace
-
-void not_a_final_sqlstate(const char* argument, std::string_view element) {
-    invalid_argument(argument,
-                     psprintf("\"%s\" cannot stand for a final failure: %s.", c_string(element),
-                              why_not_final(element)),
-                     "List SQLSTATEs that your operations raise as a final failure, such as "
-                     "\"P0001\", or classes of them, such as \"23\".");
-}
-
 // ---- Where a call is made -----------------------------------------------------------------------
 
 // ---- The installation ---------------------------------------------------------------------------
@@ -419,27 +291,6 @@ void not_installed(const char* table) {
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-namespace {
-
-constexpr const char* secrets_hint =
-    "Restore the rows of idem.secret from the dump that the records came from.";
-
-}  // namespace
-
-void no_secrets() {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("idem has no secrets in this database"),
-                    errdetail("The secrets are created with the first scope, and a dump of the "
-                              "database contains them."),
-                    errhint("%s", secrets_hint)));
-}
-
-void fingerprint_secret_missing(std::uint32_t id) {
-    ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
-                    errdetail("A record's fingerprint was computed with this secret."),
-                    errhint("%s", secrets_hint)));
-}
-
 void unknown_fingerprint_version() {
     ereport(ERROR,
             (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
@@ -447,47 +298,11 @@ void unknown_fingerprint_version() {
              errhint("Install that version of idem.")));
 }
 
-void unknown_request_list(std::string_view scope, std::uint32_t number) {
-    ereport(
-        ERROR,
-        (errcode(ERRCODE_DATA_CORRUPTED),
-         errmsg("scope \"%s\" has no list %u of excluded members", c_string(scope), number),
-         errdetail("The record was made with a list of \"request_exclude\" that is not among the "
-                   "\"request_lists\" of the scope's row in idem.scope."),
-         errhint("Restore or replicate idem.scope together with the records, or import the "
-                 "identity of the server that has made them.")));
-}
-
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
              errdetail("OpenSSL did not provide SHA-256, HMAC, AES-128 or random bytes."),
              errhint("Check the server's OpenSSL configuration.")));
-}
-
-void scope_has_open_claim(std::string_view scope, std::string_view key) {
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("cannot change scope \"%s\" while this transaction has an open claim in it",
-                    c_string(scope)),
-             errdetail("This transaction has claimed key \"%s\".", c_string(key)),
-             errhint("Complete or release the claim first, or change the scope in a transaction of "
-                     "its own.")));
-}
-
-void live_keys_lose_identity(std::string_view scope, const char* setting, std::int64_t records,
-                             std::int64_t watermarks, TimestampTz until) {
-    const char* expiry =
-        records == 0 ? "" : psprintf(" The last record expires at %s.", timestamptz_to_str(until));
-    ereport(ERROR,
-            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-             errmsg("cannot change \"%s\" of scope \"%s\" while it has live keys", setting,
-                    c_string(scope)),
-             errdetail("Retries would not find their records, and would run the operations again. "
-                       "Unexpired records: %lld; watermarks, which do not expire: %lld.%s",
-                       static_cast<long long>(records), static_cast<long long>(watermarks), expiry),
-             errhint("Create another scope for new keys, or change this one when its records have "
-                     "expired. To give its keys up, pass \"force\" => true.")));
 }
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------

@@ -96,24 +96,10 @@ void key_unknown_on_standby();
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 [[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
-[[noreturn]] void scope_exists(std::string_view name);
-[[noreturn]] void scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void scope_ids_used_up();
 
 // ---- Identities ---------------------------------------------------------------------------------
 
 [[noreturn]] void superuser_only(const char* function, const char* detail);
-// what: the change, such as "The seed would change."; the counts are of what it would orphan.
-// An identity that idem.export_identity() cannot have made.
-[[noreturn]] void malformed_identity(const char* detail);
-[[noreturn]] void identity_orphans(const char* what, std::int64_t records, std::int64_t watermarks);
-[[noreturn]] void no_identity();
-[[noreturn]] void claim_is_open(const char* call, std::string_view scope, std::string_view key);
-[[noreturn]] void identity_lacks_secret(std::int32_t id);
-// The id is here that of another scope than there; there: NULL if it was dropped there.
-[[noreturn]] void identity_id_taken(std::int32_t id, const char* here, const char* there);
-[[noreturn]] void imported_scope_differs(std::string_view name, const char* differences);
-[[noreturn]] void imported_owner_missing(std::string_view role);
 
 // ---- Limits -------------------------------------------------------------------------------------
 
@@ -124,8 +110,6 @@ void key_unknown_on_standby();
 
 // ---- Triggers -----------------------------------------------------------------------------------
 
-[[noreturn]] void announce_change_called_directly();
-
 // ---- Arguments ----------------------------------------------------------------------------------
 
 // An argument without a default is NULL, one with a default, or the request that a scope requires.
@@ -133,24 +117,14 @@ void key_unknown_on_standby();
 [[noreturn]] void null_argument(const char* name);
 [[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
-// An element of the list of final SQLSTATEs that none can be.
-[[noreturn]] void not_a_final_sqlstate(const char* argument, std::string_view element);
 
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
-[[noreturn]] void no_secrets();
-[[noreturn]] void fingerprint_secret_missing(std::uint32_t id);
 [[noreturn]] void unknown_fingerprint_version();
-[[noreturn]] void unknown_request_list(std::string_view scope, std::uint32_t number);
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
-
-[[noreturn]] void scope_has_open_claim(std::string_view scope, std::string_view key);
-[[noreturn]] void live_keys_lose_identity(std::string_view scope, const char* setting,
-                                          std::int64_t records, std::int64_t watermarks,
-                                          TimestampTz until);
 
 // ---- Purging, statistics and the worker ---------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 #include "pg/compat.hpp"
 #include "pg/record.hpp"
-#include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/watermark.hpp"
 
@@ -169,7 +168,16 @@ std::int32_t next_scope_id() {
     if (!sequence_is_right)
         highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
     const std::int64_t id = std::max(sequence.last, highest) + 1;
-    if (id > PG_INT32_MAX) report::scope_ids_used_up();
+    if (id > PG_INT32_MAX)
+        ereport(
+            ERROR,
+            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
+             errdetail("The id of a new scope must be greater than every id in idem.scope, "
+                       "idem.dropped_scope, idem.record and idem.watermark, greater than the "
+                       "last value of sequence idem.scope_id, and at most %d.",
+                       PG_INT32_MAX),
+             errhint("Look for rows with an id that no scope has had, and delete them. If the "
+                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
     Assert(id > highest && id > sequence.last);
     set_last_id(id);
     return static_cast<std::int32_t>(id);

@@ -11,6 +11,8 @@ namespace {
 enum Column { column_id, column_purpose, column_secret, column_created, columns };
 
 constexpr std::int32_t first_fingerprint_id = 1;
+constexpr const char* missing_hint =
+    "Restore the rows of idem.secret from the dump that the records came from.";
 
 constinit Secrets cache{};
 constinit bool cached = false;
@@ -32,38 +34,32 @@ void forget_secrets() {
     older.id = 0;
 }
 
-// Calls visit(id, secret) for every secret.
-template <class Visit>
-void scan_secrets(Visit visit) {
-    scan_committed(Table::secret, [&](TupleTableSlot* slot) {
-        bool null;
-        const std::int32_t id = DatumGetInt32(slot_getattr(slot, column_id + 1, &null));
-        const bytea* bytes = DatumGetByteaPP(slot_getattr(slot, column_secret + 1, &null));
-        core::Secret secret{};
-        const auto* from = reinterpret_cast<const std::byte*>(VARDATA_ANY(bytes));
-        std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
-                    secret.begin());
-        visit(id, secret);
-    });
+core::Secret secret_of(Datum value) {
+    const bytea* bytes = DatumGetByteaPP(value);
+    core::Secret secret{};
+    const auto* from = reinterpret_cast<const std::byte*>(VARDATA_ANY(bytes));
+    std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
+                secret.begin());
+    return secret;
+}
+
+StoredSecret read_row(TupleTableSlot* slot) {
+    slot_getallattrs(slot);
+    return {DatumGetInt32(slot->tts_values[column_id]), secret_of(slot->tts_values[column_secret]),
+            DatumGetTimestampTz(slot->tts_values[column_created])};
 }
 
 // Nothing when the seed or every fingerprint secret is missing.
-std::optional<Secrets> read_secrets() {
-    bool have_seed = false;
+std::optional<Secrets> current_secrets() {
+    const std::span<const StoredSecret> stored = stored_secrets();
+    if (stored.size() < 2 || stored.front().id != seed_id) return std::nullopt;
     Secrets found{};
-    scan_secrets([&](std::int32_t id, const core::Secret& secret) {
-        if (id == seed_id) {
-            have_seed = true;
-            found.seed = secret;
-            const auto half = secret.begin() + core::LockSeed{}.size();
-            std::copy(secret.begin(), half, found.lock_seed.begin());
-            std::copy(half, secret.end(), found.seal_key.begin());
-        } else if (static_cast<std::uint32_t>(id) > found.fingerprint_id) {
-            found.fingerprint_id = static_cast<std::uint32_t>(id);
-            found.fingerprint = secret;
-        }
-    });
-    if (!have_seed || found.fingerprint_id == 0) return std::nullopt;
+    found.seed = stored.front().secret;
+    const auto half = found.seed.begin() + core::LockSeed{}.size();
+    std::copy(found.seed.begin(), half, found.lock_seed.begin());
+    std::copy(half, found.seed.end(), found.seal_key.begin());
+    found.fingerprint_id = static_cast<std::uint32_t>(stored.back().id);
+    found.fingerprint = stored.back().secret;
     return found;
 }
 
@@ -74,14 +70,14 @@ void insert_secret(Relation relation, const StoredSecret& stored) {
     row.set_text(column_purpose, stored.id == seed_id ? "seed" : "fingerprint");
     row.set_pointer(column_secret, cstring_to_text_with_len(
                                        reinterpret_cast<const char*>(stored.secret.data()), size));
-    row.set_time(column_created, GetCurrentTimestamp());
+    row.set_time(column_created, stored.created);
     TupleTableSlot* slot = new_row(relation, row.values(), row.nulls());
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
 }
 
 void make_secret(Relation relation, std::int32_t id) {
-    StoredSecret made{id, {}};
+    StoredSecret made{id, {}, GetCurrentTimestamp()};
     if (!pg_strong_random(made.secret.data(), made.secret.size())) report::crypto_failure();
     insert_secret(relation, made);
 }
@@ -117,8 +113,13 @@ void init_secrets() {
 const Secrets& secrets() {
     if (cached) return cache;
     const std::uint64_t before = invalidations;
-    const std::optional<Secrets> found = read_secrets();
-    if (!found) report::no_secrets();
+    const std::optional<Secrets> found = current_secrets();
+    if (!found)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("idem has no secrets in this database"),
+                        errdetail("The secrets are created with the first scope, and a dump of the "
+                                  "database contains them."),
+                        errhint("%s", missing_hint)));
     cache = *found;
     cached = invalidations == before;
     return cache;
@@ -129,18 +130,20 @@ core::Secret fingerprint_secret(std::uint32_t id) {
     if (current.fingerprint_id == id) return current.fingerprint;
     if (id != 0 && older.id == id) return older.secret;
     const std::uint64_t before = invalidations;
-    std::optional<core::Secret> found;
-    scan_secrets([&](std::int32_t each, const core::Secret& secret) {
-        if (static_cast<std::uint32_t>(each) == id) found = secret;
-    });
-    if (!found) report::fingerprint_secret_missing(id);
-    if (invalidations == before) older = {id, *found};
-    return *found;
+    const auto stored = stored_secrets();
+    const auto found = std::ranges::find(stored, static_cast<std::int32_t>(id), &StoredSecret::id);
+    if (found == stored.end())
+        ereport(ERROR,
+                (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
+                 errdetail("A record's fingerprint was computed with this secret."),
+                 errhint("%s", missing_hint)));
+    if (invalidations == before) older = {id, found->secret};
+    return found->secret;
 }
 
 void create_secrets() {
     Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
-    if (!read_secrets()) {
+    if (!current_secrets()) {
         make_secret(relation, seed_id);
         make_secret(relation, first_fingerprint_id);
         announce_change(relation);
@@ -151,8 +154,7 @@ void create_secrets() {
 std::int32_t rotate_fingerprint_secret() {
     create_secrets();
     Relation relation = open_table(Table::secret, ShareRowExclusiveLock);
-    std::int32_t newest = 0;
-    scan_secrets([&](std::int32_t id, const core::Secret&) { newest = std::max(newest, id); });
+    const std::int32_t newest = stored_secrets().back().id;
     if (newest == INT_MAX) elog(ERROR, "fingerprint secrets have run out of ids");
     Assert(newest >= first_fingerprint_id);
     make_secret(relation, newest + 1);
@@ -162,17 +164,35 @@ std::int32_t rotate_fingerprint_secret() {
 }
 
 std::span<const StoredSecret> stored_secrets() {
+    std::size_t room = 8;
     std::size_t count = 0;
-    scan_secrets([&](std::int32_t, const core::Secret&) { ++count; });
-    auto* found = static_cast<StoredSecret*>(palloc((count + 1) * sizeof(StoredSecret)));
-    std::size_t filled = 0;
-    // Others may have added secrets meanwhile, and none of those here is missed.
-    scan_secrets([&](std::int32_t id, const core::Secret& secret) {
-        if (filled < count) found[filled++] = {id, secret};
+    auto* found = static_cast<StoredSecret*>(palloc(room * sizeof(StoredSecret)));
+    scan_committed(Table::secret, [&](TupleTableSlot* slot) {
+        if (count == room) {
+            room *= 2;
+            found = static_cast<StoredSecret*>(repalloc(found, room * sizeof(StoredSecret)));
+        }
+        found[count++] = read_row(slot);
     });
-    std::sort(found, found + filled,
-              [](const StoredSecret& a, const StoredSecret& b) { return a.id < b.id; });
-    return {found, filled};
+    std::ranges::sort(found, found + count, {}, &StoredSecret::id);
+    return {found, count};
+}
+
+StoredSecret read_secret(Datum value) {
+    HeapTupleHeader row = DatumGetHeapTupleHeader(value);
+    std::array<Datum, columns> values{};
+    bool missing = false;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        bool null;
+        values[i] = GetAttributeByNum(row, static_cast<AttrNumber>(i + 1), &null);
+        missing = missing || null;
+    }
+    if (missing ||
+        VARSIZE_ANY_EXHDR(DatumGetByteaPP(values[column_secret])) != sizeof(core::Secret))
+        report::invalid_argument("identity", "A secret is incomplete, or does not have 32 bytes.",
+                                 "Pass the result of idem.export_identity() unchanged.");
+    return {DatumGetInt32(values[column_id]), secret_of(values[column_secret]),
+            DatumGetTimestampTz(values[column_created])};
 }
 
 void lock_secrets() {

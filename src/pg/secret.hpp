@@ -45,11 +45,15 @@ std::int32_t rotate_fingerprint_secret();
 struct StoredSecret {
     std::int32_t id;  // seed_id, or that of a fingerprint secret
     core::Secret secret;
+    TimestampTz created;
 };
 inline constexpr std::int32_t seed_id = 0;
 
 // All of them, by id; palloc'd. Empty before the first scope.
 std::span<const StoredSecret> stored_secrets();
+
+// A value of the type idem.secret. Raises 22023 unless it is complete.
+StoredSecret read_secret(Datum value);
 
 // Waits for other transactions that change secrets.
 void lock_secrets();

@@ -261,9 +261,9 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'execute', 'fail', 'findings', 'free_bytes', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'survey', 'take', 'try_claim', 'use_records'],
+          'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'findings', 'free_bytes', 'header_lines', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'refuse', 'release', 'renew', 'report',
+          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'sqlstate_of', 'survey', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 
 SELECT is((pg_temp.attempt(role, 'SELECT 1 / (idem.free_bytes() IS NULL)::int')).state, expected, format('%s: the free space', role))

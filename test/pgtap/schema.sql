@@ -36,7 +36,7 @@ SELECT set_eq(
     ('backoff', 'attempt integer, base interval DEFAULT ''00:00:01''::interval, cap interval DEFAULT ''00:05:00''::interval', 'interval'),
     ('checkpoint', 'token text, name text, state jsonb DEFAULT NULL::jsonb', 'void'),
     ('child_key', 'token text, step text', 'text'),
-    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT NULL::text[], store_request text DEFAULT NULL::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, force boolean DEFAULT false', 'void'),
+    ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], final_sqlstates text[] DEFAULT NULL::text[], store_request text DEFAULT NULL::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, settings text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
     ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
@@ -51,19 +51,23 @@ SELECT set_eq(
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
-    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, if_not_exists boolean DEFAULT false', 'void'),
+    ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, settings text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
     ('current_key', '', 'text'),
     ('derive_key', 'VARIADIC parts text[]', 'text'),
+    ('error_of', 'sqlstate text', 'jsonb'),
+    ('errors', '', 'jsonb'),
     ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
     ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
     ('export_identity', '', 'jsonb'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
+    ('header_lines', 'argument text, headers jsonb', 'jsonb'),
     ('http_headers', 'result idem.claim_result', 'jsonb'),
     ('http_status', 'sqlstate text', 'integer'),
     ('http_status', 'result idem.claim_result', 'integer'),
     ('import_identity', 'identity jsonb', 'void'),
+    ('import_identity', 'identity idem_internal.identity, is_whole boolean', 'void'),
     ('key_weakness', 'key text', 'text'),
     ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
     ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
@@ -89,7 +93,9 @@ SELECT set_eq(
     ('require_claim', '', 'trigger'),
     ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
+    ('refuse', 'argument text, value text, detail text, hint text', 'text'),
     ('scope_ddl', 'scope text', 'text'),
+    ('sqlstate_of', 'outcome text', 'text'),
     ('scope_durations', 'OUT scope text, OUT kind text, OUT count bigint, OUT total interval, OUT p50 interval, OUT p90 interval, OUT p99 interval, OUT upper_bounds interval[], OUT counts bigint[], OUT stats_reset timestamp with time zone', 'SETOF record'),
     ('scope_hot_keys', 'OUT scope text, OUT tenant text, OUT key text, OUT replays bigint, OUT conflicts bigint, OUT first_seen timestamp with time zone, OUT last_seen timestamp with time zone, OUT created_at timestamp with time zone', 'SETOF record'),
     ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
@@ -107,10 +113,13 @@ SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('backoff', 'collision_probability', 'findings', 'health', 'records_needed', 'report', 'retention_window') THEN 'sql' ELSE 'c' END
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
+                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'collision_probability', 'error_of', 'errors', 'export_identity', 'findings', 'health', 'records_needed', 'report', 'retention_window', 'sqlstate_of') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
-                                                 WHEN proname IN ('scope_ddl', 'export_identity') THEN ARRAY['IntervalStyle=postgres'] END$$,
-    'every function is C, but for arithmetic, and for reports, in SQL under a fixed search path; none is STRICT, but for backoff, or SECURITY DEFINER');
+                                                 WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
+                                                 WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
+                                                 WHEN (SELECT lanname FROM pg_language l WHERE l.oid = prolang) = 'plpgsql' THEN ARRAY['search_path=pg_catalog, pg_temp'] END$$,
+    'every function is C, but for arithmetic, HTTP, identities and reports, under a fixed search path unless its names are bound; none is STRICT, but for backoff, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
@@ -119,12 +128,17 @@ SELECT set_eq(
     ('backoff', 'v', 'r'),
     ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
+    ('error_of', 'i', 's'),
+    ('errors', 'i', 's'),
+    ('header_lines', 'i', 's'),
     ('http_headers', 'i', 's'),
     ('http_status', 'i', 's'),
     ('key_weakness', 'i', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
     ('records_needed', 'i', 's'),
+    ('refuse', 'i', 's'),
+    ('sqlstate_of', 'i', 's'),
     ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');

@@ -1,4 +1,5 @@
 -- Errors as HTTP statuses and as problems of RFC 9457.
+\set SHOW_CONTEXT never
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 SELECT s AS sqlstate, idem.http_status(s), idem.problem(s)->>'type' AS type, idem.problem(s)->>'title' AS title
@@ -47,6 +48,12 @@ EXCEPTION WHEN SQLSTATE 'ID007' THEN
   GET STACKED DIAGNOSTICS reason = PG_EXCEPTION_DETAIL;
   RETURN format('%s %s', SQLERRM, reason);
 END $$;
+CREATE FUNCTION key_error(header text, OUT schema_name text, OUT constraint_name text) LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM idem.parse_key(header);
+EXCEPTION WHEN SQLSTATE 'ID007' THEN
+  GET STACKED DIAGNOSTICS schema_name = SCHEMA_NAME, constraint_name = CONSTRAINT_NAME;
+END $$;
 SELECT header, expected, got
   FROM jsonb_array_elements((:'cases'::jsonb)->'keys') c, LATERAL (SELECT c->>0, c->>1, key_in(c->>0)) x (header, expected, got)
  WHERE got IS DISTINCT FROM expected;
@@ -54,6 +61,22 @@ SELECT count(*), count(idem.parse_key(header)) AS keys FROM jsonb_array_elements
 SELECT left(header, 30) AS header, key_in(header) FROM jsonb_array_elements_text((:'cases'::jsonb)->'invalid') header;
 SELECT idem.parse_key('a b');
 \echo :LAST_ERROR_SQLSTATE
+SELECT schema_name, constraint_name FROM key_error('a b');
+-- Every character, between others, after a backslash, and without quotes.
+SELECT bool_and((key_in('"a' || c || 'b"') = 'a' || c || 'b') = (is_printable AND NOT is_special)) AS in_quotes,
+       bool_and((key_in('"\' || c || '"') = c) = is_special) AS escaped,
+       bool_and((key_in('a' || c || 'b') = 'a' || c || 'b') = (is_printable AND c !~ '[ ",;]')) AS without_quotes
+  FROM generate_series(1, 255) i, LATERAL (SELECT chr(i), i BETWEEN 32 AND 126, chr(i) IN ('"', '\')) x (c, is_printable, is_special);
+SELECT key_in(' ' || '"' || repeat('k', 100000) || '"'), key_in(repeat('k', 100000)), idem.parse_key('"' || repeat('\"', 255) || '"') = repeat('"', 255) AS escapes;
+-- Where the fault is, blanks in front included.
+SELECT key_in(E' \t"a'), key_in(' a,b'), key_in(' "a" "b"'), key_in('"k";v=1;v=1,2');
+-- Settings do not change what the patterns mean, also when a session compiles the function.
+\c -
+SET standard_conforming_strings = off;
+SET escape_string_warning = off;
+SELECT idem.parse_key(E'"a\\"b\\\\"; v="\\""'), idem.parse_key(E'a\\b');
+RESET escape_string_warning;
+RESET standard_conforming_strings;
 
 -- What a claim returned, as a response.
 SELECT idem.create_scope('http', ttl => '1 hour');
@@ -133,7 +156,6 @@ PREPARE untyped AS SELECT idem.http_status($1), idem.problem($1)->>'status', ide
 EXECUTE untyped('ID002', 'x');
 
 -- Headers that are none, and what no claim returned.
-\set SHOW_CONTEXT never
 CREATE FUNCTION headers_of(headers jsonb) RETURNS jsonb LANGUAGE sql AS $$
   SELECT idem.http_headers(jsonb_populate_record(NULL::idem.claim_result, jsonb_build_object('claimed', false, 'outcome', 'completed', 'headers', headers)));
 $$;

@@ -448,6 +448,7 @@ DROP TABLE child, parent;
 -- A unique index on a tenant that is a UUID, as the digest is, stays one of the user.
 SELECT idem.create_record_table('one_each', 'tenant_id', 'uuid');
 CREATE UNIQUE INDEX ON one_each (tenant_id);
+SET statement_timeout = '1min';
 BEGIN;
 SELECT idem.use_records('one_each');
 SELECT idem.once('chosen', 'first', tenant => '00000000-0000-0000-0000-000000000001');
@@ -458,6 +459,7 @@ SELECT idem.use_records('one_each');
 SELECT * FROM idem.once_each('chosen', '{first,second}',
                              tenant => '00000000-0000-0000-0000-000000000001');
 ROLLBACK;
+RESET statement_timeout;
 DROP TABLE one_each;
 
 -- ---- A table that is gone -------------------------------------------------------------------

@@ -47,7 +47,7 @@ SELECT idem.create_scope('x', reject_stale_keys => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', max_attempts => 0);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', claims_per_minute => -1);
+SELECT idem.create_scope('x', claims_per_minute => -2);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', claims_per_minute => 60);  -- needs preload
 \echo :LAST_ERROR_SQLSTATE
@@ -109,7 +109,7 @@ SELECT idem.create_scope('x', store_request => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', store_request => 'true');
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', answer_ttl => '0');
+SELECT idem.create_scope('x', answer_ttl => '-1 s');
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', answer_ttl => '25 hours');
 \echo :LAST_ERROR_SQLSTATE
@@ -137,6 +137,42 @@ SELECT ttl, store_request, answer_ttl, min_ttl FROM idem.scopes WHERE name = 'x'
 BEGIN;
 SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
 ROLLBACK;
+
+-- settings as text: checked, compared and shown as the arguments are
+SELECT idem.create_scope('listed', settings => '{ttl=7 days,max_attempts=3,"request_exclude={a,b.c}",weak_keys=warn,records=yes}', tenant_from => 'role', owner => 'pg_monitor');
+SELECT idem.scope_ddl('listed');
+SELECT idem.create_scope('listed', ttl => '168 hours', max_attempts => 3, request_exclude => '{a,b.c}', weak_keys => 'warn', records => true,
+                         settings => '{tenant_from=role}', owner => 'pg_monitor', if_not_exists => true);
+SELECT idem.create_scope('listed', settings => '{ttl=168 hours,max_attempts=-1}', owner => 'pg_monitor', if_not_exists => true);
+SELECT idem.alter_scope('listed', settings => '{max_attempts=-1,min_ttl=1 hour,answer_ttl=0}', weak_keys => 'allow');
+SELECT idem.alter_scope('listed', settings => '{}');
+SELECT idem.alter_scope('listed', settings => NULL);
+SELECT idem.scope_ddl('listed');
+SELECT idem.create_scope('x', settings => '{ttl=1 hour,ttl=1 hour}');
+SELECT idem.create_scope('x', ttl => '1 hour', settings => '{ttl=2 hours}');
+SELECT idem.alter_scope('listed', store_response => true, settings => '{store_response=false}');
+SELECT idem.create_scope('x', settings => '{nonesuch=1}');
+CREATE FUNCTION refused(settings text[]) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE d text;
+BEGIN
+  PERFORM idem.alter_scope('listed', settings => settings);
+  RETURN 'altered';
+EXCEPTION WHEN OTHERS THEN
+  GET STACKED DIAGNOSTICS d = PG_EXCEPTION_DETAIL;
+  RETURN SQLSTATE || ' ' || coalesce(nullif(d, ''), SQLERRM);
+END $$;
+SELECT e, refused(ARRAY[e]) FROM unnest(ARRAY['ttl', '', NULL, '=', '=1', 'TTL=1 day', ' ttl=1 day', 'owner=postgres', 'id=1', 'name=a', 'request_lists={}', 'ttl=', 'ttl=soon', 'ttl=0', 'max_attempts=0', 'max_attempts=x',
+  'records=perhaps', 'request_exclude=a', 'request_exclude={/a}', 'weak_keys=', 'weak_keys=ALLOW', 'max_answer_size=1', 'final_sqlstates={40001}', 'min_ttl=8 days', 'header_exclude={a}', 'ttl=8 days']) e;
+SELECT refused('{{ttl=9 days},{wait=0}}'), refused('{lease=1 hour,"request_exclude={=}"}');
+SELECT idem.scope_ddl('listed');
+SELECT idem.create_scope('x', settings => NULL);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.drop_scope('listed');
+DROP FUNCTION refused;
+-- no limit, and said so
+SELECT idem.create_scope('unlimited', max_attempts => -1, claims_per_minute => -1, answer_ttl => '0', min_ttl => '0', owner => 'pg_monitor');
+SELECT idem.scope_ddl('unlimited');
+SELECT idem.drop_scope('unlimited');
 
 -- the settings of other kinds
 SELECT idem.create_scope('y', header_exclude => '{set-cookie,"a b"}');

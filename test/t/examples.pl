@@ -355,7 +355,7 @@ my @statements = map { [ /^(?:(\w+)=)?(SELECT [^\t]*)\t(.*)$/ ] }
 
 is($node->safe_psql('drivers', <<'SQL'), join("\n", sort keys %{ { map { map { $_ => 1 } $_->[1] =~ /idem\.(\w+)\(\?/g } @statements } }), 'test/drivers calls every function that takes a key or a token');
 SELECT DISTINCT proname FROM pg_proc JOIN pg_depend ON objid = pg_proc.oid AND classid = 'pg_proc'::regclass AND deptype = 'e'
- WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')
+ WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem') AND pronamespace = 'idem'::regnamespace
    AND (proargnames[1:pronargs] && '{key,keys,token,source}' OR proname IN ('take', 'derive_key')) AND proname <> 'reset_stream' ORDER BY 1
 SQL
 

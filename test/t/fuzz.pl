@@ -347,7 +347,7 @@ my %values = (
 	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
 	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
-	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{seed}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'seed'), q('{"version": 1}'), @requests ],
+	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{"version": 1}'), @requests ],
 	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
 	'final_sqlstates text[]' => [ 'NULL', q('{}'), q('{P0042}'), q('{40}'), q('{P0,22}'), q('{x}'), q('{NULL}'), q('{{P0}}') ],
 	'interval' => [ 'NULL', q('0'), q('1 ms'), q('1 s'), q('-1 s'), q('1 mon -30 days'), q('178000000 years'), q('-178000000 years'), q('2147483647 months 2147483647 days'), q('1000 years'), q('0.000001 s'), @infinite ],

@@ -265,7 +265,7 @@ CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE
 SQL
 	$plain;
 });
-like($expected, qr/"answer": 42.*\n.*conflict\|\{amount,NULL\}\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
+like($expected, qr/"answer": 42.*\n.*conflict\|\{amount,to\}\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
 my $callable = $node->safe_psql($evil, <<'SQL');
 SELECT string_agg(DISTINCT pronamespace::regnamespace || '.' || proname || '(', ' ') FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype <> 'trigger'::regtype
 SQL

@@ -163,7 +163,7 @@ my %by_name = (
 	detail => sub { $same->(pick(@texts)) },
 	header => sub { $pair_of->(pick(@there)) },
 	parts => sub { $pair_of->(pick(@there)) },
-	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
+	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
 my %function;
 for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))

@@ -49,12 +49,3 @@ TEST(RetryAfter, IsAtMostTheRestOfTheLease) {
     EXPECT_EQ(retry_after(2'000'000, 500'000), 500'000);
     EXPECT_EQ(retry_after(2'000'000, -7), 0);
 }
-
-TEST(RetryAfter, InWholeSecondsIsRoundedUp) {
-    EXPECT_EQ(whole_seconds(0), 1);
-    EXPECT_EQ(whole_seconds(100'000), 1);
-    EXPECT_EQ(whole_seconds(1'000'000), 1);
-    EXPECT_EQ(whole_seconds(1'000'001), 2);
-    EXPECT_EQ(whole_seconds(10'000'000), 10);
-    EXPECT_EQ(whole_seconds(max_duration), max_duration / usecs_per_second);
-}

@@ -1,5 +1,4 @@
-// What SQLSTATEs mean: every one of idem's own, every one of PostgreSQL's that is told apart, the
-// rest.
+// What SQLSTATEs mean: idem's own, and what a retry may cure.
 #include "core/errors.hpp"
 
 #include <set>
@@ -10,8 +9,8 @@ using namespace idem::core;
 
 namespace {
 
-int status(std::string_view sqlstate) {
-    return error_of(sqlstate).http_status;
+bool is_transient(std::string_view sqlstate) {
+    return lists(transient_errors, sqlstate);
 }
 
 }  // namespace
@@ -25,72 +24,25 @@ TEST(Sqlstate, Shape) {
     EXPECT_EQ(class_of("40P01"), "40");
 }
 
-TEST(OwnErrors, EachHasItsOwnCodeNameAndTitle) {
+TEST(OwnErrors, EachHasItsOwnCodeAndName) {
     std::set<std::string_view> codes;
     std::set<std::string_view> names;
-    std::set<std::string_view> titles;
     for (const Error& error : own_errors) {
         codes.insert(error.sqlstate);
         names.insert(error.name);
-        titles.insert(error.title);
     }
     EXPECT_EQ(codes.size(), own_errors.size());
     EXPECT_EQ(names.size(), own_errors.size());
-    EXPECT_EQ(titles.size(), own_errors.size());
 }
 
-TEST(OwnErrors, AreFoundByCodeAndByName) {
-    for (const Error& error : own_errors) EXPECT_EQ(error_of(error.sqlstate).name, error.name);
+TEST(OwnErrors, AreFoundByName) {
     EXPECT_EQ(own_error("key_conflict").sqlstate, "ID002");
     EXPECT_EQ(own_error("sequence_gap").sqlstate, "ID012");
 }
 
-TEST(OwnErrors, HttpStatus) {
-    const std::pair<const char*, int> expected[] = {
-        {"ID001", 409}, {"ID002", 422}, {"ID003", 409}, {"ID004", 409}, {"ID005", 409},
-        {"ID006", 500}, {"ID007", 400}, {"ID008", 500}, {"ID009", 429}, {"ID010", 412},
-        {"ID011", 428}, {"ID012", 409}, {"ID013", 500}};
-    ASSERT_EQ(std::size(expected), own_errors.size());
-    for (const auto& [sqlstate, code] : expected) EXPECT_EQ(status(sqlstate), code) << sqlstate;
-}
-
-TEST(OwnErrors, WhatAnotherTryMayCure) {
-    for (const char* state : {"ID001", "ID004", "ID006", "ID008", "ID009", "ID012", "ID013"})
-        EXPECT_TRUE(is_transient(state)) << state;
-    for (const char* state : {"ID002", "ID003", "ID005", "ID007", "ID010", "ID011"})
-        EXPECT_FALSE(is_transient(state)) << state;
-}
-
-TEST(ServerErrors, WhatTheServerMayDoAtTheNextTryIsUnavailable) {
-    for (const char* sqlstate : {"08006", "40001", "40P01", "53100", "53300", "55P03", "57014",
-                                 "57P01", "58030", "72000", "25006"}) {
-        const Error error = error_of(sqlstate);
-        EXPECT_EQ(error.http_status, 503) << sqlstate;
-        EXPECT_EQ(error.name, "");
-        EXPECT_EQ(error.title, "Service Unavailable");
-    }
-}
-
-TEST(ServerErrors, TheOthersOverHttp) {
-    EXPECT_EQ(status("00000"), 200);
-    EXPECT_EQ(status("42501"), 403);
-    EXPECT_EQ(status("22023"), 400);
-    EXPECT_EQ(status("22P02"), 400);
-    for (const char* sqlstate :
-         {"01000", "02000", "00001", "23505", "25001", "42601", "42P01", "54000", "P0001", "XX000",
-          "ID000", "ID014", "ID999", "IDEMP", "ZZZZZ"})
-        EXPECT_EQ(status(sqlstate), 500) << sqlstate;
-    EXPECT_EQ(error_of("ID014").name, "");
-    EXPECT_EQ(error_of("XX000").title, "Internal Server Error");
-    EXPECT_EQ(error_of("22023").title, "Bad Request");
-    EXPECT_EQ(error_of("42501").title, "Forbidden");
-    EXPECT_EQ(error_of("00000").title, "OK");
-}
-
-TEST(ServerErrors, EachIsListedOnce) {
-    std::set<std::string_view> codes;
-    for (const ServerError& error : server_errors) codes.insert(error.sqlstate);
-    EXPECT_EQ(codes.size(), server_errors.size());
+TEST(Transient, EachIsListedOnce) {
+    const std::set<std::string_view> errors(transient_errors.begin(), transient_errors.end());
+    EXPECT_EQ(errors.size(), transient_errors.size());
 }
 
 TEST(Transient, WhatTheMomentCaused) {
