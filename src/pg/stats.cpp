@@ -66,10 +66,16 @@ void StatsWriter::write(const SavedStats& saved) {
     failed_ = fwrite(&row, sizeof row, 1, file_) != 1;
 }
 
+// errno says what went wrong.
+void log_failure(const char* attempt) {
+    ereport(LOG, (errcode_for_file_access(),
+                  errmsg("could not %s file \"%s\": %m", attempt, file_path)));
+}
+
 void StatsWriter::finish() {
     if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
     if (failed_) {
-        report::file_failure("write", file_path);
+        log_failure("write");
         (void)unlink(unfinished_path);
         return;
     }
@@ -79,7 +85,7 @@ void StatsWriter::finish() {
 void read_stats_file(void (*use)(const SavedStats&)) {
     FILE* file = AllocateFile(file_path, PG_BINARY_R);
     if (file == nullptr) {
-        if (errno != ENOENT) report::file_failure("read", file_path);
+        if (errno != ENOENT) log_failure("read");
         return;
     }
     const Header expected;
@@ -89,7 +95,9 @@ void read_stats_file(void (*use)(const SavedStats&)) {
         good = row.crc == crc_of(row.saved);
         if (good) use(row.saved);
     }
-    if (!good) report::invalid_file(file_path);
+    if (!good)
+        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
+                      errmsg("ignoring invalid data in file \"%s\"", file_path)));
     FreeFile(file);
     (void)unlink(file_path);
 }
