@@ -646,14 +646,16 @@ COMMENT ON TYPE idem_internal.identity IS
     'What servers that are to recognise each other''s keys have in common.';
 
 -- The privileges on the tables are those of the caller. Settings make the texts in the result the
--- same for all sessions.
+-- same for all sessions. The bodies are texts: a column cannot be added to a table whose row type a
+-- parsed body uses.
 CREATE FUNCTION idem.export_identity()
 RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
-BEGIN ATOMIC
+AS $$
     SELECT
         to_jsonb(ROW(
             1,
@@ -664,8 +666,8 @@ BEGIN ATOMIC
                 (SELECT max(s.id) FROM idem.scope s),
                 (SELECT max(d.id) FROM idem.dropped_scope d)),
             ARRAY(SELECT s FROM idem.secret s ORDER BY s.id))::idem_internal.identity)
-    WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0);
-END;
+    WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0)
+$$;
 
 REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
 
@@ -692,13 +694,14 @@ COMMENT ON FUNCTION idem_internal.import_identity IS
 CREATE FUNCTION idem.import_identity(identity jsonb)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
-BEGIN ATOMIC
+AS $$
     SELECT idem_internal.import_identity(i, to_jsonb(i) = identity)
-    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i;
-END;
+    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i
+$$;
 
 REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 

@@ -1,15 +1,6 @@
 // The functions whose key is a uuid: each is the function of the same name, with the key's text.
 #include "pg/boundary.hpp"
 
-extern "C" {
-Datum idem_claim(PG_FUNCTION_ARGS);
-Datum idem_try_claim(PG_FUNCTION_ARGS);
-Datum idem_execute(PG_FUNCTION_ARGS);
-Datum idem_cancel(PG_FUNCTION_ARGS);
-Datum idem_lookup(PG_FUNCTION_ARGS);
-Datum idem_once(PG_FUNCTION_ARGS);
-}
-
 namespace {
 
 constexpr int arg_key = 1;
@@ -32,26 +23,16 @@ Datum with_text_key(FunctionCallInfo fcinfo, PGFunction function) {
 
 }  // namespace
 
-IDEM_FUNCTION(idem_claim_uuid) {
-    return with_text_key(fcinfo, idem_claim);
-}
+// Defines NAME_uuid for the function NAME of another file.
+#define IDEM_UUID_KEY(name)                  \
+    extern "C" Datum name(PG_FUNCTION_ARGS); \
+    IDEM_FUNCTION(name##_uuid) {             \
+        return with_text_key(fcinfo, name);  \
+    }
 
-IDEM_FUNCTION(idem_try_claim_uuid) {
-    return with_text_key(fcinfo, idem_try_claim);
-}
-
-IDEM_FUNCTION(idem_execute_uuid) {
-    return with_text_key(fcinfo, idem_execute);
-}
-
-IDEM_FUNCTION(idem_cancel_uuid) {
-    return with_text_key(fcinfo, idem_cancel);
-}
-
-IDEM_FUNCTION(idem_lookup_uuid) {
-    return with_text_key(fcinfo, idem_lookup);
-}
-
-IDEM_FUNCTION(idem_once_uuid) {
-    return with_text_key(fcinfo, idem_once);
-}
+IDEM_UUID_KEY(idem_claim)
+IDEM_UUID_KEY(idem_try_claim)
+IDEM_UUID_KEY(idem_execute)
+IDEM_UUID_KEY(idem_cancel)
+IDEM_UUID_KEY(idem_lookup)
+IDEM_UUID_KEY(idem_once)

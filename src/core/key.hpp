@@ -17,14 +17,6 @@ inline constexpr std::size_t max_key_bytes = 255;
 inline constexpr std::size_t max_tenant_bytes = 255;
 inline constexpr std::size_t max_scope_bytes = 63;
 
-enum class KeyShape { good, empty, too_long };
-
-constexpr KeyShape key_shape(std::string_view key) noexcept {
-    if (key.empty()) return KeyShape::empty;
-    if (key.size() > max_key_bytes) return KeyShape::too_long;
-    return KeyShape::good;
-}
-
 using Uuid = std::array<std::byte, 16>;
 using UuidText = std::array<char, 36>;
 

@@ -54,7 +54,7 @@ void count_live(ScopeTotals& totals, const RecordHead& seen, TimestampTz now) {
             ++totals.failed;
             break;
     }
-    if (core::weakness(seen.key.view()) != core::Weakness::none) ++totals.weak;
+    if (!core::weakness(seen.key.view()).empty()) ++totals.weak;
     totals.answer_bytes += seen.answer_bytes;
     count_life(totals, seen.expires - seen.created);
     lower(totals.oldest, seen.created);

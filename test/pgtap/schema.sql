@@ -116,10 +116,10 @@ SELECT is_empty(
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
                                                                                 WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'collision_probability', 'error_of', 'errors', 'export_identity', 'findings', 'health', 'records_needed', 'report', 'retention_window', 'sqlstate_of') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
-                                                 WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
+                                                 WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
                                                  WHEN (SELECT lanname FROM pg_language l WHERE l.oid = prolang) = 'plpgsql' THEN ARRAY['search_path=pg_catalog, pg_temp'] END$$,
-    'every function is C, but for arithmetic, HTTP, identities and reports, under a fixed search path unless its names are bound; none is STRICT, but for backoff, or SECURITY DEFINER');
+    'every function is C, but for arithmetic, HTTP, identities and reports, under a fixed search path unless it is one expression; none is STRICT, but for backoff, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid

@@ -360,15 +360,15 @@ my %values = (
 
 my @functions;
 for my $line (split /\n/, $node->safe_psql('utf8', <<'SQL'))
-SELECT p.oid, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
+SELECT p.oid, pronamespace::regnamespace, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
        EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype AND attname = 'token')
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
  WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
  ORDER BY proname, p.oid, i
 SQL
 {
-	my ($oid, $name, $argument, $type, $optional, $token) = split /\|/, $line;
-	push @functions, { oid => $oid, name => $name, token => $token eq 't', arguments => [] } if !@functions || $functions[-1]{oid} ne $oid;
+	my ($oid, $schema, $name, $argument, $type, $optional, $token) = split /\|/, $line;
+	push @functions, { oid => $oid, schema => $schema, name => $name, token => $token eq 't', arguments => [] } if !@functions || $functions[-1]{oid} ne $oid;
 	next if $argument eq '';
 	ok($values{"$argument $type"} || $values{$type}, "the test has values for $argument $type of $name");
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
@@ -410,7 +410,7 @@ sub call
 		$value =~ s/:'t(\d)'/\$1[$1]/g if $in_batch;
 		push @arguments, "$variadic$argument->{name} => $value";
 	}
-	my $call = "idem.$f->{name}(" . join(', ', @arguments) . ')';
+	my $call = "$f->{schema}.$f->{name}(" . join(', ', @arguments) . ')';
 	return $in_batch ? ($f, $call) : $call;
 }
 

@@ -8,13 +8,6 @@
 
 using namespace idem::core;
 
-TEST(KeyShape, DependsOnTheLength) {
-    EXPECT_EQ(key_shape(""), KeyShape::empty);
-    EXPECT_EQ(key_shape("k"), KeyShape::good);
-    EXPECT_EQ(key_shape(std::string(255, 'k')), KeyShape::good);
-    EXPECT_EQ(key_shape(std::string(256, 'k')), KeyShape::too_long);
-}
-
 TEST(CanonicalUuid, GivesItsTextBack) {
     std::mt19937_64 rng(20261121);
     for (int i = 0; i < 1000; ++i) {
