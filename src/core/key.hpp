@@ -26,10 +26,6 @@ using UuidText = std::array<char, 36>;
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept;
 UuidText uuid_text(const Uuid& uuid) noexcept;
 
-// Whether the UUID was made for one operation, from chance or time: a version 1, 4, 6 or 7. The
-// others are derived from data, which two tenants may have in common.
-bool is_unique_uuid(const Uuid& uuid) noexcept;
-
 // The 48-bit time of a UUIDv7 (with hyphens) or of a ULID, in either case; nothing for any other
 // key, including a UUID of another version. The time decides where in the index the record lies
 // (see digest.hpp) and how old the key is. A key that only looks like a ULID is still valid, with

@@ -186,13 +186,6 @@ std::optional<Datum> scope_row::column(TupleTableSlot* slot, int which) {
     return value_of_text(setting, setting.preset);
 }
 
-std::int64_t scope_row::ttl(TupleTableSlot* slot) {
-    const auto value = column(slot, column_of("ttl"));
-    if (!value) return 0;
-    const Interval& ttl = *DatumGetIntervalP(*value);
-    return core::fixed_duration(ttl.month, ttl.day, ttl.time).value_or(0);
-}
-
 std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
     const auto value = column(slot, column_of("answer_ttl"));
     if (!value) return std::nullopt;

@@ -209,9 +209,6 @@ consteval int column_of(std::string_view name) {
 // older library has written the row.
 std::optional<Datum> column(TupleTableSlot* slot, int which);
 
-// The TTL in microseconds; 0 if a superuser has stored one that no function accepts.
-std::int64_t ttl(TupleTableSlot* slot);
-
 // The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
 

@@ -53,15 +53,6 @@ TEST(CanonicalUuid, IsNoOtherText) {
         EXPECT_EQ(canonical_uuid(key), std::nullopt) << key;
 }
 
-TEST(UniqueUuid, IsMadeFromChanceOrTime) {
-    for (unsigned version = 0; version < 16; ++version) {
-        Uuid uuid{};
-        uuid[6] = static_cast<std::byte>(version << 4 | 0xf);
-        const bool unique = version == 1 || version == 4 || version == 6 || version == 7;
-        EXPECT_EQ(is_unique_uuid(uuid), unique) << version;
-    }
-}
-
 TEST(EmbeddedTime, OfUuidVersion7) {
     EXPECT_EQ(embedded_time("0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d"), 0x0190b8f38c5eU);
     EXPECT_EQ(embedded_time("0190B8F3-8C5E-7D2A-9B1C-4F5E6A7B8C9D"), 0x0190b8f38c5eU);
