@@ -112,7 +112,7 @@ void learn_scopes(Sweep& sweep) {
 
 void purge(Sweep& sweep, TupleTableSlot* slot) {
     if (compat::delete_row(sweep.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
-    count(record_scope(slot), Counter::purged);
+    count(RecordRow(slot).scope_id(), Counter::purged);
     ++sweep.result.deleted;
 }
 
@@ -120,15 +120,17 @@ void erase_if_outlived(Sweep& sweep, TupleTableSlot* slot, std::int64_t answer_t
     if (!sweep.rewrites) return;
     MemoryContextReset(sweep.memory);
     const MemoryContext before = MemoryContextSwitchTo(sweep.memory);
-    if (has_outlived_answer(slot, answer_ttl, sweep.now) && try_erase(sweep.records, slot))
+    if (has_outlived_answer(RecordRow(slot), answer_ttl, sweep.now) &&
+        try_erase(sweep.records, slot))
         ++sweep.result.erased;
     MemoryContextSwitchTo(before);
 }
 
 // A record of our own transaction does not expire within it, and keeps its answer.
 void visit(Sweep& sweep, TupleTableSlot* slot) {
-    const bool expired = record_expires(slot) <= sweep.now;
-    const KnownScope* scope = expired ? nullptr : sweep.scopes.find(record_scope(slot));
+    const RecordRow row(slot);
+    const bool expired = row.expires() <= sweep.now;
+    const KnownScope* scope = expired ? nullptr : sweep.scopes.find(row.scope_id());
     const bool stays = scope == nullptr || (!scope->dropped && !scope->answer_ttl);
     if ((!expired && stays) || written_here(slot)) return;
     if (expired || scope->dropped)

@@ -283,16 +283,6 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
     return found;
 }
 
-// The planner's rule.
-bool serves_old_snapshots(Oid oid) {
-    Relation index = index_open(oid, AccessShareLock);
-    const TransactionId built_by = HeapTupleHeaderGetXmin(index->rd_indextuple->t_data);
-    const bool serves =
-        !index->rd_index->indcheckxmin || TransactionIdPrecedes(built_by, TransactionXmin);
-    index_close(index, AccessShareLock);
-    return serves;
-}
-
 namespace {
 
 // The same, remembered: partial_condition() copies the predicate to read it.

@@ -172,10 +172,7 @@ INSERT INTO call VALUES
     ('idem.parse_key(text)', 'every role', $$SELECT idem.parse_key('"a"')$$),
     ('idem.http_status(idem.claim_result)', 'every role', $$SELECT idem.http_status(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
     ('idem.http_headers(idem.claim_result)', 'every role', $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
-    ('idem.problem(idem.claim_result)', 'every role', $$SELECT idem.problem(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
-    ('idem.retention_window(interval,interval,interval,interval)', 'every role', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
-    ('idem.records_needed(double precision,interval,double precision)', 'every role', $$SELECT idem.records_needed(1, '1 s')$$),
-    ('idem.collision_probability(bigint,integer)', 'every role', $$SELECT idem.collision_probability(1, 1)$$);
+    ('idem.problem(idem.claim_result)', 'every role', $$SELECT idem.problem(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$);
 
 -- The relations. 'rows' or 'none' is what the query finds of scope "owned".
 CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);

@@ -48,7 +48,6 @@ SELECT set_eq(
     ('reset_stream', 'scope text, source text, seq bigint DEFAULT NULL::bigint, tenant text DEFAULT NULL::text', 'bigint'),
     ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
-    ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
     ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, settings text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
@@ -83,11 +82,9 @@ SELECT set_eq(
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('quantile', 'counts bigint[], percent integer', 'interval'),
     ('record_tables', 'OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
-    ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('require_claim', '', 'trigger'),
-    ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
     ('refuse', 'argument text, value text, detail text, hint text', 'text'),
     ('scope_ddl', 'scope text', 'text'),
@@ -106,7 +103,7 @@ SELECT is_empty(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname = 'once_each') OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
-                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'collision_probability', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'records_needed', 'retention_window', 'sqlstate_of') THEN 'sql' ELSE 'c' END
+                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'sqlstate_of') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
@@ -118,7 +115,6 @@ SELECT set_eq(
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
     ('backoff', 'v', 'r'),
-    ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('error_of', 'i', 's'),
     ('errors', 'i', 's'),
@@ -128,11 +124,9 @@ SELECT set_eq(
     ('key_weakness', 'i', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
-    ('records_needed', 'i', 's'),
     ('refuse', 'i', 's'),
     ('sqlstate_of', 'i', 's'),
     ('quantile', 'i', 's'),
-    ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
 
