@@ -329,6 +329,7 @@ my %values = (
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
 	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem_internal.identity' => [ 'NULL', (map { "jsonb_populate_record(NULL::idem_internal.identity, $_)" } 'idem.export_identity()', q('{"version": 1, "scopes": [null]}'), q('{}')) ],
 	'idem.claim_result' => [
 		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
 			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),

@@ -200,6 +200,7 @@ SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c) FROM idem.try_
 RESET ROLE;
 SELECT idem.rotate_secret();
 SELECT idem.import_identity(idem.export_identity());
+SELECT idem_internal.import_identity(i, true) FROM pg_catalog.jsonb_populate_record(NULL::idem_internal.identity, idem.export_identity()) i;
 SELECT numbers[1] FROM idem.scope, idem_internal.scope_counters(id) ORDER BY 1;
 SELECT idem_internal.quantile('{1,2}', 50);
 SELECT scope, replays FROM idem.stats;
