@@ -649,14 +649,16 @@ COMMENT ON TYPE idem_internal.identity IS
     'What servers that are to recognise each other''s keys have in common.';
 
 -- The privileges on the tables are those of the caller. Settings make the texts in the result the
--- same for all sessions.
+-- same for all sessions. The bodies are texts: a column cannot be added to a table whose row type a
+-- parsed body uses.
 CREATE FUNCTION idem.export_identity()
 RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
-BEGIN ATOMIC
+AS $$
     SELECT
         to_jsonb(ROW(
             1,
@@ -667,8 +669,8 @@ BEGIN ATOMIC
                 (SELECT max(s.id) FROM idem.scope s),
                 (SELECT max(d.id) FROM idem.dropped_scope d)),
             ARRAY(SELECT s FROM idem.secret s ORDER BY s.id))::idem_internal.identity)
-    WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0);
-END;
+    WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0)
+$$;
 
 REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
 
@@ -695,13 +697,14 @@ COMMENT ON FUNCTION idem_internal.import_identity IS
 CREATE FUNCTION idem.import_identity(identity jsonb)
 RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
-BEGIN ATOMIC
+AS $$
     SELECT idem_internal.import_identity(i, to_jsonb(i) = identity)
-    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i;
-END;
+    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i
+$$;
 
 REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
 
@@ -714,53 +717,3 @@ COMMENT ON FUNCTION idem.import_identity IS
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
     '42501, 22023, 22004. What is no value of its type raises the error of the type.';
-
--- ---------------------------------------------------------------------------------------------
--- Sizing
--- ---------------------------------------------------------------------------------------------
-
-CREATE FUNCTION idem.retention_window(
-    caller_deadline interval,
-    retry_horizon interval,
-    network_delay interval,
-    clock_skew interval
-)
-RETURNS interval
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN caller_deadline + retry_horizon + network_delay + clock_skew;
-
-COMMENT ON FUNCTION idem.retention_window IS
-    'Returns how long keys must be remembered so that every retry finds its answer: the sum of '
-    'the caller''s deadline for one try, the time for which it retries, the delay of the network '
-    'and the difference between the clocks. '
-    'Raises 22008.';
-
--- 100 * 1.1 is slightly more than 110 in binary. The cast to numeric rounds to 15 digits, so that
--- this excess is not rounded up to another record.
-CREATE FUNCTION idem.records_needed(
-    claims_per_second double precision,
-    ttl interval,
-    margin double precision DEFAULT 0.2
-)
-RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ceil((claims_per_second * extract(epoch FROM ttl)::double precision * (1 + margin))::numeric
-           )::double precision::bigint;
-
-COMMENT ON FUNCTION idem.records_needed IS
-    'Returns how many records exist at a time: rate times TTL times (1 + margin), rounded up. '
-    'Raises 22003.';
-
-CREATE FUNCTION idem.collision_probability(records bigint, entropy_bits integer)
-RETURNS double precision
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE
-           WHEN records IS NULL OR entropy_bits IS NULL THEN NULL
-           WHEN records < 2 OR entropy_bits > 1000 THEN 0  -- beyond, power() underflows
-           ELSE least(1, records::double precision * (records - 1)::double precision / 2
-                         * power(2::double precision, -greatest(entropy_bits, 0)))
-       END;
-
-COMMENT ON FUNCTION idem.collision_probability IS
-    'Returns the probability that any two of that many random keys with that many bits of entropy '
-    'are equal: n(n-1)/(2*2^bits), at most 1.';

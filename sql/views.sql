@@ -108,7 +108,8 @@ CREATE VIEW idem.records WITH (security_barrier) AS
                                 - coalesce(r.lease_end, r.created))
                     >= extract(epoch FROM s.answer_ttl)) IS TRUE AS redacted,
         r.answer_bytes,
-        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at
+        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at,
+        idem_internal.key_weakness(r.key) AS weakness
     FROM (
         SELECT
             scope,
@@ -146,36 +147,8 @@ GRANT SELECT ON idem.records TO PUBLIC;
 COMMENT ON VIEW idem.records IS
     'The unexpired records in idem.record, without their answers, of the scopes whose owner''s '
     'privileges the current role has. state and completed_at are as in idem.lookup(); '
-    'answer_bytes is the compressed size of the stored answer and request.';
-
-CREATE VIEW idem.weak_keys WITH (security_barrier) AS
-    SELECT
-        scope,
-        tenant,
-        weakness,
-        pg_catalog.count(*) AS keys
-    FROM (
-        SELECT
-            s.name AS scope,
-            r.tenant,
-            idem_internal.key_weakness(r.key) AS weakness
-        FROM (
-            SELECT scope, tenant, coalesce(key, key_uuid::text) AS key, expires
-            FROM idem.record
-        ) AS r
-            JOIN idem.scope s ON s.id = r.scope
-        WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
-            AND r.expires > pg_catalog.statement_timestamp()
-    ) AS k
-    WHERE weakness IS NOT NULL
-    GROUP BY scope, tenant, weakness
-    OFFSET 0;
-
-GRANT SELECT ON idem.weak_keys TO PUBLIC;
-
-COMMENT ON VIEW idem.weak_keys IS
-    'How many unexpired records of idem.record have weak keys, in the scopes whose owner''s '
-    'privileges the current role has. Reads all records.';
+    'answer_bytes is the compressed size of the stored answer and request; weakness is NULL unless '
+    'the form of the key suggests that it will be used again.';
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
@@ -199,41 +172,28 @@ COMMENT ON VIEW idem.streams IS
 -- Operations in flight
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem_internal.open_claims(
+CREATE FUNCTION idem_internal.held_keys(
+    with_prepared boolean,
     OUT scope text,
     OUT tenant text,
     OUT key text,
     OUT attempt integer,
     OUT since timestamptz,
     OUT pid integer,
+    OUT transaction xid,
     OUT state text,
     OUT keys integer
 )
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_open_claims'
+AS 'MODULE_PATHNAME', 'idem_held_keys'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem_internal.open_claims IS
-    'Returns one key per running transaction that holds keys, in the scopes that the current role '
-    'may use: its newest open atomic claim (state open) or, if it has none, the newest key that '
-    'is finished or leased but not committed (state uncommitted). keys is how many keys it holds. '
-    'The view idem.in_flight shows these rows. Returns no rows unless idem is preloaded.';
-
-CREATE FUNCTION idem_internal.prepared_claims(
-    OUT scope text,
-    OUT tenant text,
-    OUT key text,
-    OUT attempt integer,
-    OUT since timestamptz,
-    OUT transaction xid
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_prepared_claims'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.prepared_claims IS
-    'Returns the keys that prepared transactions have written to idem.record, in the scopes that '
-    'the current role may use. The view idem.in_flight shows these rows. Reads all records.';
+COMMENT ON FUNCTION idem_internal.held_keys IS
+    'Returns, for the scopes that the current role may use, one key per running transaction that '
+    'holds keys: its newest open atomic claim (state open) or, if it has none, the newest key that '
+    'is finished or leased but not committed (state uncommitted); keys is how many keys it holds. '
+    'with_prepared: also all keys that prepared transactions have written to idem.record (state '
+    'prepared), for which it reads all records.';
 
 -- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
 -- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds
@@ -296,14 +256,9 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
             AND r.expires > pg_catalog.statement_timestamp()
     ) AS l
     FULL JOIN (
-        SELECT o.scope, o.tenant, o.key, o.attempt, o.since, o.pid, o.state, NULL::text AS gid,
-            o.keys
-        FROM idem_internal.open_claims() o
-        UNION ALL
-        SELECT c.scope, c.tenant, c.key, c.attempt, c.since, NULL, 'prepared', x.gid, NULL
-        FROM idem_internal.prepared_claims() c
-            LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = c.transaction
-        WHERE EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)
+        SELECT k.*, x.gid
+        FROM idem_internal.held_keys(EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts)) k
+            LEFT JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = k.transaction
     ) AS h USING (scope, tenant, key)
     OFFSET 0;
 
@@ -331,67 +286,88 @@ COMMENT ON FUNCTION idem_internal.preloaded IS
     'Returns whether the server has preloaded idem. The purge worker, statistics, limits and the '
     'list of open atomic claims need that.';
 
-CREATE FUNCTION idem_internal.scope_stats(
-    OUT scope text,
-    OUT claims bigint,
-    OUT replays bigint,
-    OUT in_flight bigint,
-    OUT waits bigint,
-    OUT wait_time interval,
-    OUT conflicts bigint,
-    OUT takeovers bigint,
-    OUT completions bigint,
-    OUT failures bigint,
-    OUT releases bigint,
-    OUT stale bigint,
-    OUT weak bigint,
-    OUT limited bigint,
-    OUT expired_reused bigint,
-    OUT purged bigint,
-    OUT stats_reset timestamptz,
-    OUT advances bigint,
-    OUT duplicates bigint
+CREATE FUNCTION idem_internal.scope_counters(
+    scope_id integer,
+    OUT since timestamptz,
+    OUT numbers bigint[]
 )
 RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_scope_stats'
+AS 'MODULE_PATHNAME', 'idem_scope_counters'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem_internal.scope_stats IS
-    'Returns the statistics of each scope that the current role may use (members of pg_monitor: of '
-    'every scope). The view idem.stats shows these rows. Returns no rows unless idem is preloaded.';
+COMMENT ON FUNCTION idem_internal.scope_counters IS
+    'Returns what is counted in the scope: 17 counters, then 40 buckets and the sum in '
+    'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
+    'the statistics, or if the current role neither may use the scope nor is a member of '
+    'pg_monitor.';
 
+-- The order of the numbers is that of the enum Counter in the library.
 CREATE VIEW idem.stats WITH (security_barrier) AS
-    SELECT * FROM idem_internal.scope_stats();
+    SELECT
+        s.name AS scope,
+        c.numbers[1] AS claims,
+        c.numbers[2] AS replays,
+        c.numbers[3] AS in_flight,
+        c.numbers[4] AS waits,
+        c.numbers[5] * interval '1 microsecond' AS wait_time,
+        c.numbers[6] AS conflicts,
+        c.numbers[7] AS takeovers,
+        c.numbers[8] AS completions,
+        c.numbers[9] AS failures,
+        c.numbers[10] AS releases,
+        c.numbers[11] AS stale,
+        c.numbers[12] AS weak,
+        c.numbers[13] AS limited,
+        c.numbers[14] AS expired_reused,
+        c.numbers[15] AS purged,
+        c.since AS stats_reset,
+        c.numbers[16] AS advances,
+        c.numbers[17] AS duplicates
+    FROM idem.scope s
+        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
+    OFFSET 0;
 
 GRANT SELECT ON idem.stats TO PUBLIC;
 
 COMMENT ON VIEW idem.stats IS
     'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
-    'has. Members of pg_monitor see every scope.';
+    'has. Members of pg_monitor see every scope. No rows unless idem is preloaded.';
 
-CREATE FUNCTION idem_internal.scope_durations(
-    OUT scope text,
-    OUT kind text,
-    OUT count bigint,
-    OUT total interval,
-    OUT p50 interval,
-    OUT p90 interval,
-    OUT p99 interval,
-    OUT upper_bounds interval[],
-    OUT counts bigint[],
-    OUT stats_reset timestamptz
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_scope_durations'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
+-- The upper bound of bucket i is 2 ^ (i - 1) microseconds; the last bucket has none.
+CREATE FUNCTION idem_internal.quantile(counts bigint[], percent integer)
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT 2 ^ (nullif(min(b.i), 40) - 1) * interval '1 microsecond'
+    FROM (
+        SELECT u.i, sum(u.n) OVER (ORDER BY u.i) AS within, sum(u.n) OVER () AS total
+        FROM unnest($1) WITH ORDINALITY AS u (n, i)
+    ) AS b
+    WHERE b.total > 0 AND b.within * 100 >= b.total * $2;
+END;
 
-COMMENT ON FUNCTION idem_internal.scope_durations IS
-    'Returns the histograms of each scope that the current role may use (members of pg_monitor: of '
-    'every scope). The view idem.durations shows these rows. Returns no rows unless idem is '
-    'preloaded.';
+COMMENT ON FUNCTION idem_internal.quantile IS
+    'Returns the lowest upper bound that so many percent of the durations in the buckets do not '
+    'exceed. NULL if there are no durations, or if no bound is high enough.';
 
 CREATE VIEW idem.durations WITH (security_barrier) AS
-    SELECT * FROM idem_internal.scope_durations();
+    SELECT
+        s.name AS scope,
+        k.kind,
+        (SELECT sum(n)::bigint FROM unnest(h.counts) AS u (n)) AS count,
+        c.numbers[k.first + 40] * interval '1 microsecond' AS total,
+        idem_internal.quantile(h.counts, 50) AS p50,
+        idem_internal.quantile(h.counts, 90) AS p90,
+        idem_internal.quantile(h.counts, 99) AS p99,
+        ARRAY(SELECT 2 ^ (i - 1) * interval '1 microsecond' FROM generate_series(1, 39) i)
+            AS upper_bounds,
+        h.counts,
+        c.since AS stats_reset
+    FROM idem.scope s
+        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
+        CROSS JOIN (VALUES ('atomic', 18), ('leased', 59), ('wait', 100)) AS k (kind, first)
+        CROSS JOIN LATERAL (SELECT c.numbers[k.first : k.first + 39] AS counts) AS h
+    OFFSET 0;
 
 GRANT SELECT ON idem.durations TO PUBLIC;
 
@@ -400,36 +376,7 @@ COMMENT ON VIEW idem.durations IS
     'stats_reset, in each scope whose owner''s privileges the current role has. Members of '
     'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
     'percent do not exceed. counts has the number within each of upper_bounds and above the one '
-    'before, and last the number above all.';
-CREATE FUNCTION idem_internal.scope_hot_keys(
-    OUT scope text,
-    OUT tenant text,
-    OUT key text,
-    OUT replays bigint,
-    OUT conflicts bigint,
-    OUT first_seen timestamptz,
-    OUT last_seen timestamptz,
-    OUT created_at timestamptz
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_scope_hot_keys'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.scope_hot_keys IS
-    'Returns the keys with the most replays and conflicts of each scope that the current role may '
-    'use (members of pg_monitor: of every scope, but the key and the tenant are NULL). The view '
-    'idem.hot_keys shows these rows. Returns no rows unless idem is preloaded.';
-
-CREATE VIEW idem.hot_keys WITH (security_barrier) AS
-    SELECT * FROM idem_internal.scope_hot_keys();
-
-GRANT SELECT ON idem.hot_keys TO PUBLIC;
-
-COMMENT ON VIEW idem.hot_keys IS
-    'The keys with the most replays and conflicts, since the last reset or restart, of each scope '
-    'whose owner''s privileges the current role has. Members of pg_monitor see every scope, '
-    'without keys and tenants. From the 1,001st replay of a scope on, replays are a sample of one '
-    'in 16, multiplied by 16.';
+    'before, and last the number above all. No rows unless idem is preloaded.';
 
 CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
 RETURNS void
@@ -439,66 +386,91 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 REVOKE ALL ON FUNCTION idem.stats_reset FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.stats_reset IS
-    'Sets the statistics of a scope, or of all scopes of this database, to zero, and forgets their '
-    'hot keys. A rollback does not undo it. For superusers and roles that are granted EXECUTE. '
-    'Raises ID008.';
+    'Sets the statistics of a scope, or of all scopes of this database, to zero. A rollback does '
+    'not undo it. For superusers and roles that are granted EXECUTE. Raises ID008.';
 
 -- ---------------------------------------------------------------------------------------------
 -- What is stored: figures without keys, which members of pg_monitor see for every scope
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.survey(
-    of_scope text DEFAULT NULL,
-    max_blocks integer DEFAULT NULL,
-    OUT scope text,
-    OUT in_progress bigint,
-    OUT completed bigint,
-    OUT failed bigint,
-    OUT lapsed bigint,
-    OUT exhausted bigint,
-    OUT weak bigint,
-    OUT answer_bytes bigint,
-    OUT oldest timestamptz,
-    OUT newest timestamptz,
-    OUT next_expiry timestamptz,
-    OUT lapsed_since timestamptz,
-    OUT expired bigint,
-    OUT expired_since timestamptz,
-    OUT coverage double precision
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_survey'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.survey IS
-    'Counts the records of a scope, or of each scope that the current role may use (members of '
-    'pg_monitor: of every scope). Reads at most max_blocks blocks (NULL: 2048), evenly spread over '
-    'the record tables, and extrapolates; coverage is the fraction of them that was read. '
-    'Raises ID008 unknown_scope, 42501, 22023.';
-
-CREATE FUNCTION idem.key_survey(
-    OUT scope text,
-    OUT short_lived bigint,
-    OUT long_lived bigint,
-    OUT untenanted bigint,
-    OUT shared bigint,
-    OUT coverage double precision
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_key_survey'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.key_survey IS
-    'Counts, for each scope that the current role may use (members of pg_monitor: for every '
-    'scope), the unexpired records that live for less than a tenth of the scope''s TTL, and for '
-    'more than two years; and the UUIDs that occur both with and without a tenant, and with '
-    'several tenants. Reads at most 2048 blocks, evenly spread over the record tables. The '
-    'figures of lifetimes are extrapolated, the others are what was found; coverage is the '
-    'fraction of the tables that was read.';
-
+-- No index counts records, so the view reads idem.record: all of it up to 2,048 blocks (16 MB, some
+-- 100,000 records), and otherwise a random sample of about as many, whose counts it extrapolates.
+-- The records of dropped scopes, which have expired, are in a row of their own.
+--
+-- Two tenants never draw the same UUID of the versions 1, 4, 6 and 7 by chance; the other UUIDs are
+-- derived from data that tenants may have in common. How many occur with several tenants is known
+-- for the sample only, so it is not extrapolated.
 CREATE VIEW idem.overview WITH (security_barrier) AS
+    WITH size AS MATERIALIZED (
+        SELECT least(1, 2048 * current_setting('block_size')::double precision
+                        / greatest(pg_relation_size('idem.record'), 1)) AS coverage
+    ),
+    sample AS NOT MATERIALIZED (
+        SELECT
+            *,
+            expires > statement_timestamp() AS unexpired,
+            state = 'p' AND lease_end <= statement_timestamp() AS ended
+        FROM idem.record TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
+    ),
+    total AS (
+        SELECT
+            s.id,
+            count(*) FILTER (WHERE f.live AND r.state = 'p' AND NOT f.exhausted) AS in_progress,
+            count(*) FILTER (WHERE f.live AND r.state = 'c') AS completed,
+            count(*) FILTER (WHERE f.live AND r.state = 'f' OR f.exhausted) AS failed,
+            count(*) FILTER (WHERE f.lapsed) AS lapsed,
+            min(r.lease_end) FILTER (WHERE f.lapsed) AS lapsed_since,
+            count(*) FILTER (WHERE f.exhausted) AS exhausted,
+            count(idem_internal.key_weakness(coalesce(r.key, r.key_uuid::text)))
+                FILTER (WHERE f.live) AS weak,
+            coalesce(sum(coalesce(pg_column_size(r.response), 0)
+                         + coalesce(pg_column_size(r.headers), 0)
+                         + coalesce(pg_column_size(r.body), 0)
+                         + coalesce(pg_column_size(r.error), 0)
+                         + coalesce(pg_column_size(r.request), 0)) FILTER (WHERE f.live), 0)
+                AS answer_bytes,
+            min(r.created) FILTER (WHERE f.live) AS oldest,
+            max(r.created) FILTER (WHERE f.live) AS newest,
+            min(r.expires) FILTER (WHERE f.live) AS next_expiry,
+            count(*) FILTER (WHERE NOT f.live) AS expired,
+            min(r.expires) FILTER (WHERE NOT r.unexpired) AS expired_since,
+            count(*) FILTER (WHERE f.live AND r.expires - r.created < s.ttl / 10) AS short_lived,
+            count(*) FILTER (WHERE f.live AND r.expires - r.created > interval '730 days')
+                AS long_lived
+        FROM sample r
+            FULL JOIN idem.scope s ON s.id = r.scope
+            CROSS JOIN LATERAL (
+                SELECT (coalesce(r.attempt, 1)
+                        >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint) IS TRUE AS last
+            ) AS a
+            CROSS JOIN LATERAL (
+                SELECT
+                    r.unexpired AND s.id IS NOT NULL AS live,
+                    r.unexpired AND r.ended AND a.last AS exhausted,
+                    r.unexpired AND r.ended AND s.id IS NOT NULL AND NOT a.last AS lapsed
+            ) AS f
+        GROUP BY s.id
+    ),
+    spread AS (
+        SELECT
+            k.scope,
+            count(*) FILTER (WHERE k.first = '') AS untenanted,
+            count(*) FILTER (WHERE k.first_named <> k.last) AS shared
+        FROM (
+            SELECT
+                scope,
+                min(tenant) AS first,
+                min(nullif(tenant, '')) AS first_named,
+                max(tenant) AS last
+            FROM sample
+            WHERE unexpired AND substr(key_uuid::text, 15, 1) IN ('1', '4', '6', '7')
+            GROUP BY scope, key_uuid
+            HAVING min(tenant) <> max(tenant)
+        ) AS k
+        GROUP BY k.scope
+    )
     SELECT
-        v.scope,
+        s.name AS scope,
         s.owner,
         s.ttl,
         s.lease,
@@ -506,52 +478,49 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.max_attempts,
         s.claims_per_minute,
         s.weak_keys,
-        v.in_progress + v.completed + v.failed AS live,
-        v.in_progress,
-        v.completed,
-        v.failed,
-        v.lapsed,
-        v.lapsed_since,
-        v.exhausted,
-        v.weak,
-        v.answer_bytes,
-        v.oldest,
-        v.newest,
-        v.next_expiry,
-        v.expired,
-        v.expired_since,
-        v.coverage,
+        round((t.in_progress + t.completed + t.failed) / z.coverage)::bigint AS live,
+        round(t.in_progress / z.coverage)::bigint AS in_progress,
+        round(t.completed / z.coverage)::bigint AS completed,
+        round(t.failed / z.coverage)::bigint AS failed,
+        round(t.lapsed / z.coverage)::bigint AS lapsed,
+        t.lapsed_since,
+        round(t.exhausted / z.coverage)::bigint AS exhausted,
+        round(t.weak / z.coverage)::bigint AS weak,
+        round(t.answer_bytes / z.coverage)::bigint AS answer_bytes,
+        t.oldest,
+        t.newest,
+        t.next_expiry,
+        round(t.expired / z.coverage)::bigint AS expired,
+        t.expired_since,
+        z.coverage,
         s.request_required,
         s.tenant_required,
         s.tenant_from,
         s.min_ttl,
-        s.max_answer_size
-    FROM idem.survey() v
-        LEFT JOIN idem.scope s ON s.name = v.scope
+        s.max_answer_size,
+        round(t.short_lived / z.coverage)::bigint AS short_lived,
+        round(t.long_lived / z.coverage)::bigint AS long_lived,
+        coalesce(p.untenanted, 0) AS untenanted,
+        coalesce(p.shared, 0) AS shared
+    FROM size z
+        CROSS JOIN total t
+        LEFT JOIN idem.scope s ON s.id = t.id
+        LEFT JOIN spread p ON p.scope = t.id
+    WHERE pg_has_role('pg_monitor', 'USAGE') OR pg_has_role(s.owner::oid, 'USAGE')
     OFFSET 0;
 
 GRANT SELECT ON idem.overview TO PUBLIC;
 
 COMMENT ON VIEW idem.overview IS
-    'The rules and figures of each scope, counted by idem.survey(). Members of pg_monitor see '
-    'every scope and, in a row whose scope is NULL, the records of dropped scopes.';
-
--- A function, because the unlogged table idem.sweep cannot be read on a standby, and idem.storage
--- can.
-CREATE FUNCTION idem.purge_block()
-RETURNS bigint
-AS 'MODULE_PATHNAME', 'idem_purge_block'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.purge_block IS
-    'Returns the block of idem.record at which its next purge begins. On a standby this is 0: the '
-    'first purge after a promotion begins there.';
+    'The settings and figures of each scope whose owner''s privileges the current role has, '
+    'counted in idem.record. Reads about 2048 blocks and extrapolates; coverage is the part of the '
+    'table that was read. Members of pg_monitor see every scope and, in a row whose scope is NULL, '
+    'the records of dropped scopes.';
 
 -- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
 -- the others, and idem.health() these.
 CREATE FUNCTION idem_internal.record_tables(
     OUT records regclass,
-    OUT purge_block bigint,
     OUT fault text,
     OUT remedy text,
     OUT passed_over text
@@ -562,39 +531,25 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.record_tables IS
     'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
-    'which they are purged. purge_block is the block at which the next purge begins, in the row of '
-    'the table where that is. fault says why idem does not use a table (NULL: it does), '
-    'passed_over what the purge leaves in a table that idem uses, and remedy what to do about it.';
-
-CREATE FUNCTION idem.free_bytes()
-RETURNS bigint
-AS 'MODULE_PATHNAME', 'idem_free_bytes'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.free_bytes IS
-    'Returns the free space, in bytes, of the file system that holds the record table. NULL for '
-    'roles that are not members of pg_monitor, and if the operating system does not tell.';
+    'which they are purged. fault says why idem does not use a table (NULL: it does), passed_over '
+    'what the purge leaves in a table that idem uses, and remedy what to do about it.';
 
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT
-        pg_catalog.pg_table_size(r.oid) AS table_bytes,
-        pg_catalog.pg_indexes_size(r.oid) AS index_bytes,
-        pg_catalog.pg_relation_size(r.oid)
-            / pg_catalog.current_setting('block_size')::bigint AS table_blocks,
-        l.purge_block,
-        pg_catalog.pg_stat_get_live_tuples(r.oid) AS live_rows,
-        pg_catalog.pg_stat_get_dead_tuples(r.oid) AS dead_rows,
-        greatest(pg_catalog.age(r.relfrozenxid), pg_catalog.age(t.relfrozenxid)) AS frozen_age,
-        (SELECT pg_catalog.count(*) FROM idem.scope) AS scopes,
-        (SELECT pg_catalog.count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets,
-        l.records
+        l.records,
+        pg_table_size(r.oid) AS table_bytes,
+        pg_indexes_size(r.oid) AS index_bytes,
+        pg_stat_get_live_tuples(r.oid) AS live_rows,
+        pg_stat_get_dead_tuples(r.oid) AS dead_rows,
+        greatest(age(r.relfrozenxid), age(t.relfrozenxid)) AS frozen_age,
+        (SELECT count(DISTINCT purpose) = 2 FROM idem.secret) AS has_secrets
     FROM idem_internal.record_tables() l
-        JOIN pg_catalog.pg_class r ON r.oid = l.records::pg_catalog.oid
-        LEFT JOIN pg_catalog.pg_class t ON t.oid = r.reltoastrelid
+        JOIN pg_class r ON r.oid = l.records::oid
+        LEFT JOIN pg_class t ON t.oid = r.reltoastrelid
     WHERE l.fault IS NULL;
 
-GRANT SELECT ON idem.storage TO pg_monitor;
+GRANT SELECT ON idem.storage TO PUBLIC;
 
 COMMENT ON VIEW idem.storage IS
-    'One row about each record table as a whole: its size, where the next purge begins (NULL: in '
-    'another table), and the state of its vacuum. For members of pg_monitor.';
+    'One row about each record table as a whole: its size and the state of its vacuum; and whether '
+    'the secrets of the database are in place.';

@@ -426,19 +426,3 @@ IDEM_FUNCTION(idem_purge) {
                          errhint("If this server has become the primary, drop the subscription.")));
     PG_RETURN_INT64(swept.deleted + swept.erased);
 }
-
-// The free space where the records are. Not for every role: it shows what others store.
-IDEM_FUNCTION(idem_free_bytes) {
-    if (!idem::pg::is_monitor()) PG_RETURN_NULL();
-    const auto bytes = idem::pg::free_bytes(idem::pg::Table::record);
-    if (!bytes) PG_RETURN_NULL();
-    PG_RETURN_INT64(*bytes);
-}
-
-// The block of idem.record at which its next sweep begins.
-IDEM_FUNCTION(idem_purge_block) {
-    using namespace idem;
-    const pg::RecordBlock next = pg::next_block();
-    const bool here = pg::table_of(next) == pg::common_records;
-    PG_RETURN_INT64(here ? pg::number_of(next) : 0);
-}

@@ -82,8 +82,8 @@ void refuse_stale_key(std::string_view key) {
 
 void check_strength(const pg::Scope& scope, std::string_view key) {
     if (scope.weak_keys == pg::WeakKeys::allow) return;
-    const core::Weakness weakness = core::weakness(key);
-    if (weakness == core::Weakness::none) return;
+    const std::string_view weakness = core::weakness(key);
+    if (weakness.empty()) return;
     pg::count(scope.id, pg::Counter::weak);
     const bool rejects = scope.weak_keys == pg::WeakKeys::reject;
     ereport(rejects ? ERROR : WARNING,
@@ -92,8 +92,7 @@ void check_strength(const pg::Scope& scope, std::string_view key) {
                     rejects ? "too weak" : "weak"),
              errdetail("Its weakness is \"%s\": such a key is likely to be used for more than one "
                        "operation. The \"weak_keys\" setting of scope \"%s\" is \"%s\".",
-                       report::c_string(core::weakness_name(weakness)), scope.name,
-                       rejects ? "reject" : "warn"),
+                       report::c_string(weakness), scope.name, rejects ? "reject" : "warn"),
              errhint("Send a UUID or another long random string, or a string that names the "
                      "operation, such as \"order-4711\".")));
 }
@@ -118,7 +117,7 @@ IDEM_FUNCTION(idem_key_weakness) {
     using namespace idem;
     const auto key = pg::text_arg(fcinfo, 0);
     if (!key) pg::report::missing_argument("key");
-    const core::Weakness weakness = core::weakness(*key);
-    if (weakness == core::Weakness::none) PG_RETURN_NULL();
-    PG_RETURN_TEXT_P(pg::text_of(core::weakness_name(weakness)));
+    const std::string_view weakness = core::weakness(*key);
+    if (weakness.empty()) PG_RETURN_NULL();
+    PG_RETURN_TEXT_P(pg::text_of(weakness));
 }

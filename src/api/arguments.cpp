@@ -27,18 +27,14 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
     if (!name)
         refuse("invalid_key", psprintf("%s must not be null", what),
                psprintf("%s is null.", place()), hint);
-    switch (core::key_shape(*name)) {
-        case core::KeyShape::empty:
-            refuse("invalid_key", psprintf("%s must not be empty", what),
-                   psprintf("%s is an empty string.", place()), hint);
-        case core::KeyShape::too_long:
-            refuse("invalid_key", psprintf("%s is too long", what),
-                   psprintf("%s has %zu bytes; at most %zu are allowed.", place(), name->size(),
-                            core::max_key_bytes),
-                   hint);
-        case core::KeyShape::good:
-            break;
-    }
+    if (name->empty())
+        refuse("invalid_key", psprintf("%s must not be empty", what),
+               psprintf("%s is an empty string.", place()), hint);
+    if (name->size() > core::max_key_bytes)
+        refuse("invalid_key", psprintf("%s is too long", what),
+               psprintf("%s has %zu bytes; at most %zu are allowed.", place(), name->size(),
+                        core::max_key_bytes),
+               hint);
     check_encoding(*name);
     return *name;
 }

@@ -327,7 +327,7 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 
 // For the server's administrators: the caller learns of the conflict by the outcome.
 void note_conflict(const ClaimCall& call, const ClaimResult& result) {
-    pg::count_conflict(call.scope->id, call.name.digest);
+    pg::count(call.scope->id, Counter::conflicts);
     (void)pg::at_seam(pg::seam::Event::conflict);
     if (pg::guc::log_conflicts != 0) log_conflict(*call.scope, call.name, result.conflict);
 }
@@ -342,7 +342,7 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
             [[fallthrough]];
         case Outcome::completed:
         case Outcome::failed:
-            return pg::count_replay(call.scope->id, call.name.digest);
+            return pg::count(call.scope->id, Counter::replays);
         case Outcome::in_progress:
         case Outcome::open_here:
             return pg::count(call.scope->id, Counter::in_flight);

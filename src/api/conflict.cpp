@@ -7,27 +7,6 @@ namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-using Requests = Conflict::Requests;
-
-const char* hint(const Conflict& conflict) {
-    switch (conflict.requests) {
-        case Requests::first_only:
-            return "For a retry, pass the request of the first call. For a new operation, use a "
-                   "new key.";
-        case Requests::second_only:
-            return "For a retry, pass no request, as the first call did. For a new operation, use "
-                   "a new key.";
-        case Requests::both:
-            break;
-    }
-    return psprintf(
-        "Use a new key for a new operation, and send the same request again for a retry. List "
-        "members of the request that may differ between retries in the scope's "
-        "\"request_exclude\".%s",
-        conflict.explainable ? ""
-                             : " To see which members differ, set the scope's "
-                               "\"store_request\" to \"always\".");
-}
 
 void append_paths(StringInfo out, std::span<const char* const> paths) {
     for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -80,17 +59,41 @@ int errdiffers(const Conflict& conflict) {
 
 }  // namespace
 
+// A record whose answer the scope does not keep for so long has no request to explain anything by.
 Conflict explain_conflict(const pg::Scope& scope, Jsonb* request, const pg::Record& record,
                           TimestampTz now) {
-    Conflict conflict{Requests::both, nullptr, scope.store_request == pg::StoreRequest::always};
-    if (record.fingerprint == nullptr) conflict.requests = Requests::second_only;
-    if (request == nullptr) conflict.requests = Requests::first_only;
+    if (request == nullptr)
+        return {.detail = "The key was first used with a request, and this call has none.",
+                .account = ": only the first call has one",
+                .hint =
+                    "For a retry, pass the request of the first call. For a new operation, use "
+                    "a new key."};
+    if (record.fingerprint == nullptr)
+        return {.detail = "The key was first used without a request, and this call has one.",
+                .account = ": the first call has none",
+                .hint =
+                    "For a retry, pass no request, as the first call did. For a new operation, "
+                    "use a new key."};
     pg::Record kept = record;
     pg::hide_outlived_answer(kept, scope.answer_ttl, now);
-    if (conflict.requests == Requests::both && kept.request != nullptr)
-        conflict.differences = pg::differences(request, pg::request_of(kept),
-                                               pg::request_list(scope, record.fingerprint));
-    return conflict;
+    const pg::Differences* differences = nullptr;
+    if (kept.request != nullptr)
+        differences = pg::differences(request, pg::request_of(kept),
+                                      pg::request_list(scope, record.fingerprint));
+    const char* account = account_of(differences);
+    const char* advice = scope.store_request == pg::StoreRequest::always
+                             ? ""
+                             : " To see which members differ, set the scope's \"store_request\" "
+                               "to \"always\".";
+    return {.detail = psprintf("The request differs from the one that the key was first used "
+                               "with%s.",
+                               account),
+            .account = account,
+            .hint = psprintf("Use a new key for a new operation, and send the same request again "
+                             "for a retry. List members of the request that may differ between "
+                             "retries in the scope's \"request_exclude\".%s",
+                             advice),
+            .differences = differences};
 }
 
 ArrayType* differing_members(const Conflict& conflict) {
@@ -104,33 +107,21 @@ ArrayType* differing_members(const Conflict& conflict) {
 }
 
 void refuse_conflict(std::string_view key, const Conflict& conflict) {
-    ereport(ERROR,
-            (report::own_error("key_conflict"), errdiffers(conflict),
-             errmsg("key \"%s\" was used for a different request", report::c_string(key)),
-             conflict.requests == Requests::first_only
-                 ? errdetail("The key was first used with a request, and this call has none.")
-             : conflict.requests == Requests::second_only
-                 ? errdetail("The key was first used without a request, and this call has one.")
-                 : errdetail("The request differs from the one that the key was first used with%s.",
-                             account_of(conflict.differences)),
-             errhint("%s", hint(conflict))));
+    ereport(ERROR, (report::own_error("key_conflict"), errdiffers(conflict),
+                    errmsg("key \"%s\" was used for a different request", report::c_string(key)),
+                    errdetail_internal("%s", conflict.detail), errhint("%s", conflict.hint)));
 }
 
 // Statement and context are left out: they may have the request in them.
 void log_conflict(const pg::Scope& scope, const pg::KeyName& name, const Conflict& conflict) {
-    const char* account =
-        conflict.requests == Requests::first_only    ? ": only the first call has one"
-        : conflict.requests == Requests::second_only ? ": the first call has none"
-                                                     : account_of(conflict.differences);
-    const char* key = report::c_string(name.key);
+    const char* of_tenant =
+        name.tenant.empty() ? "" : psprintf(" of tenant \"%s\"", report::c_string(name.tenant));
     ereport(pg::guc::log_conflicts,
             (report::own_error("key_conflict"), errdiffers(conflict),
              errmsg("conflicting requests for a key in scope \"%s\"", scope.name),
-             name.tenant.empty()
-                 ? errdetail("Key \"%s\" was used for a different request%s.", key, account)
-                 : errdetail("Key \"%s\" of tenant \"%s\" was used for a different request%s.", key,
-                             report::c_string(name.tenant), account),
-             errhint("%s", hint(conflict)), errhidestmt(true), errhidecontext(true)));
+             errdetail("Key \"%s\"%s was used for a different request%s.",
+                       report::c_string(name.key), of_tenant, conflict.account),
+             errhint("%s", conflict.hint), errhidestmt(true), errhidecontext(true)));
 }
 
 }  // namespace idem::api

@@ -11,10 +11,10 @@
 namespace idem::api {
 
 struct Conflict {
-    // Which of the two calls have a request.
-    enum class Requests : std::uint8_t { both, first_only, second_only } requests;
-    const pg::Differences* differences;  // NULL: not known
-    bool explainable;                    // the scope stores requests to explain conflicts
+    const char* detail;   // of the error
+    const char* account;  // what follows "a different request" in the log
+    const char* hint;
+    const pg::Differences* differences = nullptr;  // NULL: not known
 };
 
 // The conflict of a claim with the record. The clock was read when the record was.

@@ -193,7 +193,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
             case Verdict::replay:
             case Verdict::failed:
             case Verdict::exhausted:
-                pg::count_replay(batch.scope.id, name.digest);
+                pg::count(batch.scope.id, pg::Counter::replays);
                 return false;
         }
     }

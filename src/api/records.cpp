@@ -101,29 +101,7 @@ Oid create_record_table(std::string_view name, const TenantColumn& tenant) {
 
 // ---- The list of record tables ------------------------------------------------------------------
 
-enum ListColumn {
-    list_records,
-    list_purge_block,
-    list_fault,
-    list_remedy,
-    list_passed_over,
-    list_columns
-};
-
-bool is_used(Oid table) {
-    const auto fault = pg::fault_of_record_table(table);
-    return fault && fault->detail == nullptr;
-}
-
-// The table in which the next purge begins: that of the block or, if it is not used any more, the
-// next one that is.
-Oid purged_next(const List* tables, pg::RecordBlock block) {
-    for (int i = 0; i < list_length(tables); ++i) {
-        const Oid table = list_nth_oid(tables, i);
-        if (pg::record_block(table, MaxBlockNumber) >= block && is_used(table)) return table;
-    }
-    return linitial_oid(tables);
-}
+enum ListColumn { list_records, list_fault, list_remedy, list_passed_over, list_columns };
 
 // What the purge leaves in the table, and what to do about it, as sentences.
 void set_left_rows(pg::Row<list_columns>& row, Oid table) {
@@ -154,17 +132,12 @@ void set_left_rows(pg::Row<list_columns>& row, Oid table) {
 
 void list_record_tables(FunctionCallInfo fcinfo) {
     const List* tables = pg::record_tables();
-    const pg::RecordBlock next = pg::next_block();
-    const Oid purged = purged_next(tables, next);
     for (int i = 0; i < list_length(tables); ++i) {
         const Oid table = list_nth_oid(tables, i);
         const auto fault = pg::fault_of_record_table(table);
         if (!fault) continue;
-        const bool within = pg::table_of(next) == pg::table_of(pg::record_block(table, 0));
         pg::Row<list_columns> row;
         row.set(list_records, ObjectIdGetDatum(table));
-        if (table == purged)
-            row.set(list_purge_block, Int64GetDatum(within ? pg::number_of(next) : 0));
         if (fault->detail != nullptr) {
             row.set_text(list_fault, fault->detail);
             row.set_text(list_remedy, fault->remedy);

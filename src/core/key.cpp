@@ -96,11 +96,6 @@ UuidText uuid_text(const Uuid& uuid) noexcept {
     return text;
 }
 
-bool is_unique_uuid(const Uuid& uuid) noexcept {
-    const auto version = std::to_integer<unsigned>(uuid[6]) >> 4;
-    return version == 1 || version == 4 || version == 6 || version == 7;
-}
-
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
     if (const auto time = uuid_v7_time(key)) return time;
     if (is_ulid(key)) return ulid_time(key);

@@ -17,14 +17,6 @@ inline constexpr std::size_t max_key_bytes = 255;
 inline constexpr std::size_t max_tenant_bytes = 255;
 inline constexpr std::size_t max_scope_bytes = 63;
 
-enum class KeyShape { good, empty, too_long };
-
-constexpr KeyShape key_shape(std::string_view key) noexcept {
-    if (key.empty()) return KeyShape::empty;
-    if (key.size() > max_key_bytes) return KeyShape::too_long;
-    return KeyShape::good;
-}
-
 using Uuid = std::array<std::byte, 16>;
 using UuidText = std::array<char, 36>;
 
@@ -33,10 +25,6 @@ using UuidText = std::array<char, 36>;
 // key again.
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept;
 UuidText uuid_text(const Uuid& uuid) noexcept;
-
-// Whether the UUID was made for one operation, from chance or time: a version 1, 4, 6 or 7. The
-// others are derived from data, which two tenants may have in common.
-bool is_unique_uuid(const Uuid& uuid) noexcept;
 
 // The 48-bit time of a UUIDv7 (with hyphens) or of a ULID, in either case; nothing for any other
 // key, including a UUID of another version. The time decides where in the index the record lies

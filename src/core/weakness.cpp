@@ -7,6 +7,9 @@
 namespace idem::core {
 namespace {
 
+constexpr std::size_t min_strong_bytes = 8;
+constexpr std::size_t max_counter_digits = 19;
+
 constexpr bool is_digit(char c) noexcept {
     return c >= '0' && c <= '9';
 }
@@ -206,31 +209,12 @@ bool is_generic(std::string_view key) noexcept {
 
 }  // namespace
 
-Weakness weakness(std::string_view key) noexcept {
-    if (is_generic(key)) return Weakness::generic;
-    if (is_epoch_time(key) || is_iso_time(key)) return Weakness::timestamp;
-    if (is_counter(key)) return Weakness::number;
-    if (key.size() < min_strong_bytes)
-        return is_named_number(key) ? Weakness::none : Weakness::too_short;
-    return is_repetitive(key) ? Weakness::repetitive : Weakness::none;
-}
-
-std::string_view weakness_name(Weakness weakness) noexcept {
-    switch (weakness) {
-        case Weakness::generic:
-            return "generic";
-        case Weakness::timestamp:
-            return "timestamp";
-        case Weakness::number:
-            return "number";
-        case Weakness::too_short:
-            return "short";
-        case Weakness::repetitive:
-            return "repetitive";
-        case Weakness::none:
-            break;
-    }
-    return {};
+std::string_view weakness(std::string_view key) noexcept {
+    if (is_generic(key)) return "generic";
+    if (is_epoch_time(key) || is_iso_time(key)) return "timestamp";
+    if (is_counter(key)) return "number";
+    if (key.size() < min_strong_bytes) return is_named_number(key) ? "" : "short";
+    return is_repetitive(key) ? "repetitive" : "";
 }
 
 }  // namespace idem::core

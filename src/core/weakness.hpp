@@ -15,21 +15,12 @@
 
 namespace idem::core {
 
-enum class Weakness {
-    none,
-    generic,     // a missing value, a general word, an unfilled placeholder, the nil or max UUID
-    timestamp,   // the time since 1970 in seconds or smaller units, or an ISO 8601 date or time
-    number,      // decimal digits that a 64-bit counter could reach, leading zeros aside
-    too_short,   // fewer than 8 bytes, unless it is letters and a number, such as 'o-7'
-    repetitive,  // at most two different bytes, or fewer than one different byte in eight
-};
-
-inline constexpr std::size_t min_strong_bytes = 8;
-inline constexpr std::size_t max_counter_digits = 19;
-
-Weakness weakness(std::string_view key) noexcept;
-
-// 'generic', 'timestamp', 'number', 'short', 'repetitive'; empty for none.
-std::string_view weakness_name(Weakness weakness) noexcept;
+// Empty if the key is not weak, or else:
+// 'generic': a missing value, a general word, an unfilled placeholder, the nil or max UUID
+// 'timestamp': the time since 1970 in seconds or smaller units, or an ISO 8601 date or time
+// 'number': decimal digits that a 64-bit counter could reach, leading zeros aside
+// 'short': fewer than 8 bytes, unless it is letters and a number, such as 'o-7'
+// 'repetitive': at most two different bytes, or fewer than one different byte in eight
+std::string_view weakness(std::string_view key) noexcept;
 
 }  // namespace idem::core

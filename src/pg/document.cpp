@@ -214,7 +214,10 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
     if (request == nullptr || stored == nullptr) return request == nullptr && stored == nullptr;
     core::Fingerprint bound;
     if (!core::unpack(core::as_bytes(view_of(stored)), bound))
-        report::unknown_fingerprint_version();
+        ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED),
+                        errmsg("stored fingerprint is of an unknown version"),
+                        errdetail("The record was written by a newer version of idem."),
+                        errhint("Install that version of idem.")));
     const core::Secret secret = fingerprint_secret(bound.secret_id);
     return core::same_mac(fingerprint(request, exclude, secret, bound.secret_id), bound);
 }

@@ -431,24 +431,13 @@ std::string_view record_tenant(TupleTableSlot* slot) {
 
 RecordHead record_head(TupleTableSlot* slot) {
     bool null;
-    RecordHead head{
+    return {
         .created = DatumGetTimestampTz(column(slot, column_created, null)),
-        .expires = record_expires(slot),
-        .lease_end = bigint_column(slot, column_lease_end),
         .scope_id = record_scope(slot),
         .attempt = read_attempt(slot),
-        .extra_attempts = read_extra_attempts(slot),
-        .state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null))),
-        .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
+        .tenant = record_tenant(slot),
         .key = RowKey(slot),
-        .answer_bytes = 0,
     };
-    for (const Column which :
-         {column_headers, column_response, column_body, column_error, column_request}) {
-        const Datum value = column(slot, which, null);
-        if (!null) head.answer_bytes += static_cast<std::int64_t>(toast_datum_size(value));
-    }
-    return head;
 }
 
 namespace {
@@ -461,26 +450,6 @@ bool has_answer(TupleTableSlot* slot) {
     auto* error = varlena_column<Jsonb>(slot, column_error);
     return error != nullptr && sqlstate_only(error) != error;
 }
-
-}  // namespace
-
-RecordSummary record_summary(TupleTableSlot* slot) {
-    const RecordHead head = record_head(slot);
-    const bool in_progress = head.state == core::State::in_progress;
-    bool null;
-    const bool redacted = DatumGetBool(column(slot, column_redacted, null));
-    return {
-        .head = head,
-        .status = int_column(slot, column_status),
-        .redacted = redacted && !null,
-        .has_answer = !in_progress && has_answer(slot),
-        .is_released = in_progress && !has_value(slot, column_nonce),
-        .recovery_point = varlena_column<text>(slot, column_recovery_point),
-        .last_error = in_progress ? varlena_column<Jsonb>(slot, column_error) : nullptr,
-    };
-}
-
-namespace {
 
 struct Places {
     RecordPlace* places;
@@ -595,16 +564,6 @@ std::optional<KeyName> name_behind(const Records& records, const core::Digest& d
         name = read_name(scan.slot(), digest);
     scan.end();
     return name;
-}
-
-std::optional<NamedRecord> record_behind(const Records& records, const core::Digest& digest) {
-    std::optional<NamedRecord> record;
-    trivial<std::optional<NamedRecord>>();
-    DigestScan scan(records);
-    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
-        record = {read_name(scan.slot(), digest), record_head(scan.slot()).created};
-    scan.end();
-    return record;
 }
 
 WriteResult write_record(const Records& records, const KeyName& name, const Record& record,

@@ -147,32 +147,15 @@ class RowKey {
     core::UuidText uuid_;
 };
 
-// A record without its answer. Tenant and key may point into the slot.
+// Which claim a row records. Tenant and key may point into the slot.
 struct RecordHead {
     TimestampTz created;
-    TimestampTz expires;
-    std::optional<TimestampTz> lease_end;
     std::int32_t scope_id;
     std::int32_t attempt;
-    std::int32_t extra_attempts;
-    core::State state;
     std::string_view tenant;
     RowKey key;
-    std::int64_t answer_bytes;  // as stored
 };
 RecordHead record_head(TupleTableSlot* slot);
-
-// What the views show of a record.
-struct RecordSummary {
-    RecordHead head;
-    std::optional<std::int32_t> status;
-    bool redacted;
-    bool has_answer;       // of a finished operation: more than replays return once it is erased
-    bool is_released;      // unfinished, and no token holds it
-    text* recovery_point;  // palloc'd
-    Jsonb* last_error;     // of an unfinished operation, palloc'd; never the answer
-};
-RecordSummary record_summary(TupleTableSlot* slot);
 
 enum class Contents {
     all,
@@ -241,13 +224,6 @@ static_assert(std::is_trivially_destructible_v<UnfinishedSearch>);
 // row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the
 // caller may know more, and the time that the decision takes must not depend on what is stored.
 std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest);
-
-// The same for an administrator, with the creation time.
-struct NamedRecord {
-    KeyName name;  // palloc'd
-    TimestampTz created;
-};
-std::optional<NamedRecord> record_behind(const Records& records, const core::Digest& digest);
 
 // --- Writing one record -------------------------------------------------------------------------
 

@@ -290,13 +290,6 @@ void not_installed(const char* table) {
 
 // ---- Record tables ------------------------------------------------------------------------------
 
-void unknown_fingerprint_version() {
-    ereport(ERROR,
-            (errcode(ERRCODE_DATA_CORRUPTED), errmsg("stored fingerprint is of an unknown version"),
-             errdetail("The record was written by a newer version of idem."),
-             errhint("Install that version of idem.")));
-}
-
 void crypto_failure() {
     ereport(ERROR,
             (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not compute a digest with OpenSSL"),
@@ -327,16 +320,6 @@ void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* e
 
 void table_passed_over(Oid table, const ErrorData* error) {
     passed_over(psprintf("the table with the OID %u", table), error);
-}
-
-void file_failure(const char* attempt, const char* path) {
-    ereport(LOG,
-            (errcode_for_file_access(), errmsg("could not %s file \"%s\": %m", attempt, path)));
-}
-
-void invalid_file(const char* path) {
-    ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                  errmsg("ignoring invalid data in file \"%s\"", path)));
 }
 
 }  // namespace idem::pg::report

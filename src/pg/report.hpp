@@ -121,7 +121,6 @@ void key_unknown_on_standby();
 // ---- The installation ---------------------------------------------------------------------------
 
 [[noreturn]] void not_installed(const char* table);
-[[noreturn]] void unknown_fingerprint_version();
 [[noreturn]] void crypto_failure();
 
 // ---- Record tables ------------------------------------------------------------------------------
@@ -130,8 +129,5 @@ void key_unknown_on_standby();
 
 void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error);
 void table_passed_over(Oid table, const ErrorData* error);
-// In the server's log. attempt: "read" or "write"; errno says what went wrong.
-void file_failure(const char* attempt, const char* path);
-void invalid_file(const char* path);
 
 }  // namespace idem::pg::report

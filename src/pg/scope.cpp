@@ -154,12 +154,8 @@ PathList request_list(const Scope& scope, const bytea* fingerprint) {
     return *list;
 }
 
-bool is_monitor() {
-    return has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
-}
-
 bool may_observe(Oid owner) {
-    return has_privs_of_role(GetUserId(), owner) || is_monitor();
+    return has_privs_of_role(GetUserId(), owner) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 }
 
 const char* nearest_scope(std::string_view name) {

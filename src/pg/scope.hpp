@@ -36,9 +36,6 @@ PathList request_list(const Scope& scope, const bytea* fingerprint);
 // whose owner was dropped.
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function);
 
-// Whether the current user has the privileges of pg_monitor.
-bool is_monitor();
-
 // Whether the current user may see the settings and figures of a scope, though none of its keys: a
 // user of the scope, or a member of pg_monitor.
 bool may_observe(Oid owner);

@@ -175,21 +175,15 @@ std::optional<std::size_t> find_setting(std::string_view name) {
 // ---- The columns of idem.scope ------------------------------------------------------------------
 
 std::optional<Datum> scope_row::column(TupleTableSlot* slot, int which) {
-    if (which >= slot->tts_tupleDescriptor->natts) {
-        const Setting& setting = settings[static_cast<std::size_t>(which - first_setting)];
-        if (setting.preset == nullptr) return std::nullopt;
-        return value_of_text(setting, setting.preset);
+    if (which < slot->tts_tupleDescriptor->natts) {
+        bool null;
+        const Datum value = slot_getattr(slot, which + 1, &null);
+        if (!null) return value;
     }
-    bool null;
-    const Datum value = slot_getattr(slot, which + 1, &null);
-    return null ? std::nullopt : std::optional(value);
-}
-
-std::int64_t scope_row::ttl(TupleTableSlot* slot) {
-    const auto value = column(slot, column_of("ttl"));
-    if (!value) return 0;
-    const Interval& ttl = *DatumGetIntervalP(*value);
-    return core::fixed_duration(ttl.month, ttl.day, ttl.time).value_or(0);
+    if (which < first_setting) return std::nullopt;
+    const Setting& setting = settings[static_cast<std::size_t>(which - first_setting)];
+    if (setting.preset == nullptr) return std::nullopt;
+    return value_of_text(setting, setting.preset);
 }
 
 std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {

@@ -204,12 +204,10 @@ consteval int column_of(std::string_view name) {
     return column_of(static_cast<std::size_t>(&*at - settings.data()));
 }
 
-// Nothing when the value is NULL. The default where the installed extension is older than the
-// library, and its table has no such column.
+// Nothing when the value is NULL. For a setting that has a default, this default: the table lacks
+// the column where the installed extension is older than the library, and has NULL in it where an
+// older library has written the row.
 std::optional<Datum> column(TupleTableSlot* slot, int which);
-
-// The TTL in microseconds; 0 if a superuser has stored one that no function accepts.
-std::int64_t ttl(TupleTableSlot* slot);
 
 // The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);

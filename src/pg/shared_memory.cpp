@@ -1,7 +1,6 @@
 #include "pg/shared_memory.hpp"
 
 #include "pg/census.hpp"
-#include "pg/hot_keys.hpp"
 #include "pg/limiter.hpp"
 #include "pg/stats.hpp"
 #include "pg/visit.hpp"
@@ -20,8 +19,6 @@ struct Piece {
 
 constexpr std::array pieces = {
     Piece{"idem_census", 0, census_size, attach_census},
-    // Before the statistics, which clear the sketches of a slot that they restore.
-    Piece{"idem_hot_keys", hot_keys_locks, hot_keys_size, attach_hot_keys},
     Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
     Piece{"idem_visit", 0, visit_size, attach_visit},

@@ -3,109 +3,15 @@
 #include "pg/guc.hpp"
 #include "pg/table.hpp"
 
-#include "pg/report.hpp"
-
 namespace idem::pg {
 namespace {
-
-constexpr const char* file_path = "pg_stat/idem.stat";
-constexpr const char* unfinished_path = "pg_stat/idem.stat.tmp";
-
-struct SavedStats {
-    ScopeIdentity scope;
-    ScopeStats stats;
-};
-
-struct Header {
-    std::uint32_t magic = 0x1DE35702;  // the last byte is the version of the layout
-    std::uint32_t counters = counter_count;
-    std::uint32_t durations = duration_count;
-    std::uint32_t buckets = core::bucket_count;
-    bool operator==(const Header&) const = default;
-};
-
-// Each row has a checksum of its own, so that the rows of a truncated file can be used.
-struct FileRow {
-    SavedStats saved;
-    pg_crc32c crc;
-};
-static_assert(std::is_trivially_copyable_v<FileRow>);
-
-pg_crc32c crc_of(const SavedStats& saved) {
-    pg_crc32c crc;
-    INIT_CRC32C(crc);
-    COMP_CRC32C(crc, &saved, sizeof saved);
-    FIN_CRC32C(crc);
-    return crc;
-}
-
-class StatsWriter {
-  public:
-    StatsWriter();
-    void write(const SavedStats& saved);
-    void finish();
-
-  private:
-    FILE* file_;
-    bool failed_ = false;
-};
-static_assert(std::is_trivially_destructible_v<StatsWriter>);
-
-StatsWriter::StatsWriter() : file_(AllocateFile(unfinished_path, PG_BINARY_W)) {
-    const Header header;
-    failed_ = file_ == nullptr || fwrite(&header, sizeof header, 1, file_) != 1;
-}
-
-void StatsWriter::write(const SavedStats& saved) {
-    if (failed_) return;
-    FileRow row;
-    memset(static_cast<void*>(&row), 0, sizeof row);  // the checksum covers the padding
-    row.saved.scope = saved.scope;
-    row.saved.stats = saved.stats;
-    row.crc = crc_of(row.saved);
-    failed_ = fwrite(&row, sizeof row, 1, file_) != 1;
-}
-
-void StatsWriter::finish() {
-    if (file_ != nullptr && FreeFile(file_) != 0) failed_ = true;
-    if (failed_) {
-        report::file_failure("write", file_path);
-        (void)unlink(unfinished_path);
-        return;
-    }
-    (void)durable_rename(unfinished_path, file_path, LOG);
-}
-
-void read_stats_file(void (*use)(const SavedStats&)) {
-    FILE* file = AllocateFile(file_path, PG_BINARY_R);
-    if (file == nullptr) {
-        if (errno != ENOENT) report::file_failure("read", file_path);
-        return;
-    }
-    const Header expected;
-    Header header{};
-    bool good = fread(&header, sizeof header, 1, file) == 1 && header == expected;
-    for (FileRow row; good && fread(&row, sizeof row, 1, file) == 1;) {
-        good = row.crc == crc_of(row.saved);
-        if (good) use(row.saved);
-    }
-    if (!good) report::invalid_file(file_path);
-    FreeFile(file);
-    (void)unlink(file_path);
-}
-
-struct SharedHistogram {
-    std::array<pg_atomic_uint64, core::bucket_count> counts;
-    pg_atomic_uint64 total;
-};
 
 // In shared memory. A slot's scope is read and written under the lock; in a free slot its database
 // is InvalidOid.
 struct alignas(PG_CACHE_LINE_SIZE) Slot {
     ScopeIdentity scope;
     TimestampTz since;
-    std::array<pg_atomic_uint64, counter_count> counters;
-    std::array<SharedHistogram, duration_count> durations;
+    std::array<pg_atomic_uint64, number_count> numbers;
 };
 
 static_assert(sizeof(Slot) == 1152, "the description of idem.counted_scopes says how large it is");
@@ -128,6 +34,8 @@ constinit LWLock* lock = nullptr;
 constinit std::array<KnownSlot, 64> known{};
 constinit std::uint64_t known_given_up = 0;
 
+// ---- Slots --------------------------------------------------------------------------------------
+
 std::span<Slot> all_slots() {
     return {reinterpret_cast<Slot*>(shared + 1), static_cast<std::size_t>(shared->slots)};
 }
@@ -137,23 +45,8 @@ std::span<Slot> used_slots() {
     return all_slots().first(static_cast<std::size_t>(shared->used));
 }
 
-std::size_t number_of(const Slot& slot) {
-    return static_cast<std::size_t>(&slot - all_slots().data());
-}
-
-// Calls use(number) for each number in the slot.
-template <class Use>
-void for_each_number(Slot& slot, Use use) {
-    for (pg_atomic_uint64& counter : slot.counters) use(counter);
-    for (SharedHistogram& durations : slot.durations) {
-        for (pg_atomic_uint64& bucket : durations.counts) use(bucket);
-        use(durations.total);
-    }
-}
-
 void zero(Slot& slot) {
-    clear_hot_keys(number_of(slot));
-    for_each_number(slot, [](pg_atomic_uint64& number) { pg_atomic_write_u64(&number, 0); });
+    for (pg_atomic_uint64& number : slot.numbers) pg_atomic_write_u64(&number, 0);
     slot.since = GetCurrentTimestamp();
 }
 
@@ -167,9 +60,9 @@ Slot* find(const ScopeIdentity& scope) {
     return nullptr;
 }
 
-// The caller holds the lock, or is the postmaster that sets up shared memory.
+// The caller holds the lock.
 Slot* allot(const ScopeIdentity& scope) {
-    Assert(!IsUnderPostmaster || LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
+    Assert(LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
     Assert(OidIsValid(scope.database) && shared->used <= shared->slots);
     Slot* slot = find(ScopeIdentity{});
     if (slot == nullptr) {
@@ -193,8 +86,11 @@ Slot* find_or_allot(const ScopeIdentity& scope) {
     return slot;
 }
 
-// NULL when every slot belongs to another scope.
-Slot* slot_of(const ScopeIdentity& scope) {
+// The slot of a scope of this database. NULL when nothing is counted, or when every slot belongs to
+// another scope.
+Slot* slot_of(std::int32_t scope_id) {
+    if (shared == nullptr) return nullptr;
+    const ScopeIdentity scope = identity(scope_id);
     const std::uint64_t given_up = pg_atomic_read_u64(&shared->given_up);
     if (given_up != known_given_up) {
         known = {};
@@ -205,62 +101,11 @@ Slot* slot_of(const ScopeIdentity& scope) {
     return mine.slot;
 }
 
-// The same for a scope of this database; NULL also when nothing is counted.
-Slot* counted_slot(std::int32_t scope_id) {
-    return shared != nullptr ? slot_of(identity(scope_id)) : nullptr;
-}
-
-// Returns the value before.
-std::uint64_t add(Slot& slot, Counter which, std::int64_t n) {
-    Assert(which < Counter::count);
-    return pg_atomic_fetch_add_u64(&slot.counters[static_cast<std::size_t>(which)], n);
-}
-
-// Copies numbers out of shared memory, or into it.
-template <std::size_t N>
-void copy(std::array<std::int64_t, N>& to, std::array<pg_atomic_uint64, N>& from) {
-    for (std::size_t i = 0; i < N; ++i)
-        to[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&from[i]));
-}
-
-template <std::size_t N>
-void copy(std::array<pg_atomic_uint64, N>& to, const std::array<std::int64_t, N>& from) {
-    for (std::size_t i = 0; i < N; ++i)
-        pg_atomic_write_u64(&to[i], static_cast<std::uint64_t>(from[i]));
-}
-
 ScopeStats read(Slot& slot) {
-    ScopeStats stats{{}, {}, slot.since};
-    copy(stats.counters, slot.counters);
-    for (std::size_t i = 0; i < duration_count; ++i) {
-        copy(stats.durations[i].counts, slot.durations[i].counts);
-        stats.durations[i].total =
-            static_cast<std::int64_t>(pg_atomic_read_u64(&slot.durations[i].total));
-    }
+    ScopeStats stats{{}, slot.since};
+    for (std::size_t i = 0; i < number_count; ++i)
+        stats.numbers[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&slot.numbers[i]));
     return stats;
-}
-
-void restore(const SavedStats& saved) {
-    Slot* slot = allot(saved.scope);
-    if (slot == nullptr) return;
-    slot->since = saved.stats.since;
-    copy(slot->counters, saved.stats.counters);
-    for (std::size_t i = 0; i < duration_count; ++i) {
-        copy(slot->durations[i].counts, saved.stats.durations[i].counts);
-        pg_atomic_write_u64(&slot->durations[i].total,
-                            static_cast<std::uint64_t>(saved.stats.durations[i].total));
-    }
-}
-
-extern "C" {
-// Runs in the postmaster after all other processes have ended. A code other than 0 means a crash.
-static void at_shutdown(int code, Datum) {
-    if (code != 0 || shared == nullptr) return;
-    StatsWriter writer;
-    for (Slot& slot : used_slots())
-        if (OidIsValid(slot.scope.database)) writer.write({slot.scope, read(slot)});
-    writer.finish();
-}
 }
 
 }  // namespace
@@ -270,41 +115,23 @@ bool stats_available() {
 }
 
 void count(std::int32_t scope_id, Counter which, std::int64_t n) {
-    if (Slot* slot = counted_slot(scope_id); slot != nullptr) add(*slot, which, n);
-}
-
-void count_replay(std::int32_t scope_id, const core::Digest& digest) {
-    Slot* slot = counted_slot(scope_id);
-    if (slot == nullptr) return;
-    note_hot_replay(number_of(*slot), digest, add(*slot, Counter::replays, 1));
-}
-
-void count_conflict(std::int32_t scope_id, const core::Digest& digest) {
-    Slot* slot = counted_slot(scope_id);
-    if (slot == nullptr) return;
-    add(*slot, Counter::conflicts, 1);
-    note_hot_conflict(number_of(*slot), digest);
+    Assert(which < Counter::count);
+    if (Slot* slot = slot_of(scope_id); slot != nullptr)
+        pg_atomic_fetch_add_u64(&slot->numbers[index_of(which)], n);
 }
 
 void observe(std::int32_t scope_id, Duration which, std::int64_t usecs) {
     Assert(which < Duration::count);
-    if (shared == nullptr) return;
-    Slot* slot = slot_of(identity(scope_id));
+    Slot* slot = slot_of(scope_id);
     if (slot == nullptr) return;
-    SharedHistogram& durations = slot->durations[static_cast<std::size_t>(which)];
-    pg_atomic_fetch_add_u64(&durations.counts[core::bucket_of(usecs)], 1);
-    pg_atomic_fetch_add_u64(&durations.total, std::max<std::int64_t>(usecs, 0));
+    pg_atomic_uint64* buckets = &slot->numbers[first_bucket_of(which)];
+    pg_atomic_fetch_add_u64(&buckets[core::bucket_of(usecs)], 1);
+    pg_atomic_fetch_add_u64(&buckets[core::bucket_count], std::max<std::int64_t>(usecs, 0));
 }
 
 std::optional<ScopeStats> read_stats(std::int32_t scope_id) {
-    Slot* slot = counted_slot(scope_id);
+    Slot* slot = slot_of(scope_id);
     return slot != nullptr ? std::optional(read(*slot)) : std::nullopt;
-}
-
-std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id) {
-    Slot* slot = counted_slot(scope_id);
-    if (slot == nullptr) return {};
-    return hot_keys_in(number_of(*slot));
 }
 
 void reset_stats(std::optional<std::int32_t> scope_id) {
@@ -348,16 +175,14 @@ Size stats_size() {
 void attach_stats(void* memory, LWLockPadded* locks, bool found) {
     shared = static_cast<Shared*>(memory);
     lock = &locks->lock;
-    if (!IsUnderPostmaster) on_shmem_exit(at_shutdown, Datum{0});
     if (found) return;
     shared->slots = guc::counted_scopes;
     shared->used = 0;
     pg_atomic_init_u64(&shared->given_up, 0);
     for (Slot& slot : all_slots()) {
         slot.scope = ScopeIdentity{};
-        for_each_number(slot, [](pg_atomic_uint64& number) { pg_atomic_init_u64(&number, 0); });
+        for (pg_atomic_uint64& number : slot.numbers) pg_atomic_init_u64(&number, 0);
     }
-    read_stats_file(restore);
 }
 
 }  // namespace idem::pg

@@ -7,21 +7,16 @@
 // finds none free is not counted. The purge worker gives a slot up when its scope or database is
 // gone: not DROP itself, because a rollback would not bring the counters back.
 //
-// A clean shutdown writes the slots to pg_stat/idem.stat. The next start reads that file and
-// removes it at once, so that after a crash all counters begin at zero. The postmaster does both
-// while no backend runs. A file that is damaged or of another version is dropped with a LOG
-// message.
-//
-// Each slot also has the keys that are replayed most often: pg/hot_keys.
+// A restart begins at zero, as the time in each row tells: who needs longer series keeps them in a
+// monitoring system, which expects counters that start again.
 #pragma once
 
 #include "core/histogram.hpp"
-#include "core/digest.hpp"
-#include "pg/hot_keys.hpp"
 #include "pg/server.hpp"
 
 namespace idem::pg {
 
+// In the order in which the view idem.stats takes them from the numbers of a scope.
 enum class Counter {
     claims,          // new operations started
     replays,         // stored answers and failures returned
@@ -42,7 +37,6 @@ enum class Counter {
     duplicates,      // messages of streams at or behind their watermark
     count
 };
-inline constexpr auto counter_count = static_cast<std::size_t>(Counter::count);
 
 // What the histograms measure. The time of an operation runs from its first claim to its answer, as
 // created_at and completed_at of a record do: it includes the pauses between attempts.
@@ -52,7 +46,16 @@ enum class Duration {
     wait,    // of claims that waited for another one
     count
 };
-inline constexpr auto duration_count = static_cast<std::size_t>(Duration::count);
+
+// The numbers of a scope: the counters, then for each kind of duration its buckets and their sum in
+// microseconds.
+constexpr std::size_t index_of(Counter which) {
+    return static_cast<std::size_t>(which);
+}
+constexpr std::size_t first_bucket_of(Duration which) {
+    return index_of(Counter::count) + static_cast<std::size_t>(which) * (core::bucket_count + 1);
+}
+inline constexpr std::size_t number_count = first_bucket_of(Duration::count);
 
 // False on a server that has not preloaded the library: nothing is counted.
 bool stats_available();
@@ -62,9 +65,6 @@ void count(std::int32_t scope_id, Counter which, std::int64_t n = 1);
 // Adds a duration to its histogram, in microseconds. One below zero, by a clock that was set back,
 // counts as zero.
 void observe(std::int32_t scope_id, Duration which, std::int64_t usecs);
-// These also note the key of the replay or the conflict.
-void count_replay(std::int32_t scope_id, const core::Digest& digest);
-void count_conflict(std::int32_t scope_id, const core::Digest& digest);
 
 // A scope of any database. The table's OID tells it from a scope with the same id in an extension
 // that was dropped since.
@@ -75,22 +75,13 @@ struct ScopeIdentity {
     bool operator==(const ScopeIdentity&) const = default;
 };
 
-struct Histogram {
-    core::BucketCounts counts;
-    std::int64_t total;  // microseconds
-};
-
 struct ScopeStats {
-    std::array<std::int64_t, counter_count> counters;
-    std::array<Histogram, duration_count> durations;
+    std::array<std::int64_t, number_count> numbers;
     TimestampTz since;
 };
 
 // Nothing when the scope is not counted.
 std::optional<ScopeStats> read_stats(std::int32_t scope_id);
-
-// The keys of the scope with the most replays and conflicts, palloc'd; none when it is not counted.
-std::span<const HotKeyCounts> read_hot_keys(std::int32_t scope_id);
 
 // Sets the statistics of one scope of this database, or of all its scopes, to zero.
 void reset_stats(std::optional<std::int32_t> scope_id);

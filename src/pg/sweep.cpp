@@ -461,12 +461,4 @@ std::optional<PassedOver> passed_over(Oid table) {
     return first;
 }
 
-RecordBlock next_block() {
-    if (RecoveryInProgress()) return 0;
-    Relation notes = open_table(Table::sweep, AccessShareLock);
-    const Note hand = read_hand(notes);
-    table_close(notes, AccessShareLock);
-    return hand.block;
-}
-
 }  // namespace idem::pg

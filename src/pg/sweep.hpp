@@ -64,8 +64,4 @@ struct PassedOver {
 };
 std::optional<PassedOver> passed_over(Oid table);
 
-// The block at which the next step begins, if that is known, else 0. Its table may be gone; the
-// step then begins at the next one.
-RecordBlock next_block();
-
 }  // namespace idem::pg

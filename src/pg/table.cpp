@@ -1,7 +1,5 @@
 #include "pg/table.hpp"
 
-#include <sys/statvfs.h>
-
 #include "pg/compat.hpp"
 #include "pg/report.hpp"
 
@@ -219,17 +217,6 @@ Oid find_table_oid(Table table) {
     const auto index = static_cast<std::size_t>(table);
     if (!OidIsValid(oids[index])) oids[index] = find_table(table_names[index]);
     return oids[index];
-}
-
-// A server process runs in the data directory, to which the path is relative.
-std::optional<std::int64_t> free_bytes(Table table) {
-    Relation relation = open_table(table, AccessShareLock);
-    const Oid own = relation->rd_rel->reltablespace;
-    table_close(relation, AccessShareLock);
-    const char* path = GetDatabasePath(MyDatabaseId, OidIsValid(own) ? own : MyDatabaseTableSpace);
-    struct statvfs system;
-    if (statvfs(path, &system) != 0) return std::nullopt;
-    return static_cast<std::int64_t>(system.f_bavail) * static_cast<std::int64_t>(system.f_frsize);
 }
 
 Oid table_oid(Table table) {

@@ -40,10 +40,6 @@ Oid table_oid(Table table);
 // The table's OID, or InvalidOid when there is none.
 Oid find_table_oid(Table table);
 
-// How many bytes of the file system that has the table are free for the server. Nothing if the
-// operating system does not tell.
-std::optional<std::int64_t> free_bytes(Table table);
-
 // The relation with its schema, quoted.
 const char* qualified_name(Oid relation);
 

@@ -3,9 +3,11 @@
 CREATE SCHEMA chaos;
 
 SELECT idem.create_scope('lasting', ttl => '30 days', wait => '100 ms', lease => '2 s',
-                         request_exclude => '{sent_at}', final_sqlstates => '{CH}');
+                         request_exclude => '{sent_at}', final_sqlstates => '{CH}',
+                         store_request => 'always');
 SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease => '2 s',
-                         request_exclude => '{sent_at}', final_sqlstates => '{CH}');
+                         request_exclude => '{sent_at}', final_sqlstates => '{CH}',
+                         store_request => 'unfinished');
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 

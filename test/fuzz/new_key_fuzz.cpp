@@ -44,7 +44,7 @@ void check_uuids(Input& in) {
         const std::string uuid(view(uuid_v7(tick, in.number())));
         require(embedded_time(uuid) == tick >> 12);
         require(uuid > last);
-        require(key_shape(uuid) == KeyShape::good);
+        require(!uuid.empty() && uuid.size() <= max_key_bytes);
         last = uuid;
     }
     const std::int64_t usecs = in.number_to(std::int64_t{1} << 57);
@@ -82,7 +82,7 @@ void check_child(Input& in) {
          reinterpret_cast<const unsigned char*>(message.data()), message.size(),
          reinterpret_cast<unsigned char*>(hash.data()), nullptr);
     require(view(key) == hex(hash));
-    require(weakness(view(key)) == Weakness::none);
+    require(weakness(view(key)).empty());
 }
 
 }  // namespace

@@ -45,25 +45,25 @@ bool is_generic(const std::string& key) {
     return matches(key, missing) || matches(key, parameter) || matches(key, uuid);
 }
 
-Weakness expected(const std::string& key) {
+std::string_view expected(const std::string& key) {
     static const std::regex counter("0*[0-9]{0,19}");
     static const std::regex named("[A-Za-z\x80-\xff]+[-_:/.#]?[0-9]+");
-    if (is_generic(key)) return Weakness::generic;
-    if (is_epoch(key) || is_iso(key)) return Weakness::timestamp;
-    if (!key.empty() && matches(key, counter)) return Weakness::number;
-    if (key.size() < 8) return matches(key, named) ? Weakness::none : Weakness::too_short;
+    if (is_generic(key)) return "generic";
+    if (is_epoch(key) || is_iso(key)) return "timestamp";
+    if (!key.empty() && matches(key, counter)) return "number";
+    if (key.size() < 8) return matches(key, named) ? "" : "short";
     const std::size_t different = std::set<char>(key.begin(), key.end()).size();
-    return different <= 2 || different * 8 < key.size() ? Weakness::repetitive : Weakness::none;
+    return different <= 2 || different * 8 < key.size() ? "repetitive" : "";
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     const std::string key(data, size < max_key_bytes ? size : max_key_bytes);
-    const Weakness found = weakness(key);
+    const std::string_view found = weakness(key);
     if (found == expected(key)) return 0;
     const auto is_alphanumeric = [](unsigned char c) { return c < 128 && std::isalnum(c) != 0; };
-    require(found == Weakness::generic &&
+    require(found == "generic" &&
             std::count_if(key.begin(), key.end(), is_alphanumeric) <= longest_word);
     return 0;
 }

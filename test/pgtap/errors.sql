@@ -526,7 +526,6 @@ INSERT INTO advice (call, says, never) VALUES
     ($$SELECT idem.drop_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.alter_scope('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.lookup('nowhere', 'k')$$, 'idem\.scopes', 'claim|create_scope'),
-    ($$SELECT idem.report('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.stats_reset('nowhere')$$, 'idem\.scopes', 'claim|create_scope'),
     ($$SELECT idem.claim('nowhere', 'k')$$, 'idem\.create_scope\(\)', 'Perhaps'),
     ($$SELECT idem.claim(NULL, 'k')$$, 'is null', 'create_scope'),

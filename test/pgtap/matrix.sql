@@ -44,13 +44,13 @@ INSERT INTO rule VALUES
     ('superuser',     '42501', '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok'),
     ('reader',        '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    '42501', 'ok'),
     ('watcher',       '42501', '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok'),
-    ('reads figures', '42501', '42501', '42501', '42501', '42501', '42501', 'ok',    'ok',    'ok'),
     ('no token',      'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005', 'ID005'),
     ('no lease',      'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004', 'ID004'),
     ('trigger',       '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01', '39P01'),
     ('own trigger',   '42501', '42501', '42501', '42501', '42501', '42501', '42501', '42501', '39P01'),
     ('sees',          'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'none',  'rows'),
     ('observes',      'rows',  'rows',  'rows',  'none',  'none',  'none',  'none',  'rows',  'rows'),
+    ('monitors',      'none',  'none',  'none',  'none',  'none',  'none',  'none',  'rows',  'rows'),
     ('sees nothing',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none',  'none');
 -- What is kept in shared memory exists only where the library is preloaded.
 SELECT CASE WHEN current_setting('shared_preload_libraries') ~ 'idem' THEN 'sees' ELSE 'sees nothing' END AS sees_counted,
@@ -139,9 +139,7 @@ INSERT INTO call VALUES
     ('idem.reset_stream(text,text,bigint,text)', 'administrator', $$SELECT idem.reset_stream('owned', 'stream', 1)$$),
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
-    ('idem.purge_block()', 'every role', $$SELECT idem.purge_block()$$),
     ('idem_internal.record_tables()', 'every role', $$SELECT idem_internal.record_tables()$$),
-    ('idem.free_bytes()', 'every role', $$SELECT idem.free_bytes()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),
     ('idem_internal.import_identity(idem_internal.identity,boolean)', 'superuser',
@@ -153,19 +151,12 @@ INSERT INTO call VALUES
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset('owned')$$),
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.
-    ('idem_internal.scope_stats()', :'observes_counted', $$SELECT FROM idem_internal.scope_stats() WHERE scope = 'owned'$$),
-    ('idem_internal.scope_durations()', :'observes_counted', $$SELECT FROM idem_internal.scope_durations() WHERE scope = 'owned'$$),
-    ('idem_internal.scope_hot_keys()', :'observes_counted', $$SELECT FROM idem_internal.scope_hot_keys() WHERE scope = 'owned'$$),
-    ('idem_internal.scope_hot_keys()', :'sees_counted', $$SELECT FROM idem_internal.scope_hot_keys() WHERE scope = 'owned' AND key = 'finished'$$),
-    ('idem_internal.open_claims()', :'sees_counted', $$SELECT FROM idem_internal.open_claims() WHERE scope = 'owned'$$),
-    ('idem_internal.prepared_claims()', 'sees nothing', $$SELECT FROM idem_internal.prepared_claims()$$),
+    ('idem_internal.scope_counters(integer)', :'observes_counted', format($$SELECT FROM idem_internal.scope_counters(%s)$$, (SELECT id FROM idem.scope WHERE name = 'owned'))),
+    ('idem_internal.quantile(bigint[],integer)', 'every role', $$SELECT idem_internal.quantile('{1}', 50)$$),
+    ('idem_internal.held_keys(boolean)', :'sees_counted', $$SELECT FROM idem_internal.held_keys(true) WHERE scope = 'owned'$$),
     -- Members of pg_monitor may also see figures.
-    ('idem.survey(text,integer)', 'observes', $$SELECT FROM idem.survey() WHERE scope = 'owned'$$),
-    ('idem.survey(text,integer)', 'user', $$SELECT FROM idem.survey('owned')$$),
-    ('idem.key_survey()', 'observes', $$SELECT FROM idem.key_survey() WHERE scope = 'owned'$$),
-    ('idem.findings(interval)', 'observes', $$SELECT FROM idem.findings() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
-    ('idem.health(interval)', 'watcher', $$SELECT FROM idem.health()$$),
-    ('idem.report(text)', 'user', $$SELECT FROM idem.report('owned')$$),
+    ('idem.health(interval)', 'observes', $$SELECT FROM idem.health() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
+    ('idem.health(interval)', 'monitors', $$SELECT FROM idem.health() WHERE check_name = 'secrets'$$),
     ('idem_internal.preloaded()', 'every role', $$SELECT idem_internal.preloaded()$$),
     -- These only compute.
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
@@ -181,26 +172,20 @@ INSERT INTO call VALUES
     ('idem.parse_key(text)', 'every role', $$SELECT idem.parse_key('"a"')$$),
     ('idem.http_status(idem.claim_result)', 'every role', $$SELECT idem.http_status(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
     ('idem.http_headers(idem.claim_result)', 'every role', $$SELECT idem.http_headers(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
-    ('idem.problem(idem.claim_result)', 'every role', $$SELECT idem.problem(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$),
-    ('idem.retention_window(interval,interval,interval,interval)', 'every role', $$SELECT idem.retention_window('1 s', '1 s', '1 s', '1 s')$$),
-    ('idem.records_needed(double precision,interval,double precision)', 'every role', $$SELECT idem.records_needed(1, '1 s')$$),
-    ('idem.collision_probability(bigint,integer)', 'every role', $$SELECT idem.collision_probability(1, 1)$$);
+    ('idem.problem(idem.claim_result)', 'every role', $$SELECT idem.problem(r) FROM jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "conflict"}') r$$);
 
 -- The relations. 'rows' or 'none' is what the query finds of scope "owned".
 CREATE TEMP TABLE query (relation regclass, rule text REFERENCES rule, query text);
 INSERT INTO query VALUES
     ('idem.scopes', 'sees', $$SELECT FROM idem.scopes WHERE name = 'owned'$$),
-    ('idem.weak_keys', 'sees', $$SELECT FROM idem.weak_keys WHERE scope = 'owned'$$),
     ('idem.records', 'sees', $$SELECT FROM idem.records WHERE scope = 'owned' AND key = 'finished'$$),
     ('idem.streams', 'sees', $$SELECT FROM idem.streams WHERE scope = 'owned' AND source = 'stream'$$),
     ('idem.in_flight', 'sees', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'leased'$$),
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
-    ('idem.storage', 'reads figures', $$SELECT FROM idem.storage$$),
+    ('idem.storage', 'every role', $$SELECT FROM idem.storage$$),
     ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
-    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$),
-    ('idem.hot_keys', :'observes_counted', $$SELECT FROM idem.hot_keys WHERE scope = 'owned'$$),
-    ('idem.hot_keys', :'sees_counted', $$SELECT FROM idem.hot_keys WHERE scope = 'owned' AND key = 'finished' AND tenant = ''$$);
+    ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);
 -- Only idem reads the tables; pg_read_all_data is a superuser's grant, see below.
 INSERT INTO query
     SELECT c.oid, rule, replace(query, '%s', c.oid::regclass::text)
@@ -240,7 +225,6 @@ DECLARE
 BEGIN
     atomic := (idem.claim('owned', 'open')).token;
     leased := (idem.claim('owned', 'leased', lease => '1 hour')).token;
-    PERFORM idem.claim('owned', 'finished', '{"card": "hunter2"}');  -- a replay, for the hot keys
     EXECUTE format('SET LOCAL ROLE %I', as_role);
     EXECUTE call USING atomic, leased;
     GET DIAGNOSTICS found_rows = ROW_COUNT;
@@ -251,7 +235,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 -- A view hides rows without an error; everything else works or fails.
 CREATE FUNCTION pg_temp.verdict(as_role name, call text, rule text) RETURNS text LANGUAGE sql AS $$
-    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^(sees|observes)' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
+    SELECT CASE WHEN length(got) = 5 THEN got WHEN rule !~ '^(sees|observes|monitors)' THEN 'ok' WHEN got = '0' THEN 'none' ELSE 'rows' END
       FROM pg_temp.attempt(as_role, call) AS got
 $$;
 

@@ -117,7 +117,7 @@ SELECT idem.advance('owned', 'stream', 1, tenant => 'hidden');
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM idem.%s WHERE scope = ''owned'' AND tenant = ''hidden'') = %s; END'$$,
                                         view, CASE WHEN of_owned = 'ok' THEN rows ELSE 0 END))).state,
           'ok', format('%s %s %s of the scope "owned"', role, CASE WHEN of_owned = 'ok' THEN 'sees' ELSE 'does not see' END, view))
-  FROM reader, (VALUES ('weak_keys', 2), ('records', 2), ('in_flight', 1), ('streams', 1)) AS v (view, rows) ORDER BY role, view;
+  FROM reader, (VALUES ('records', 2), ('in_flight', 1), ('streams', 1)) AS v (view, rows) ORDER BY role, view;
 CREATE FUNCTION pg_temp.peek_tenant(tenant text) RETURNS boolean LANGUAGE plpgsql COST 0.0000000001 AS $$
 BEGIN
     IF tenant = 'hidden' THEN RAISE EXCEPTION 'seen: %', tenant; END IF;
@@ -125,7 +125,7 @@ BEGIN
 END $$;
 SELECT is((pg_temp.attempt(role, format('SELECT FROM idem.%s WHERE pg_temp.peek_tenant(tenant)', view))).state, expected,
           format('%s''s predicate on %s', role, view))
-  FROM (VALUES ('weak_keys'), ('records'), ('in_flight'), ('streams')) AS v (view),
+  FROM (VALUES ('records'), ('in_flight'), ('streams')) AS v (view),
        (VALUES ('test_stranger', 'ok'), ('test_member', 'P0001')) AS r (role, expected)
  ORDER BY role, view;
 
@@ -149,18 +149,20 @@ SELECT is((pg_temp.attempt('test_member', 'SELECT FROM idem.scopes WHERE pg_temp
 CREATE ROLE test_watcher IN ROLE pg_monitor;
 SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s AS v WHERE scope IN (''owned'', ''orphan'')) = %s; END'$$,
                                         source, seen))).state, 'ok', format('%s sees %s scopes in %s', role, seen, source))
-  FROM (VALUES ('idem.overview'), ('idem.survey()'), ('idem.key_survey()')) AS s (source),
+  FROM (VALUES ('idem.overview')) AS s (source),
        (VALUES ('test_watcher', 2), ('test_super', 2), ('test_member', 1), ('test_dormant', 0), ('test_stranger', 0)) AS r (role, seen)
  ORDER BY source, role;
-SELECT is((pg_temp.attempt(role, call)).state, expected, role || ': ' || call)
-  FROM (VALUES ('SELECT FROM idem.storage'), ('SELECT FROM idem.health()')) AS c (call),
-       (VALUES ('test_watcher', 'ok'), ('test_super', 'ok'), ('test_owner', '42501'), ('test_stranger', '42501')) AS r (role, expected)
- ORDER BY call, role;
-SELECT is((pg_temp.attempt(role, $$SELECT FROM idem.report('owned')$$)).state, expected, role || ': the report on a scope')
-  FROM (VALUES ('test_member', 'ok'), ('test_super', 'ok'), ('test_watcher', '42501'), ('test_stranger', '42501')) AS r (role, expected);
+-- Checks of the server are for them alone; those of scopes are for every role, about its own.
+SELECT is((pg_temp.attempt(role, format($$DO 'BEGIN ASSERT (SELECT count(*) > 0 FROM idem.health() WHERE %s) = %s; END'$$, what, seen::text))).state, 'ok',
+          format('%s %s health() say: %s', role, CASE WHEN seen THEN 'sees' ELSE 'does not see' END, what))
+  FROM (VALUES ('check_name = ''''secrets''''', 'test_watcher', true), ('check_name = ''''secrets''''', 'test_super', true),
+               ('check_name = ''''secrets''''', 'test_owner', false), ('check_name = ''''secrets''''', 'test_stranger', false),
+               ('check_name = ''''attempts''''', 'test_stranger', true),
+               ('scope = ''''owned''''', 'test_watcher', true), ('scope = ''''owned''''', 'test_owner', true), ('scope = ''''owned''''', 'test_stranger', false),
+               ('scope = ''''orphan''''', 'test_watcher', true), ('scope = ''''orphan''''', 'test_owner', false)) AS e (what, role, seen);
 SELECT is((pg_temp.attempt('test_watcher', format($$DO 'BEGIN ASSERT (SELECT count(*) FROM %s) = 0; END'$$, source))).state, 'ok',
           'a member of pg_monitor sees nothing in ' || source)
-  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem_internal.open_claims()'), ('idem.weak_keys'), ('idem.streams'), ('idem.scopes')) AS s (source);
+  FROM (VALUES ('idem.records'), ('idem.in_flight'), ('idem_internal.held_keys(true)'), ('idem.streams'), ('idem.scopes')) AS s (source);
 SELECT is((pg_temp.attempt('test_watcher', format(call, 'owned'))).state, '42501', format('a member of pg_monitor: ' || call, 'owned'))
   FROM scoped_call ORDER BY call;
 
@@ -260,14 +262,11 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, 
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
-          'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'findings', 'free_bytes', 'header_lines', 'http_headers', 'http_status', 'key_survey', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'open_claims', 'parse_key', 'preloaded', 'prepared_claims', 'problem', 'purge_block', 'record_tables', 'records_needed', 'refuse', 'release', 'renew', 'report',
-          'require_claim', 'retention_window', 'scope_ddl', 'scope_durations', 'scope_hot_keys', 'scope_stats', 'sqlstate_of', 'survey', 'take', 'try_claim', 'use_records'],
+    ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'complete',
+          'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'health', 'held_keys', 'header_lines', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'parse_key', 'preloaded', 'problem', 'quantile', 'record_tables', 'refuse', 'release', 'renew',
+          'require_claim', 'scope_counters', 'scope_ddl', 'sqlstate_of', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
-
-SELECT is((pg_temp.attempt(role, 'SELECT 1 / (idem.free_bytes() IS NULL)::int')).state, expected, format('%s: the free space', role))
-  FROM (VALUES ('test_owner', 'ok'), ('test_stranger', 'ok'), ('test_super', '22012')) AS attempt (role, expected);
 
 -- Tables -----------------------------------------------------------------------------------------
 
@@ -276,7 +275,7 @@ SELECT is_empty(
         FROM pg_class c, aclexplode(coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner)))
        WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'm', 'S', 'p')
          AND grantee <> relowner AND NOT (relkind = 'v' AND privilege_type = 'SELECT'
-                                          AND grantee = CASE c.oid WHEN 'idem.storage'::regclass THEN 'pg_monitor'::regrole ELSE 0 END)$$,
+                                          AND grantee = 0)$$,
     'no role has rights on a table or sequence, and on the views only SELECT');
 SELECT is_empty($$SELECT attrelid::regclass, attname FROM pg_attribute
                    WHERE attacl IS NOT NULL AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)$$,

@@ -38,7 +38,6 @@ SELECT set_eq(
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], final_sqlstates text[] DEFAULT NULL::text[], store_request text DEFAULT NULL::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, settings text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
-    ('findings', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
     ('revoke', 'scope text, key anycompatible, tenant text DEFAULT NULL::text', 'boolean'),
     ('forget', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
     ('forget_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
@@ -47,7 +46,6 @@ SELECT set_eq(
     ('cancel', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
     ('reset_stream', 'scope text, source text, seq bigint DEFAULT NULL::bigint, tenant text DEFAULT NULL::text', 'bigint'),
     ('claim', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
-    ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
     ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, settings text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
@@ -66,11 +64,10 @@ SELECT set_eq(
     ('import_identity', 'identity jsonb', 'void'),
     ('import_identity', 'identity idem_internal.identity, is_whole boolean', 'void'),
     ('key_weakness', 'key text', 'text'),
-    ('key_survey', 'OUT scope text, OUT short_lived bigint, OUT long_lived bigint, OUT untenanted bigint, OUT shared bigint, OUT coverage double precision', 'SETOF record'),
+    ('held_keys', 'with_prepared boolean, OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT transaction xid, OUT state text, OUT keys integer', 'SETOF record'),
+    ('scope_counters', 'scope_id integer, OUT since timestamp with time zone, OUT numbers bigint[]', 'SETOF record'),
     ('lookup', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
     ('new_key', '', 'text'),
-    ('open_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT state text, OUT keys integer', 'SETOF record'),
-    ('prepared_claims', 'OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT transaction xid', 'SETOF record'),
     ('parse_key', 'header text', 'text'),
     ('preloaded', '', 'boolean'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
@@ -78,24 +75,16 @@ SELECT set_eq(
     ('once', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
     ('once_each', 'scope text, keys anycompatiblearray, tenant text DEFAULT NULL::text', 'SETOF anycompatible'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
-    ('purge_block', '', 'bigint'),
-    ('free_bytes', '', 'bigint'),
-    ('record_tables', 'OUT records regclass, OUT purge_block bigint, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
-    ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
+    ('quantile', 'counts bigint[], percent integer', 'interval'),
+    ('record_tables', 'OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
-    ('report', 'scope text', 'SETOF text'),
     ('require_claim', '', 'trigger'),
-    ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
     ('refuse', 'argument text, value text, detail text, hint text', 'text'),
     ('scope_ddl', 'scope text', 'text'),
     ('sqlstate_of', 'outcome text', 'text'),
-    ('scope_durations', 'OUT scope text, OUT kind text, OUT count bigint, OUT total interval, OUT p50 interval, OUT p90 interval, OUT p99 interval, OUT upper_bounds interval[], OUT counts bigint[], OUT stats_reset timestamp with time zone', 'SETOF record'),
-    ('scope_hot_keys', 'OUT scope text, OUT tenant text, OUT key text, OUT replays bigint, OUT conflicts bigint, OUT first_seen timestamp with time zone, OUT last_seen timestamp with time zone, OUT created_at timestamp with time zone', 'SETOF record'),
-    ('scope_stats', 'OUT scope text, OUT claims bigint, OUT replays bigint, OUT in_flight bigint, OUT waits bigint, OUT wait_time interval, OUT conflicts bigint, OUT takeovers bigint, OUT completions bigint, OUT failures bigint, OUT releases bigint, OUT stale bigint, OUT weak bigint, OUT limited bigint, OUT expired_reused bigint, OUT purged bigint, OUT stats_reset timestamp with time zone, OUT advances bigint, OUT duplicates bigint', 'SETOF record'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
-    ('survey', 'of_scope text DEFAULT NULL::text, max_blocks integer DEFAULT NULL::integer, OUT scope text, OUT in_progress bigint, OUT completed bigint, OUT failed bigint, OUT lapsed bigint, OUT exhausted bigint, OUT weak bigint, OUT answer_bytes bigint, OUT oldest timestamp with time zone, OUT newest timestamp with time zone, OUT next_expiry timestamp with time zone, OUT lapsed_since timestamp with time zone, OUT expired bigint, OUT expired_since timestamp with time zone, OUT coverage double precision', 'SETOF record'),
     ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.take_result'),
     ('try_claim', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('use_records', 'records regclass', 'void')
@@ -106,21 +95,20 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname IN ('once_each', 'report')) OR prokind <> 'f'
+       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname = 'once_each') OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
-                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'collision_probability', 'error_of', 'errors', 'export_identity', 'findings', 'health', 'records_needed', 'report', 'retention_window', 'sqlstate_of') THEN 'sql' ELSE 'c' END
-          OR proconfig IS DISTINCT FROM CASE WHEN proname IN ('findings', 'health', 'report') THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
-                                                 WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
+                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'sqlstate_of') THEN 'sql' ELSE 'c' END
+          OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
+                                                 WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
                                                  WHEN (SELECT lanname FROM pg_language l WHERE l.oid = prolang) = 'plpgsql' THEN ARRAY['search_path=pg_catalog, pg_temp'] END$$,
-    'every function is C, but for arithmetic, HTTP, identities and reports, under a fixed search path unless its names are bound; none is STRICT, but for backoff, or SECURITY DEFINER');
+    'every function is C, but for arithmetic, HTTP, identities and reports, under a fixed search path unless it is one expression; none is STRICT, but for backoff, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
     ('backoff', 'v', 'r'),
-    ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('error_of', 'i', 's'),
     ('errors', 'i', 's'),
@@ -130,10 +118,9 @@ SELECT set_eq(
     ('key_weakness', 'i', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
-    ('records_needed', 'i', 's'),
     ('refuse', 'i', 's'),
     ('sqlstate_of', 'i', 's'),
-    ('retention_window', 'i', 's'),
+    ('quantile', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
 
@@ -179,7 +166,7 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.records')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'state text', 'attempt integer', 'status integer',
     'created_at timestamp with time zone', 'expires_at timestamp with time zone',
     'lease_end timestamp with time zone', 'recovery_point text', 'redacted boolean',
-    'answer_bytes bigint', 'completed_at timestamp with time zone'], 'columns of the view records');
+    'answer_bytes bigint', 'completed_at timestamp with time zone', 'weakness text'], 'columns of the view records');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.in_flight')$$, ARRAY[
     'scope text', 'tenant text', 'key text', 'attempt integer', 'since timestamp with time zone',
@@ -196,29 +183,22 @@ SELECT results_eq($$SELECT pg_temp.columns_of('idem.overview')$$, ARRAY[
     'failed bigint', 'lapsed bigint', 'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
     'answer_bytes bigint', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint', 'expired_since timestamp with time zone',
-    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval', 'max_answer_size integer'],
-    'columns of the view overview');
-
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.hot_keys')$$, ARRAY[
-    'scope text', 'tenant text', 'key text', 'replays bigint', 'conflicts bigint', 'first_seen timestamp with time zone',
-    'last_seen timestamp with time zone', 'created_at timestamp with time zone'], 'columns of the view hot_keys');
+    'coverage double precision', 'request_required boolean', 'tenant_required boolean', 'tenant_from text', 'min_ttl interval', 'max_answer_size integer',
+    'short_lived bigint', 'long_lived bigint', 'untenanted bigint', 'shared bigint'], 'columns of the view overview');
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem.storage')$$, ARRAY[
-    'table_bytes bigint', 'index_bytes bigint', 'table_blocks bigint', 'purge_block bigint', 'live_rows bigint',
-    'dead_rows bigint', 'frozen_age integer', 'scopes bigint', 'has_secrets boolean', 'records regclass'], 'columns of the view storage');
-
-SELECT results_eq($$SELECT pg_temp.columns_of('idem.weak_keys')$$, ARRAY[
-    'scope text', 'tenant text', 'weakness text', 'keys bigint'], 'columns of the view weak_keys');
+    'records regclass', 'table_bytes bigint', 'index_bytes bigint', 'live_rows bigint', 'dead_rows bigint',
+    'frozen_age integer', 'has_secrets boolean'], 'columns of the view storage');
 
 -- Tables ----------------------------------------------------------------------------------------
 
 SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
-    $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('hot_keys', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
+    $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('record', 'r', 'p'), ('records', 'v', 'p'),
              ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
              ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('streams', 'v', 'p'), ('sweep', 'r', 'u'),
-             ('watermark', 'r', 'p'), ('weak_keys', 'v', 'p')$$,
+             ('watermark', 'r', 'p')$$,
     'the relations; only the purger''s hand is unlogged');
 SELECT is_empty(
     $$SELECT c.oid::regclass FROM pg_class c JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid

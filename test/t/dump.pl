@@ -104,6 +104,10 @@ check('purged', 'restored while purging');
 $from->safe_psql('postgres', 'CREATE ROLE shop; CREATE DATABASE owned');
 install_payments($from, 'owned');
 $from->safe_psql('owned', q{SELECT idem.alter_scope('payments', owner => 'shop'); SELECT pay('kept', '{"amount": 1}')});
+# A scope whose owner was dropped: the dump has the number of the role.
+$from->safe_psql('owned', q{CREATE ROLE leaver; SELECT idem.create_scope('left', owner => 'leaver'), idem.once('left', 'kept', '{"n": 1}')});
+my $leaver = $from->safe_psql('owned', q{SELECT 'leaver'::regrole::oid});
+$from->safe_psql('owned', 'DROP ROLE leaver');
 my $owned = $from->backup_dir . '/owned.sql';
 $from->command_ok([ 'pg_dump', '-f', $owned, 'owned' ], 'pg_dump of a scope that another role owns');
 $to->safe_psql('postgres', 'CREATE DATABASE owned');
@@ -113,6 +117,11 @@ my ($scopes_data) = slurp_file($owned) =~ /^(COPY idem\.scope .*?^\\\.\n)/ms;
 $to->safe_psql('owned', "CREATE ROLE shop;\n$scopes_data");
 is($to->safe_psql('owned', q{SELECT outcome FROM idem.try_claim('payments', 'kept', '{"amount": 1}')}),
 	'completed', 'once the scopes are restored, retries are answered');
+is($to->safe_psql('owned', q{SELECT owner, outcome FROM idem.scope, idem.try_claim('left', 'kept', '{"n": 1}') WHERE name = 'left'}),
+	"$leaver|completed", 'so are those of a scope whose owner was dropped, to a superuser');
+is($to->safe_psql('owned', q{SELECT scope FROM idem.health() WHERE check_name = 'owners' AND status <> 'ok'}), 'left', 'health says so');
+$to->safe_psql('owned', q{SELECT idem.alter_scope('left', owner => 'shop')});
+is($to->safe_psql('owned', q{SET ROLE shop; SELECT outcome FROM idem.try_claim('left', 'kept', '{"n": 1}')}), 'completed', 'and another role can get it');
 
 $to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],

@@ -134,14 +134,11 @@ for my $kind (qw(atomic leased wait))
 	is($largest, $count{$kind}, 'the counts are cumulative');
 }
 cmp_ok(value('idem_durations_seconds_sum', %payments, kind => 'leased'), '>=', 3600, 'seconds are seconds');
-is(value('idem_hot_keys_replays', %payments), 1, 'replays of a single key');
-is(value('idem_hot_keys_conflicts', %payments), 1, 'conflicts of a single key');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
 is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');
 is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'keys that a prepared transaction holds');
 cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'the age of a prepared transaction');
-is(value('idem_storage_scopes', datname => 'postgres', records => 'idem.record'), 2, 'scopes');
 is( value('idem_storage_table_bytes', datname => 'postgres', records => 'idem.record'),
 	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
 is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check with status ok');

@@ -310,6 +310,7 @@ my %values = (
 	'scope text' => \@names,
 	'name text' => \@names,
 	'key text' => \@keys,
+	'key anycompatible' => [ @keys, q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid', '4711' ],
 	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL), q(VARIADIC '{{a},{b}}') ],
 	'tenant text' => \@tenants,
 	'token text' => \@tokens,
@@ -346,6 +347,7 @@ my %values = (
 	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],
 	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
 	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
+	'anycompatiblearray' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', 'ARRAY[gen_random_uuid()]', 'ARRAY[1]', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
 	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{"version": 1}'), @requests ],
 	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
@@ -360,15 +362,15 @@ my %values = (
 
 my @functions;
 for my $line (split /\n/, $node->safe_psql('utf8', <<'SQL'))
-SELECT p.oid, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
+SELECT p.oid, pronamespace::regnamespace, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
        EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype AND attname = 'token')
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
  WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
  ORDER BY proname, p.oid, i
 SQL
 {
-	my ($oid, $name, $argument, $type, $optional, $token) = split /\|/, $line;
-	push @functions, { oid => $oid, name => $name, token => $token eq 't', arguments => [] } if !@functions || $functions[-1]{oid} ne $oid;
+	my ($oid, $schema, $name, $argument, $type, $optional, $token) = split /\|/, $line;
+	push @functions, { oid => $oid, schema => $schema, name => $name, token => $token eq 't', arguments => [] } if !@functions || $functions[-1]{oid} ne $oid;
 	next if $argument eq '';
 	ok($values{"$argument $type"} || $values{$type}, "the test has values for $argument $type of $name");
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
@@ -410,7 +412,7 @@ sub call
 		$value =~ s/:'t(\d)'/\$1[$1]/g if $in_batch;
 		push @arguments, "$variadic$argument->{name} => $value";
 	}
-	my $call = "idem.$f->{name}(" . join(', ', @arguments) . ')';
+	my $call = "$f->{schema}.$f->{name}(" . join(', ', @arguments) . ')';
 	return $in_batch ? ($f, $call) : $call;
 }
 

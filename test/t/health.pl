@@ -59,15 +59,15 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes), 'hot keys', 'tenants', 'space', 'record tables';
+push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes tenants), 'record tables';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
 	'worker', 'and all but the worker is in order');
 is( sql("SELECT count(*) FROM idem.health() WHERE (hint IS NULL) <> (status = 'ok') OR detail IS NULL"),
 	0, 'a hint where one is needed, a detail always');
-my @stranger = $node->psql('postgres', "CREATE ROLE stranger; SET ROLE stranger; SELECT idem.health()");
-like($stranger[2], qr/permission denied for function health/, 'not for every role');
+is(sql("CREATE ROLE stranger; SET ROLE stranger; SELECT string_agg(check_name, ',') FROM idem.health()"),
+	'retention,sizing,leases,attempts,weak keys,owners,limits,statistics,lifetimes,tenants', 'another role sees the checks of scopes');
 
 # worker: see below for the launcher ---------------------------------------------------------------
 
@@ -89,7 +89,7 @@ SQL
 
 insert_records('payments', 3, "now() - interval '10 minutes'");
 is(health('purge'), 'ok', 'purge: records that have just expired');
-like(health('purge', column => 'detail'), qr/^3 expired records wait.* block 0 of 1\.$/, 'are counted');
+like(health('purge', column => 'detail'), qr/^3 expired records wait to be purged\.$/, 'are counted');
 insert_records('payments', 2, "now() - interval '2 hours'");
 is(health('purge'), 'warn', 'purge: they wait for hours');
 insert_records('payments', 1, "now() - interval '2 days'");
@@ -450,14 +450,12 @@ is(health('autovacuum'), 'ok', 'autovacuum: cured');
 sql("INSERT INTO eu.records (region, digest, created, expires, scope, state, tenant, key)
   SELECT 'eu', gen_random_uuid(), now() - interval '3 days', now() - interval '2 days', id, 'c', '', 'order-' || i
   FROM idem.scope, generate_series(1, 11000) i WHERE name = 'payments'");
-like(health('purge', column => 'status, detail'), qr/^fail\|11000 expired records wait .* begins at block 0 of \d+ in idem\.record\.$/,
-	'purge: records of another table wait');
 is(sql($purge), 11000, 'purge: the hint purges them');
 health_becomes('vacuum', 'warn', 'vacuum: another record table has many dead rows');
 like(health('vacuum', column => 'detail'), qr/^eu\.records has \d+ dead rows/, 'vacuum: its name');
 follow_hint('vacuum');
 health_becomes('vacuum', 'ok', 'vacuum: cured');
-like(health('vacuum', column => 'detail'), qr/; the tables take .*, their indexes take /, 'vacuum: the sizes of all');
+like(health('vacuum', column => 'detail'), qr/ dead rows; .* in tables, .* in indexes\.$/, 'vacuum: the sizes of all');
 
 # One that is not used is found neither by claims nor by the purge, so it must be told.
 for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ ],
@@ -498,23 +496,6 @@ is(health('schema', column => 'status, detail'),
 	'schema: roles can create functions in idem\'s schema; a superuser always can');
 sql($_) for split /\n/, hint('schema');
 is(health('schema'), 'ok', 'schema: cured');
-
-# space --------------------------------------------------------------------------------------------
-
-sql("SELECT idem.create_scope('roomy')");
-sql("SELECT idem.once_each('roomy', ARRAY(SELECT 'k' || i FROM generate_series(1, 20000) i))");
-is(health('space'), 'ok', 'space: there is enough for a day of such claims');
-my $free = sql('SELECT idem.free_bytes()');
-my ($df) = qx(df --output=avail -B1 @{[ $node->data_dir ]}) =~ /(\d+)\s*$/;
-cmp_ok(abs($free - $df), '<', 0.05 * $df + 1e9, "space: $free bytes are free, as df says");
-sql("SELECT idem.alter_scope('roomy', ttl => '900 years')");
-is(health('space'), 'warn', 'space: for so many years there is not enough');
-like(health('space', column => 'detail'), qr/the record tables will grow by \d+ [TP]B until .* has \d+ \wB free\./, 'space: with the figures');
-like(hint('space'), qr/shorten the ttl/, 'space: the hint names the remedies');
-sql("SELECT idem.alter_scope('roomy', ttl => '1 day')");
-is(health('space'), 'ok', 'space: cured');
-sql("SELECT idem.drop_scope('roomy')");
-sql($_) for 'SELECT idem.purge(100000)', 'VACUUM idem.record';
 
 # limits, worker -----------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-# An update to a next version, which the test makes up: one more column of the records and one more
-# function. docs/releasing.md has its rules. The server is a copy of the installed one, because the
+# An update to a next version, which the test makes up: one more column of the records, one more
+# setting of scopes and one more function; and a version before, without the last setting. docs/releasing.md has its rules. The server is a copy of the installed one, because the
 # scripts of the next version must be where the server looks for them.
 use strict;
 use warnings;
@@ -57,10 +57,19 @@ COMMENT ON FUNCTION idem.note_of IS 'What a superuser has noted about a record.'
 SQL
 my $script = slurp_file("$idem/extension/idem--$current.sql");
 put("idem--$current.sql", $script);
+my $before = '0.99.0';
+my $shorter = $script;
+ok($shorter =~ s/^    records             boolean     NOT NULL DEFAULT false,\n//m && $shorter =~ s/,\n        records(?=\n    FROM idem\.scope)//
+	  && $shorter =~ s/^COMMENT ON COLUMN idem\.scopes\.records IS.*?;\n//ms, 'the version before has one setting less');
+put("idem--$before.sql", $shorter);
 ok($script =~ s/^    extra_attempts      integer,$/$&\n    note                text,/m, 'the next version has one more column');
+my $colour = q{colour              text        NOT NULL DEFAULT 'grey'};
+ok($script =~ s/^    records             boolean     NOT NULL DEFAULT false,$/$&\n    $colour,/m && $script =~ s/^        records(?=\n    FROM idem\.scope)/        records,\n        colour/m,
+	'and one more setting of scopes');
+my ($view) = $script =~ /^CREATE (VIEW idem\.scopes .*?;\n)/ms;
 put("idem--$next.sql", "$script$function");
 my ($rule) = slurp_file("$ENV{TESTDIR}/docs/releasing.md") =~ /^  ```sql\n(  DO .*?)^  ```/ms;
-put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\n" . ($rule =~ s/new_column integer/note text/r) . $function);
+put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\nALTER TABLE idem.scope ADD COLUMN $colour;\nCREATE OR REPLACE $view" . ($rule =~ s/new_column integer/note text/r) . $function);
 
 my $own = join "\n", map { "$_ = ''" } $config =~ /^(extension_destdir)/m;
 $own .= "\nextension_control_path = '\$system'" if $config =~ /^extension_control_path/m;
@@ -107,7 +116,7 @@ WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND ref
           FROM pg_extension, unnest(extconfig, extcondition) AS u (config, condition) WHERE extname = 'idem')
 SELECT * FROM line ORDER BY 1, 2
 SQL
-$sql->('postgres', "CREATE DATABASE $_") for qw(fresh updated);
+$sql->('postgres', "CREATE DATABASE $_") for qw(fresh updated before);
 $sql->('fresh', "CREATE EXTENSION idem VERSION '$next'");
 my $fresh = $sql->('fresh', $inventory);
 cmp_ok(scalar(split /\n/, $fresh), '>', 500, 'a fresh extension has much to compare');
@@ -151,6 +160,19 @@ is($sql->('updated', q{BEGIN; SELECT idem.use_records('elsewhere'); SELECT respo
 	"\n" . '{"order": 2}', 'a record in another table is found');
 $sql->('updated', q{UPDATE idem.record SET note = 'seen' WHERE key = 'done'});
 is($sql->('updated', q{SELECT idem.note_of('orders', 'done')}), 'seen', 'the new function reads the new column');
+
+is($sql->('updated', q{SELECT ttl, colour FROM idem.scopes WHERE name = 'orders'}), '24:00:00|grey', 'a scope has the default of the new setting');
+$sql->('updated', q{SELECT idem.create_scope('later', settings => '{ttl=1 hour}'), idem.alter_scope('orders', ttl => '2 hours')});
+is($sql->('updated', q{SELECT idem.scope_ddl(name) ~ 'owner' FROM idem.scopes}), "t\nt", 'the library goes on with scopes too');
+
+# The new library, until the update of the extension.
+$sql->('before', "CREATE EXTENSION idem VERSION '$before'");
+$sql->('before', q{SELECT idem.create_scope('orders', ttl => '1 hour'), idem.alter_scope('orders', settings => '{max_attempts=3}')});
+is($sql->('before', q{SELECT idem.once('orders', 'k'), idem.once('orders', 'k')}), 't|f', 'a setting without a column has its default');
+like($sql->('before', q{SELECT idem.scope_ddl('orders')}), qr/ttl => '01:00:00', max_attempts => 3, owner/, 'also in the statement that creates the scope');
+my ($status, undef, $refusal) = $node->psql('before', q{\set VERBOSITY verbose
+SELECT idem.create_scope('away', settings => '{records=true}')});
+like($refusal, qr/ERROR:  55000: /, 'another value is refused');
 
 log_is_clean($node);
 $node->stop;

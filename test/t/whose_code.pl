@@ -48,7 +48,7 @@ SQL
 }
 # Answers that are left, and expired records that are.
 sub left { return sql(q{SELECT count(response), count(*) FILTER (WHERE expires < now()) FROM idem.record}); }
-sub purge_health { return sql(q{SELECT regexp_replace(detail, 'The next purge begins.*', '') || hint FROM idem.health() WHERE check_name = 'purge' AND detail ~ 'reach'}); }
+sub purge_health { return sql(q{SELECT detail || ' ' || hint FROM idem.health() WHERE check_name = 'purge' AND detail ~ 'reach'}); }
 
 sub by_worker
 {
