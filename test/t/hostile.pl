@@ -37,7 +37,7 @@ my %planted = (
 	'a table of records' => 'CREATE SCHEMA idem; CREATE TABLE idem.record (LIKE pg_class)',
 	'a view' => 'CREATE SCHEMA idem; CREATE VIEW idem.scopes AS SELECT 1',
 	'a type' => 'CREATE SCHEMA idem; CREATE TYPE idem.claim_result AS (claimed boolean)',
-	'a function' => 'CREATE SCHEMA idem; CREATE FUNCTION idem.claim(text, text, jsonb, text, interval, '
+	'a function' => 'CREATE SCHEMA idem; CREATE FUNCTION idem.claim(text, anycompatible, jsonb, text, interval, '
 	  . "interval, interval) RETURNS int LANGUAGE sql AS 'SELECT 1'",
 	'a sequence' => 'CREATE SCHEMA idem; CREATE SEQUENCE idem.scope_id',);
 my $n = 0;
