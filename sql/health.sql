@@ -37,20 +37,16 @@ overview AS MATERIALIZED (
 known AS MATERIALIZED (
     SELECT
         o.*,
-        idem.retention_window(
-            caller_deadline => least(o.wait, '30 days'),
-            retry_horizon => least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100),
-            network_delay => '30 seconds',
-            clock_skew => '5 seconds') AS horizon,
+        -- Half a minute for the network, and five seconds between the clocks.
+        least(o.wait, '30 days') + interval '35 seconds'
+            + least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100) AS horizon,
         t.claims,
         t.stale,
         t.expired_reused,
         t.stats_reset,
         statement_timestamp() - t.stats_reset AS counted_for,
-        idem.records_needed(
-            t.claims / greatest(extract(epoch FROM statement_timestamp() - t.stats_reset),
-                                1)::double precision,
-            o.ttl) AS needed
+        ceil(t.claims / greatest(extract(epoch FROM statement_timestamp() - t.stats_reset), 1)
+             * extract(epoch FROM o.ttl) * 1.2) AS needed
     FROM overview o
         LEFT JOIN idem.stats t ON t.scope = o.scope
     WHERE o.scope IS NOT NULL

@@ -74,11 +74,11 @@ bool add_to_heap(const Due& due) {
 }
 
 // Whether the operation is due, or will be.
-bool is_wanted(const Unfinished& operation, const DueFilter& filter, TimestampTz now) {
-    if (filter.tenant && operation.tenant != *filter.tenant) return false;
-    return operation.expires > now &&
-           !core::exhausted(operation.attempt, filter.max_attempts, operation.extra_attempts,
-                            operation.lease_end, now);
+bool is_wanted(const RecordRow& row, const DueFilter& filter, TimestampTz now) {
+    if (filter.tenant && row.tenant() != *filter.tenant) return false;
+    return row.expires() > now &&
+           !core::exhausted(row.attempt(), filter.max_attempts, row.extra_attempts(),
+                            row.lease_end().value_or(0), now);
 }
 
 }  // namespace
@@ -100,9 +100,9 @@ void Backlog::search(const std::optional<Due>& after) {
     begin_list(filter_, now);
     const Records records = Records::to_read(filter_.table);
     UnfinishedSearch search(records, filter_.scope_id);
-    while (const auto operation = search.next()) {
-        const Due due{operation->lease_end, operation->digest};
-        if (!is_wanted(*operation, filter_, now)) continue;
+    while (const auto row = search.next()) {
+        const Due due{row->lease_end().value_or(0), row->digest()};
+        if (!is_wanted(*row, filter_, now)) continue;
         if (due.since > now)
             next_due_ = std::min(next_due_.value_or(due.since), due.since);
         else if ((!after || *after < due) && !add_to_heap(due))

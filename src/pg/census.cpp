@@ -143,8 +143,9 @@ void visit_prepared_claims(void (*visit)(const PreparedClaim& claim, void* data)
     scan_table(Table::record, &dirty, [&](TupleTableSlot* slot) {
         const TransactionId xid = prepared_writer(dirty, slot);
         if (!TransactionIdIsValid(xid)) return;
-        const RecordHead row = record_head(slot);
-        visit({xid, row.created, row.scope_id, row.attempt, row.tenant, row.key.view()}, data);
+        const RecordRow row(slot);
+        const RowKey key = row.key();
+        visit({xid, row.created(), row.scope_id(), row.attempt(), row.tenant(), key.view()}, data);
     });
 }
 

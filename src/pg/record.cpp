@@ -9,143 +9,20 @@
 namespace idem::pg {
 namespace {
 
-enum Column {
-    column_digest,
-    column_created,
-    column_expires,
-    column_lease_end,
-    column_nonce,
-    column_scope,
-    column_attempt,
-    column_status,
-    column_state,
-    column_redacted,
-    column_tenant,
-    column_key,
-    column_fingerprint,
-    column_recovery_point,
-    column_recovery_state,
-    column_headers,
-    column_response,
-    column_body,
-    column_error,
-    column_key_uuid,
-    column_request,
-    column_extra_attempts,
-    columns
-};
-static_assert(columns == record_columns);
+using namespace record_row;
 
-// The number of the table's first column that is one of idem.record's, from 1.
-int first_column(TupleDesc table) {
-    return has_tenant_column(table) ? 2 : 1;
+bool is_record_of(const RecordRow& row, const KeyName& name) {
+    return row.scope_id() == name.scope_id && row.key().view() == name.key &&
+           row.tenant() == name.tenant;
 }
 
-Datum column(TupleTableSlot* slot, Column which, bool& null) {
-    return slot_getattr(slot, first_column(slot->tts_tupleDescriptor) + which, &null);
+[[noreturn]] bool refuse_bypass() {
+    report::serialization_failure(
+        "Another transaction wrote the key's record without the key lock.");
 }
 
-template <class T>
-T* varlena_column(TupleTableSlot* slot, Column which) {
-    bool null;
-    const Datum value = column(slot, which, null);
-    return null ? nullptr : reinterpret_cast<T*>(PG_DETOAST_DATUM_COPY(value));
-}
-
-// A copy of the value as it is stored, compressed or out of line.
-varlena* stored_column(TupleTableSlot* slot, Column which) {
-    bool null;
-    const Datum value = column(slot, which, null);
-    if (null) return nullptr;
-    const void* stored = DatumGetPointer(value);
-    const Size size = VARSIZE_ANY(stored);
-    return static_cast<varlena*>(memcpy(palloc(size), stored, size));
-}
-
-std::optional<std::int32_t> int_column(TupleTableSlot* slot, Column which) {
-    bool null;
-    const Datum value = column(slot, which, null);
-    return null ? std::nullopt : std::optional(DatumGetInt32(value));
-}
-
-std::optional<std::int64_t> bigint_column(TupleTableSlot* slot, Column which) {
-    bool null;
-    const Datum value = column(slot, which, null);
-    return null ? std::nullopt : std::optional(DatumGetInt64(value));
-}
-
-std::int32_t read_attempt(TupleTableSlot* slot) {
-    return int_column(slot, column_attempt).value_or(core::first_attempt);
-}
-
-std::int32_t read_extra_attempts(TupleTableSlot* slot) {
-    return int_column(slot, column_extra_attempts).value_or(0);
-}
-
-// What decides about a claim, without the answer.
-Record read_claim(TupleTableSlot* slot) {
-    bool null;
-    Record record{};
-    record.created = DatumGetTimestampTz(column(slot, column_created, null));
-    record.expires = DatumGetTimestampTz(column(slot, column_expires, null));
-    record.lease_end = bigint_column(slot, column_lease_end);
-    record.nonce = bigint_column(slot, column_nonce);
-    record.attempt = read_attempt(slot);
-    record.state = static_cast<core::State>(DatumGetChar(column(slot, column_state, null)));
-    record.redacted = DatumGetBool(column(slot, column_redacted, null)) && !null;
-    record.fingerprint = varlena_column<bytea>(slot, column_fingerprint);
-    if (record.state == core::State::in_progress) record.extra_attempts = read_extra_attempts(slot);
-    return record;
-}
-
-Record read_record(TupleTableSlot* slot) {
-    Record record = read_claim(slot);
-    record.recovery_point = varlena_column<text>(slot, column_recovery_point);
-    record.recovery_state = varlena_column<Jsonb>(slot, column_recovery_state);
-    record.status = int_column(slot, column_status);
-    record.headers = varlena_column<Jsonb>(slot, column_headers);
-    record.response = varlena_column<Jsonb>(slot, column_response);
-    record.body = varlena_column<bytea>(slot, column_body);
-    record.error = varlena_column<Jsonb>(slot, column_error);
-    record.request = stored_column(slot, column_request);
-    return record;
-}
-
-// A finished record as far as erased() keeps it, so that an answer out of line is not read.
-Record read_outcome(TupleTableSlot* slot) {
-    Record record = read_claim(slot);
-    record.status = int_column(slot, column_status);
-    record.error = varlena_column<Jsonb>(slot, column_error);
-    return record;
-}
-
-bool has_value(TupleTableSlot* slot, Column which) {
-    bool null;
-    (void)column(slot, which, null);
-    return !null;
-}
-
-core::Digest digest_of(const pg_uuid_t* uuid) {
-    core::Digest digest;
-    static_assert(sizeof digest == sizeof uuid->data);
-    memcpy(digest.data(), uuid->data, digest.size());
-    return digest;
-}
-
-// The name of the key whose row it is.
-KeyName read_name(TupleTableSlot* slot, const core::Digest& digest) {
-    bool null;
-    return {DatumGetInt32(column(slot, column_scope, null)),
-            view_of(varlena_column<text>(slot, column_tenant)),
-            view_of(text_of(RowKey(slot).view())), digest, as_given(slot->tts_tableOid)};
-}
-
-bool is_record_of(TupleTableSlot* slot, const KeyName& name) {
-    bool null;
-    return DatumGetInt32(column(slot, column_scope, null)) == name.scope_id &&
-           RowKey(slot).view() == name.key &&
-           view_of(DatumGetTextPP(column(slot, column_tenant, null))) == name.tenant;
-}
+constexpr const char* changed_meanwhile =
+    "Another transaction changed the key's record at the same time.";
 
 Datum new_uuid(const core::Uuid& bytes) {
     auto* uuid = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
@@ -203,9 +80,7 @@ WriteResult wait_out_duplicates(const Records& records, const core::Digest& dige
         while (!other && scan.next()) other = !ItemPointerEquals(ours, &scan.slot()->tts_tid);
         if (!other) break;
         const RowWriter writer = scan.writer();
-        if (!writer.valid())
-            report::serialization_failure(
-                "Another transaction wrote the key's record without the key lock.");
+        if (!writer.valid()) refuse_bypass();
         if (!scan.wait(bound)) result = {WriteOutcome::blocked, writer.xid};
     }
     scan.end();
@@ -241,17 +116,6 @@ void fill_row_after_tenant(TupleTableSlot* slot, Datum tenant, const Row<columns
     fill_row(slot, values, nulls);
 }
 
-// The tenant column of a stored row, palloc'd; nothing if the table has none.
-std::optional<Datum> stored_tenant(TupleTableSlot* slot) {
-    const TupleDesc table = slot->tts_tupleDescriptor;
-    if (!has_tenant_column(table)) return std::nullopt;
-    bool null;
-    const Datum value = slot_getattr(slot, 1, &null);
-    if (null) return std::nullopt;
-    const FormData_pg_attribute* type = TupleDescAttr(table, 0);
-    return datumCopy(value, type->attbyval, type->attlen);
-}
-
 // Fills a slot of a record table. What it points to is palloc'd, or belongs to the record. A row
 // that replaces another keeps the value of its tenant column: the text is read but once.
 void store_row(TupleTableSlot* slot, const KeyName& name, const Record& record,
@@ -276,8 +140,7 @@ ChangeResult replace_row(const Records& records, const KeyName& name, ItemPointe
     const auto on_duplicate = [&] {
         if (wait_out_duplicates(records, name.digest, &slot->tts_tid, bound).outcome ==
             WriteOutcome::blocked)
-            report::serialization_failure(
-                "Another transaction changed the key's record at the same time.");
+            report::serialization_failure(changed_meanwhile);
         return true;
     };
     return change_row(records.table(), tid, RowChange::update, bound,
@@ -290,10 +153,8 @@ bool outlived(const Record& old, const Record& record) {
     return old.state == core::State::in_progress && old.attempt <= record.attempt;
 }
 
-// Replaces the row that was found, unless it has gone meanwhile.
-WriteResult replace(const Records& records, const KeyName& name, const Found& old,
-                    TupleTableSlot* slot, const WaitBound& bound) {
-    const ChangeResult changed = replace_row(records, name, old.tid, slot, bound);
+// Raises 40001 with the detail when another transaction has replaced the row.
+WriteResult result_of(const ChangeResult& changed, const char* replaced) {
     switch (changed.result) {
         case TM_Ok:
             return {WriteOutcome::written, InvalidTransactionId};
@@ -302,8 +163,7 @@ WriteResult replace(const Records& records, const KeyName& name, const Found& ol
         case TM_WouldBlock:
             return {WriteOutcome::blocked, changed.in_the_way};
         default:
-            report::serialization_failure(
-                "Another transaction changed the key's record at the same time.");
+            report::serialization_failure(replaced);
     }
 }
 
@@ -324,7 +184,7 @@ bool is_row(const Found& found) {
 
 Found read_hit(const DigestScan& scan, Contents contents) {
     Found found;
-    TupleTableSlot* slot = scan.slot();
+    const TupleTableSlot* slot = scan.slot();
     found.presence = scan.presence();
     Assert(ItemPointerIsValid(&slot->tts_tid));
     found.writer = scan.writer();
@@ -332,8 +192,9 @@ Found read_hit(const DigestScan& scan, Contents contents) {
     if (found.presence == core::Presence::inserting) return found;
     found.in_snapshot = scan.in_snapshot();
     found.replaced = found.presence == core::Presence::deleting && scan.is_replaced();
-    found.record = contents == Contents::all ? read_record(slot) : read_claim(slot);
-    found.tenant_column = stored_tenant(slot);
+    const RecordRow row(scan.slot());
+    found.record = row.read(contents);
+    found.tenant_column = row.tenant_column();
     return found;
 }
 
@@ -392,104 +253,98 @@ void hide_outlived_answer(Record& record, std::optional<std::int64_t> answer_ttl
     if (answered && core::is_answer_outlived(*answered, answer_ttl, now)) record = erased(record);
 }
 
-Oid unfinished_index_of(Relation records) {
-    const int first = first_column(RelationGetDescr(records));
-    return find_partial_index(records, static_cast<AttrNumber>(first + column_scope),
-                              {static_cast<AttrNumber>(first + column_state),
-                               static_cast<char>(core::State::in_progress)});
+core::Digest RecordRow::digest() const {
+    core::Digest digest;
+    memcpy(digest.data(), DatumGetUUIDP(*column(column_digest))->data, digest.size());
+    return digest;
 }
 
-RowKey::RowKey(TupleTableSlot* slot) {
-    bool null;
-    const Datum key = column(slot, column_key, null);
-    is_uuid_ = null;
-    if (!null) {
-        text_ = view_of(DatumGetTextPP(key));
-        return;
-    }
-    const Datum uuid = column(slot, column_key_uuid, null);
-    if (null) elog(ERROR, "a row of table idem.record has no key");
+RowKey RecordRow::key() const {
+    if (const auto key = column(column_key)) return RowKey(view_of(DatumGetTextPP(*key)));
+    const auto uuid = column(column_key_uuid);
+    if (!uuid) elog(ERROR, "a row of table idem.record has no key");
     core::Uuid bytes;
-    memcpy(bytes.data(), DatumGetUUIDP(uuid)->data, bytes.size());
-    uuid_ = core::uuid_text(bytes);
+    memcpy(bytes.data(), DatumGetUUIDP(*uuid)->data, bytes.size());
+    return RowKey(bytes);
 }
 
-TimestampTz record_expires(TupleTableSlot* slot) {
-    bool null;
-    return DatumGetTimestampTz(column(slot, column_expires, null));
-}
-
-std::int32_t record_scope(TupleTableSlot* slot) {
-    bool null;
-    return DatumGetInt32(column(slot, column_scope, null));
-}
-
-std::string_view record_tenant(TupleTableSlot* slot) {
-    bool null;
-    return view_of(DatumGetTextPP(column(slot, column_tenant, null)));
-}
-
-RecordHead record_head(TupleTableSlot* slot) {
-    bool null;
-    return {
-        .created = DatumGetTimestampTz(column(slot, column_created, null)),
-        .scope_id = record_scope(slot),
-        .attempt = read_attempt(slot),
-        .tenant = record_tenant(slot),
-        .key = RowKey(slot),
-    };
-}
-
-namespace {
-
-// Whether replays of a finished record would lose something by erased().
-bool has_answer(TupleTableSlot* slot) {
-    if (has_value(slot, column_headers) || has_value(slot, column_response) ||
-        has_value(slot, column_body))
-        return true;
-    auto* error = varlena_column<Jsonb>(slot, column_error);
+bool RecordRow::has_answer() const {
+    if (column(column_headers) || column(column_response) || column(column_body)) return true;
+    auto* error = copy<Jsonb>(column_error);
     return error != nullptr && sqlstate_only(error) != error;
 }
 
-struct Places {
-    RecordPlace* places;
-    std::size_t size;
-    std::size_t capacity;
+KeyName RecordRow::name() const {
+    return {scope_id(), view_of(copy<text>(column_tenant)), view_of(text_of(key().view())),
+            digest(), as_given(slot_->tts_tableOid)};
+}
 
-    void add(const RecordPlace& place) {
-        if (size == capacity) {
-            capacity *= 2;
-            places =
-                static_cast<RecordPlace*>(repalloc_huge(places, capacity * sizeof(RecordPlace)));
-        }
-        places[size++] = place;
-    }
-};
+Record RecordRow::read(Contents contents) const {
+    Record record{};
+    record.created = created();
+    record.expires = expires();
+    record.lease_end = lease_end();
+    record.nonce = bigint(column_nonce);
+    record.attempt = attempt();
+    record.state = state();
+    record.redacted = DatumGetBool(column(column_redacted).value_or(Datum{0}));
+    record.fingerprint = copy<bytea>(column_fingerprint);
+    if (record.state == core::State::in_progress) record.extra_attempts = extra_attempts();
+    if (contents == Contents::claim) return record;
+    record.status = integer(column_status);
+    record.error = copy<Jsonb>(column_error);
+    if (contents == Contents::outcome) return record;
+    record.recovery_point = copy<text>(column_recovery_point);
+    record.recovery_state = copy<Jsonb>(column_recovery_state);
+    record.headers = copy<Jsonb>(column_headers);
+    record.response = copy<Jsonb>(column_response);
+    record.body = copy<bytea>(column_body);
+    record.request = stored_copy(column_request);
+    return record;
+}
 
-}  // namespace
+std::optional<Datum> RecordRow::tenant_column() const {
+    if (first_ == 1) return std::nullopt;
+    bool null;
+    const Datum value = slot_getattr(slot_, 1, &null);
+    if (null) return std::nullopt;
+    const FormData_pg_attribute* type = TupleDescAttr(slot_->tts_tupleDescriptor, 0);
+    return datumCopy(value, type->attbyval, type->attlen);
+}
+
+// As it is stored, compressed or out of line.
+varlena* RecordRow::stored_copy(Column which) const {
+    const auto value = column(which);
+    if (!value) return nullptr;
+    const void* stored = DatumGetPointer(*value);
+    const Size size = VARSIZE_ANY(stored);
+    return static_cast<varlena*>(memcpy(palloc(size), stored, size));
+}
 
 std::span<const RecordPlace> records_of_tenant(const List* tables,
                                                std::optional<std::int32_t> scope,
                                                std::string_view tenant) {
-    Places found{nullptr, 0, 1024};
-    found.places = static_cast<RecordPlace*>(palloc(found.capacity * sizeof(RecordPlace)));
+    StringInfoData found;  // places
+    initStringInfo(&found);
     for (int i = 0; i < list_length(tables); ++i) {
         Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
         if (table == nullptr) continue;
         scan_committed_rows(table, [&](TupleTableSlot* slot) {
-            if ((scope && record_scope(slot) != *scope) || record_tenant(slot) != tenant) return;
-            bool null;
-            found.add({digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
-                       RelationGetRelid(table)});
+            const RecordRow row(slot);
+            if ((scope && row.scope_id() != *scope) || row.tenant() != tenant) return;
+            const RecordPlace place{row.digest(), RelationGetRelid(table)};
+            appendBinaryStringInfo(&found, reinterpret_cast<const char*>(&place), sizeof place);
         });
         table_close(table, AccessShareLock);
     }
-    std::sort(found.places, found.places + found.size);
-    return {found.places, found.size};
+    auto* places = reinterpret_cast<RecordPlace*>(found.data);
+    const std::size_t size = static_cast<std::size_t>(found.len) / sizeof(RecordPlace);
+    std::sort(places, places + size);
+    return {places, size};
 }
 
 Found found_by(const DigestScan& scan, const KeyName& name, Contents contents) {
-    if (!is_record_of(scan.slot(), name)) report::digest_collision();
+    if (!is_record_of(RecordRow(scan.slot()), name)) report::digest_collision();
     return read_hit(scan, contents);
 }
 
@@ -500,79 +355,64 @@ Found probe(const Records& records, const KeyName& name, Contents contents) {
     return found;
 }
 
-std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest) {
-    std::optional<FoundKey> key;
-    trivial<std::optional<FoundKey>>();
+namespace {
+
+// What read() returns of the row of the digest. Nothing when there is no row, or when it is still
+// being inserted.
+template <class Read>
+auto read_behind(const Records& records, const core::Digest& digest, Read read) {
+    std::optional<std::invoke_result_t<Read, const DigestScan&>> found;
+    trivial<decltype(found)>();
     DigestScan scan(records);
-    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
-        key = {read_name(scan.slot(), digest), read_hit(scan, Contents::all)};
+    if (scan.find(digest) && scan.presence() != core::Presence::inserting) found = read(scan);
     scan.end();
-    return key;
+    return found;
+}
+
+}  // namespace
+
+std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest) {
+    return read_behind(records, digest, [](const DigestScan& scan) {
+        return FoundKey{RecordRow(scan.slot()).name(), read_hit(scan, Contents::all)};
+    });
+}
+
+std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {
+    return read_behind(records, digest,
+                       [](const DigestScan& scan) { return RecordRow(scan.slot()).name(); });
 }
 
 // An index that REINDEX has made is as good as the one that it replaces, so the index is looked up
 // for each search.
 UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id) {
+    const int first = has_tenant_column(RelationGetDescr(records.table())) ? 2 : 1;
+    const auto scopes = static_cast<AttrNumber>(first + column_scope);
+    const Oid index = find_partial_index(records.table(), scopes,
+                                         {static_cast<AttrNumber>(first + column_state),
+                                          static_cast<char>(core::State::in_progress)});
     ScanKeyData key;
-    const int first = first_column(RelationGetDescr(records.table()));
-    ScanKeyInit(&key, static_cast<AttrNumber>(first + column_scope), BTEqualStrategyNumber,
-                F_INT4EQ, Int32GetDatum(scope_id));
-    const Oid index = unfinished_index_of(records.table());
+    ScanKeyInit(&key, scopes, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(scope_id));
     scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
-}
-
-UnfinishedSearch::UnfinishedSearch(Relation records, Snapshot snapshot) {
-    Oid index = unfinished_index_of(records);
-    if (OidIsValid(index) && !serves_old_snapshots(index)) index = InvalidOid;
-    scan_ = systable_beginscan(records, index, OidIsValid(index), snapshot, 0, nullptr);
 }
 
 void UnfinishedSearch::end() {
     systable_endscan(scan_);
 }
 
-TupleTableSlot* UnfinishedSearch::next_row() {
+std::optional<RecordRow> UnfinishedSearch::next() {
     while (HeapTupleIsValid(systable_getnext(scan_))) {
         CHECK_FOR_INTERRUPTS();
-        bool null;
-        const Datum state = column(scan_->slot, column_state, null);
-        if (static_cast<core::State>(DatumGetChar(state)) == core::State::in_progress)
-            return scan_->slot;
+        const RecordRow row(scan_->slot);
+        if (row.state() == core::State::in_progress) return row;
     }
-    return nullptr;
-}
-
-std::optional<Unfinished> UnfinishedSearch::next() {
-    TupleTableSlot* slot = next_row();
-    if (slot == nullptr) return std::nullopt;
-    bool null;
-    return Unfinished{
-        .digest = digest_of(DatumGetUUIDP(column(slot, column_digest, null))),
-        .expires = record_expires(slot),
-        .lease_end = bigint_column(slot, column_lease_end).value_or(0),
-        .attempt = read_attempt(slot),
-        .extra_attempts = read_extra_attempts(slot),
-        .tenant = view_of(DatumGetTextPP(column(slot, column_tenant, null))),
-    };
-}
-
-std::optional<KeyName> name_behind(const Records& records, const core::Digest& digest) {
-    std::optional<KeyName> name;
-    trivial<std::optional<KeyName>>();
-    DigestScan scan(records);
-    if (scan.find(digest) && scan.presence() != core::Presence::inserting)
-        name = read_name(scan.slot(), digest);
-    scan.end();
-    return name;
+    return std::nullopt;
 }
 
 WriteResult write_record(const Records& records, const KeyName& name, const Record& record,
                          Predecessor predecessor, const WaitBound& bound) {
     if (predecessor == Predecessor::none) return write_over(records, name, record, Found{}, bound);
     const Found old = probe(records, name, Contents::claim);
-    if (is_row(old) && !outlived(old.record, record))
-        report::serialization_failure(
-            "Another transaction wrote the key's record without the key lock.");
+    if (is_row(old) && !outlived(old.record, record)) refuse_bypass();
     return write_over(records, name, record, old, bound);
 }
 
@@ -583,7 +423,8 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     store_row(slot, name, record, old.tenant_column);
     WriteResult result{WriteOutcome::gone, InvalidTransactionId};
-    if (is_row(old)) result = replace(records, name, old, slot, bound);
+    if (is_row(old))
+        result = result_of(replace_row(records, name, old.tid, slot, bound), changed_meanwhile);
     if (result.outcome == WriteOutcome::gone) result = insert(records, name, slot, bound);
     Assert(result.outcome != WriteOutcome::gone);
     ExecDropSingleTupleTableSlot(slot);
@@ -593,8 +434,7 @@ WriteResult write_over(const Records& records, const KeyName& name, const Record
 
 WriteResult delete_record(const Records& records, const Found& found, const WaitBound& bound) {
     Assert(found.presence != core::Presence::absent);
-    return delete_at(records, found.tid, bound,
-                     "Another transaction changed the key's record at the same time.");
+    return delete_at(records, found.tid, bound, changed_meanwhile);
 }
 
 WriteResult delete_at(const KeyedTable& table, ItemPointerData row, const WaitBound& bound,
@@ -605,45 +445,27 @@ WriteResult delete_at(const KeyedTable& table, ItemPointerData row, const WaitBo
                        return compat::delete_row(relation, &tid, compat::Waiting::yes);
                    });
     CommandCounterIncrement();
-    switch (changed.result) {
-        case TM_Ok:
-            return {WriteOutcome::written, InvalidTransactionId};
-        case TM_Deleted:
-            return {WriteOutcome::gone, InvalidTransactionId};
-        case TM_WouldBlock:
-            return {WriteOutcome::blocked, changed.in_the_way};
-        default:
-            report::serialization_failure(replaced);
-    }
+    return result_of(changed, replaced);
 }
 
-bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, TimestampTz now) {
-    bool null;
-    const Datum state = column(slot, column_state, null);
-    if (DatumGetChar(state) == static_cast<char>(core::State::in_progress)) return false;
-    const TimestampTz created = DatumGetTimestampTz(column(slot, column_created, null));
-    const TimestampTz answered = core::answered_at(created, bigint_column(slot, column_lease_end));
-    return core::is_answer_outlived(answered, answer_ttl, now) &&
-           (has_answer(slot) || has_value(slot, column_request));
+bool has_outlived_answer(const RecordRow& row, std::int64_t answer_ttl, TimestampTz now) {
+    return row.state() != core::State::in_progress &&
+           core::is_answer_outlived(core::answered_at(row.created(), row.lease_end()), answer_ttl,
+                                    now) &&
+           (row.has_answer() || row.has_request());
 }
 
 // The row is locked first, because an update waits for a transaction that has locked it.
 bool try_erase(Relation records, TupleTableSlot* slot) {
     const ItemPointerData tid = slot->tts_tid;
     if (try_lock_row(records, tid, RowChange::update) != TM_Ok) return false;
-    core::Digest digest;
-    bool null;
-    memcpy(digest.data(), DatumGetUUIDP(column(slot, column_digest, null))->data, digest.size());
-    Record rest = erased(read_outcome(slot));
-    rest.redacted = rest.redacted || has_answer(slot);
-    TupleTableSlot* row = table_slot_create(records, nullptr);
-    store_row(row, read_name(slot, digest), rest, stored_tenant(slot));
-    const auto on_duplicate = []() -> bool {
-        report::serialization_failure(
-            "Another transaction wrote the key's record without the key lock.");
-    };
-    const TM_Result result = update_row(records, tid, row, on_duplicate);
-    ExecDropSingleTupleTableSlot(row);
+    const RecordRow row(slot);
+    Record rest = erased(row.read(Contents::outcome));
+    rest.redacted = rest.redacted || row.has_answer();
+    TupleTableSlot* erased_row = table_slot_create(records, nullptr);
+    store_row(erased_row, row.name(), rest, row.tenant_column());
+    const TM_Result result = update_row(records, tid, erased_row, refuse_bypass);
+    ExecDropSingleTupleTableSlot(erased_row);
     return result == TM_Ok;
 }
 
@@ -707,8 +529,7 @@ bool BulkWriter::replace(const KeyName& name, const Found& found) {
         case TM_Deleted:
             return false;
         default:
-            report::serialization_failure(
-                "Another transaction changed the key's record at the same time.");
+            report::serialization_failure(changed_meanwhile);
     }
 }
 

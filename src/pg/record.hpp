@@ -112,31 +112,47 @@ class Records : public KeyedTable {
     static Records open_elsewhere(Oid table, KeyedTable (*open_keyed)(Oid, Open));
 };
 
-// The columns of idem.record that this library knows.
-inline constexpr int record_columns = 22;
-
 // Whether the table has all columns of this release. False while the database has the objects of a
 // release with fewer.
 bool has_record_layout();
 
-// The index of unfinished operations by their scope: (scope) WHERE state = 'p'. InvalidOid while
-// there is none, because a superuser has dropped it. Only the cost of finding unfinished operations
-// depends on it.
-Oid unfinished_index_of(Relation records);
-
 // --- Reading ------------------------------------------------------------------------------------
 
-// The end of life and the scope's id of the record in the slot.
-TimestampTz record_expires(TupleTableSlot* slot);
-std::int32_t record_scope(TupleTableSlot* slot);
+namespace record_row {
 
-// The tenant of the row in the slot, into which it points.
-std::string_view record_tenant(TupleTableSlot* slot);
+enum Column {
+    column_digest,
+    column_created,
+    column_expires,
+    column_lease_end,
+    column_nonce,
+    column_scope,
+    column_attempt,
+    column_status,
+    column_state,
+    column_redacted,
+    column_tenant,
+    column_key,
+    column_fingerprint,
+    column_recovery_point,
+    column_recovery_state,
+    column_headers,
+    column_response,
+    column_body,
+    column_error,
+    column_key_uuid,
+    column_request,
+    column_extra_attempts,
+    columns
+};
 
-// The key of the row in the slot. A text may point into the slot.
+}  // namespace record_row
+
+// The key of a row. A text may point into the row's slot.
 class RowKey {
   public:
-    explicit RowKey(TupleTableSlot* slot);
+    explicit RowKey(std::string_view key) : is_uuid_(false), text_(key) {}
+    explicit RowKey(const core::Uuid& uuid) : is_uuid_(true), uuid_(core::uuid_text(uuid)) {}
     std::string_view view() const {
         return is_uuid_ ? std::string_view(uuid_.data(), uuid_.size()) : text_;
     }
@@ -147,19 +163,70 @@ class RowKey {
     core::UuidText uuid_;
 };
 
-// Which claim a row records. Tenant and key may point into the slot.
-struct RecordHead {
-    TimestampTz created;
-    std::int32_t scope_id;
-    std::int32_t attempt;
-    std::string_view tenant;
-    RowKey key;
-};
-RecordHead record_head(TupleTableSlot* slot);
-
 enum class Contents {
     all,
-    claim,  // what decides about a claim: no answer, recovery point, last error or request
+    claim,    // what decides about a claim: no answer, recovery point, last error or request
+    outcome,  // of a finished record, what erased() keeps: an answer out of line is not read
+};
+
+// A row of a record table, in a slot, into which what it returns may point.
+class RecordRow {
+  public:
+    explicit RecordRow(TupleTableSlot* slot)
+        : slot_(slot), first_(has_tenant_column(slot->tts_tupleDescriptor) ? 2 : 1) {}
+
+    core::Digest digest() const;
+    TimestampTz created() const { return *bigint(record_row::column_created); }
+    TimestampTz expires() const { return *bigint(record_row::column_expires); }
+    std::optional<TimestampTz> lease_end() const { return bigint(record_row::column_lease_end); }
+    std::int32_t scope_id() const { return *integer(record_row::column_scope); }
+    std::int32_t attempt() const {
+        return integer(record_row::column_attempt).value_or(core::first_attempt);
+    }
+    std::int32_t extra_attempts() const {
+        return integer(record_row::column_extra_attempts).value_or(0);
+    }
+    core::State state() const {
+        return static_cast<core::State>(DatumGetChar(*column(record_row::column_state)));
+    }
+    std::string_view tenant() const {
+        return view_of(DatumGetTextPP(*column(record_row::column_tenant)));
+    }
+    RowKey key() const;
+    // Whether replays of the finished record would lose something by erased().
+    bool has_answer() const;
+    bool has_request() const { return column(record_row::column_request).has_value(); }
+
+    // Copies, palloc'd:
+    KeyName name() const;
+    Record read(Contents contents) const;
+    // The stored value of the tenant column, if the table has one.
+    std::optional<Datum> tenant_column() const;
+
+  private:
+    // Nothing when it is NULL.
+    std::optional<Datum> column(record_row::Column which) const {
+        bool null;
+        const Datum value = slot_getattr(slot_, first_ + which, &null);
+        return null ? std::nullopt : std::optional(value);
+    }
+    std::optional<std::int32_t> integer(record_row::Column which) const {
+        const auto value = column(which);
+        return value ? std::optional(DatumGetInt32(*value)) : std::nullopt;
+    }
+    std::optional<std::int64_t> bigint(record_row::Column which) const {
+        const auto value = column(which);
+        return value ? std::optional(DatumGetInt64(*value)) : std::nullopt;
+    }
+    template <class T>
+    T* copy(record_row::Column which) const {
+        const auto value = column(which);
+        return value ? reinterpret_cast<T*>(PG_DETOAST_DATUM_COPY(*value)) : nullptr;
+    }
+    varlena* stored_copy(record_row::Column which) const;
+
+    TupleTableSlot* slot_;
+    int first_;  // the number of the first column that is one of idem.record's, from 1
 };
 
 // The digests of all records of the tenant that are committed now, in ascending order, with their
@@ -190,30 +257,19 @@ struct FoundKey {
 };
 std::optional<FoundKey> probe_digest(const Records& records, const core::Digest& digest);
 
-// A search for unfinished operations, in no order. It reads the index of unfinished operations if
-// there is one, and otherwise the whole table.
-struct Unfinished {
-    core::Digest digest;
-    TimestampTz expires;
-    TimestampTz lease_end;
-    std::int32_t attempt;
-    std::int32_t extra_attempts;
-    std::string_view tenant;  // valid until the next step of the search
-};
+// A search for the unfinished operations of a scope, in no order. It reads the index of unfinished
+// operations; while there is none, because a superuser has dropped it, the whole table. It sees the
+// newest committed rows and those of this transaction, and leaves no predicate locks. A row that is
+// being moved meanwhile may be missed.
 class UnfinishedSearch {
   public:
-    // Those of a scope: the newest committed rows and those of this transaction. It leaves no
-    // predicate locks. A row that is being moved meanwhile may be missed.
     UnfinishedSearch(const Records& records, std::int32_t scope_id);
-    // Those of all scopes, as the snapshot sees them.
-    UnfinishedSearch(Relation records, Snapshot snapshot);
     UnfinishedSearch(const UnfinishedSearch&) = delete;
     UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
     void end();
 
-    std::optional<Unfinished> next();
-    // The same as a row, valid until the next step; NULL at the end.
-    TupleTableSlot* next_row();
+    // Valid until the next step of the search.
+    std::optional<RecordRow> next();
 
   private:
     SysScanDesc scan_;  // despite its name it serves any table, with an index or without
@@ -265,9 +321,9 @@ WriteResult delete_at(const KeyedTable& table, ItemPointerData tid, const WaitBo
 
 // --- Erasing answers without key locks -----------------------------------------------------------
 
-// Whether the record in the slot is finished and still has an answer, or the request, that it
+// Whether the record is finished and still has an answer, or the request, that it
 // should not have.
-bool has_outlived_answer(TupleTableSlot* slot, std::int64_t answer_ttl, TimestampTz now);
+bool has_outlived_answer(const RecordRow& row, std::int64_t answer_ttl, TimestampTz now);
 
 // Replaces the finished record in the slot by what erased() leaves of it. Does not wait: returns
 // false when another transaction has locked the row or is changing it.

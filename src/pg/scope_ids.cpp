@@ -129,10 +129,6 @@ void unnote_dropped_scope(std::int32_t id) {
     CommandCounterIncrement();
 }
 
-std::int64_t last_scope_id() {
-    return std::max(read_sequence().last, highest_known_id());
-}
-
 void give_scope_ids(std::int32_t last) {
     if (last > read_sequence().last) set_last_id(last);
 }

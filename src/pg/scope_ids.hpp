@@ -26,9 +26,6 @@ bool is_dropped_scope(std::int32_t id);
 // Removes the note, under the same lock: the scope is going to exist.
 void unnote_dropped_scope(std::int32_t id);
 
-// The highest id that is known to be given; 0 before the first.
-std::int64_t last_scope_id();
-
 // Makes all ids up to this one given.
 void give_scope_ids(std::int32_t last);
 

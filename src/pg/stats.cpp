@@ -60,9 +60,9 @@ Slot* find(const ScopeIdentity& scope) {
     return nullptr;
 }
 
-// The caller holds the lock, or is the postmaster that sets up shared memory.
+// The caller holds the lock.
 Slot* allot(const ScopeIdentity& scope) {
-    Assert(!IsUnderPostmaster || LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
+    Assert(LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
     Assert(OidIsValid(scope.database) && shared->used <= shared->slots);
     Slot* slot = find(ScopeIdentity{});
     if (slot == nullptr) {
@@ -106,94 +106,6 @@ ScopeStats read(Slot& slot) {
     for (std::size_t i = 0; i < number_count; ++i)
         stats.numbers[i] = static_cast<std::int64_t>(pg_atomic_read_u64(&slot.numbers[i]));
     return stats;
-}
-
-// ---- The file -----------------------------------------------------------------------------------
-
-constexpr const char* file_path = "pg_stat/idem.stat";
-constexpr const char* unfinished_path = "pg_stat/idem.stat.tmp";
-
-struct Header {
-    std::uint32_t magic = 0x1DE35703;  // the last byte is the version of the layout
-    std::uint32_t numbers = number_count;
-    bool operator==(const Header&) const = default;
-};
-
-// Each row has a checksum of its own, so that the rows of a truncated file can be used.
-struct FileRow {
-    ScopeIdentity scope;
-    ScopeStats stats;
-    pg_crc32c crc;
-};
-static_assert(std::is_trivially_copyable_v<FileRow>);
-
-pg_crc32c crc_of(const FileRow& row) {
-    pg_crc32c crc;
-    INIT_CRC32C(crc);
-    COMP_CRC32C(crc, &row, offsetof(FileRow, crc));
-    FIN_CRC32C(crc);
-    return crc;
-}
-
-bool write_row(FILE* file, Slot& slot) {
-    FileRow row;
-    memset(static_cast<void*>(&row), 0, sizeof row);  // the checksum covers the padding
-    row.scope = slot.scope;
-    row.stats = read(slot);
-    row.crc = crc_of(row);
-    return fwrite(&row, sizeof row, 1, file) == 1;
-}
-
-void file_failure(const char* attempt) {
-    ereport(LOG, (errcode_for_file_access(),
-                  errmsg("could not %s file \"%s\": %m", attempt, file_path)));
-}
-
-extern "C" {
-// Runs in the postmaster after all other processes have ended. A code other than 0 means a crash.
-static void at_shutdown(int code, Datum) {
-    if (code != 0 || shared == nullptr) return;
-    FILE* file = AllocateFile(unfinished_path, PG_BINARY_W);
-    const Header header;
-    bool good = file != nullptr && fwrite(&header, sizeof header, 1, file) == 1;
-    for (Slot& slot : used_slots())
-        if (good && OidIsValid(slot.scope.database)) good = write_row(file, slot);
-    if (file != nullptr && FreeFile(file) != 0) good = false;
-    if (good) {
-        (void)durable_rename(unfinished_path, file_path, LOG);
-    } else {
-        file_failure("write");
-        (void)unlink(unfinished_path);
-    }
-}
-}
-
-void restore(const FileRow& row) {
-    Slot* slot = allot(row.scope);
-    if (slot == nullptr) return;
-    slot->since = row.stats.since;
-    for (std::size_t i = 0; i < number_count; ++i)
-        pg_atomic_write_u64(&slot->numbers[i], static_cast<std::uint64_t>(row.stats.numbers[i]));
-}
-
-void read_stats_file() {
-    FILE* file = AllocateFile(file_path, PG_BINARY_R);
-    if (file == nullptr) {
-        if (errno != ENOENT) file_failure("read");
-        return;
-    }
-    const Header expected;
-    Header header{};
-    bool good = fread(&header, sizeof header, 1, file) == 1 && header == expected;
-    for (FileRow row; good && fread(&row, sizeof row, 1, file) == 1;) {
-        good = row.crc == crc_of(row);
-        if (good) restore(row);
-    }
-    if (!good)
-        ereport(LOG, (errcode(ERRCODE_DATA_CORRUPTED),
-                      errmsg("ignoring invalid data in file \"%s\"", file_path)));
-    FreeFile(file);
-    (void)unlink(file_path);
 }
 
 }  // namespace
@@ -263,7 +175,6 @@ Size stats_size() {
 void attach_stats(void* memory, LWLockPadded* locks, bool found) {
     shared = static_cast<Shared*>(memory);
     lock = &locks->lock;
-    if (!IsUnderPostmaster) on_shmem_exit(at_shutdown, Datum{0});
     if (found) return;
     shared->slots = guc::counted_scopes;
     shared->used = 0;
@@ -272,7 +183,6 @@ void attach_stats(void* memory, LWLockPadded* locks, bool found) {
         slot.scope = ScopeIdentity{};
         for (pg_atomic_uint64& number : slot.numbers) pg_atomic_init_u64(&number, 0);
     }
-    read_stats_file();
 }
 
 }  // namespace idem::pg

@@ -7,10 +7,8 @@
 // finds none free is not counted. The purge worker gives a slot up when its scope or database is
 // gone: not DROP itself, because a rollback would not bring the counters back.
 //
-// A clean shutdown writes the slots to pg_stat/idem.stat. The next start reads that file and
-// removes it at once, so that after a crash all counters begin at zero. The postmaster does both
-// while no backend runs. A file that is damaged or of another version is dropped with a LOG
-// message.
+// A restart begins at zero, as the time in each row tells: who needs longer series keeps them in a
+// monitoring system, which expects counters that start again.
 #pragma once
 
 #include "core/histogram.hpp"

@@ -222,8 +222,11 @@ Oid find_table_oid(Table table) {
 Oid table_oid(Table table) {
     const Oid oid = find_table_oid(table);
     if (!OidIsValid(oid))
-        report::not_installed(
-            psprintf("%s.%s", schema_name, table_names[static_cast<std::size_t>(table)]));
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("extension \"idem\" is not installed in this database"),
+                        errdetail("Table \"%s.%s\" does not exist.", schema_name,
+                                  table_names[static_cast<std::size_t>(table)]),
+                        errhint("Run CREATE EXTENSION idem.")));
     return oid;
 }
 
@@ -278,16 +281,6 @@ Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& co
     }
     list_free(indexes);
     return found;
-}
-
-// The planner's rule.
-bool serves_old_snapshots(Oid oid) {
-    Relation index = index_open(oid, AccessShareLock);
-    const TransactionId built_by = HeapTupleHeaderGetXmin(index->rd_indextuple->t_data);
-    const bool serves =
-        !index->rd_index->indcheckxmin || TransactionIdPrecedes(built_by, TransactionXmin);
-    index_close(index, AccessShareLock);
-    return serves;
 }
 
 namespace {

@@ -150,10 +150,6 @@ UnneededIndexes unneeded_indexes(Relation table, TupleTableSlot* slot);
 // none. The table must be locked.
 Oid find_partial_index(Relation table, AttrNumber first, const CharCondition& condition);
 
-// Whether the index leads to every row that the snapshots of this transaction see. An index that
-// was built after the oldest of them may lack versions of rows that had changed by then.
-bool serves_old_snapshots(Oid index);
-
 // The direct entries of a row are those that need no executor: of the digest, and of partial
 // indexes.
 struct DirectEntries {

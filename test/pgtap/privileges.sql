@@ -262,10 +262,10 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, 
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'collision_probability', 'complete',
+    ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'complete',
           'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'health', 'held_keys', 'header_lines', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
-          'parse_key', 'preloaded', 'problem', 'quantile', 'record_tables', 'records_needed', 'refuse', 'release', 'renew',
-          'require_claim', 'retention_window', 'scope_counters', 'scope_ddl', 'sqlstate_of', 'take', 'try_claim', 'use_records'],
+          'parse_key', 'preloaded', 'problem', 'quantile', 'record_tables', 'refuse', 'release', 'renew',
+          'require_claim', 'scope_counters', 'scope_ddl', 'sqlstate_of', 'take', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

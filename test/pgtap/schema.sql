@@ -38,17 +38,14 @@ SELECT set_eq(
     ('child_key', 'token text, step text', 'text'),
     ('alter_scope', 'name text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval, request_required boolean DEFAULT NULL::boolean, request_exclude text[] DEFAULT NULL::text[], tenant_required boolean DEFAULT NULL::boolean, reject_stale_keys boolean DEFAULT NULL::boolean, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT NULL::text, store_response boolean DEFAULT NULL::boolean, response_exclude text[] DEFAULT NULL::text[], final_sqlstates text[] DEFAULT NULL::text[], store_request text DEFAULT NULL::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT NULL::text[], tenant_from text DEFAULT NULL::text, max_answer_size integer DEFAULT NULL::integer, records boolean DEFAULT NULL::boolean, settings text[] DEFAULT NULL::text[], owner regrole DEFAULT NULL::regrole, force boolean DEFAULT false', 'void'),
     ('drop_scope', 'name text', 'void'),
-    ('revoke', 'scope text, key text, tenant text DEFAULT NULL::text', 'boolean'),
-    ('forget', 'scope text, key text, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
+    ('revoke', 'scope text, key anycompatible, tenant text DEFAULT NULL::text', 'boolean'),
+    ('forget', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
     ('forget_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
-    ('erase', 'scope text, key text, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
+    ('erase', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, force boolean DEFAULT false', 'boolean'),
     ('erase_tenant', 'scope text, tenant text, force boolean DEFAULT false', 'bigint'),
-    ('cancel', 'scope text, key text, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
-    ('cancel', 'scope text, key uuid, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
+    ('cancel', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, error jsonb DEFAULT NULL::jsonb', 'idem.lookup_result'),
     ('reset_stream', 'scope text, source text, seq bigint DEFAULT NULL::bigint, tenant text DEFAULT NULL::text', 'bigint'),
-    ('claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
-    ('claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
-    ('collision_probability', 'records bigint, entropy_bits integer', 'double precision'),
+    ('claim', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
     ('complete', 'token text, response jsonb DEFAULT NULL::jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'jsonb'),
     ('create_scope', 'name text, ttl interval DEFAULT ''24:00:00''::interval, lease interval DEFAULT ''00:01:00''::interval, wait interval DEFAULT ''00:00:10''::interval, request_required boolean DEFAULT false, request_exclude text[] DEFAULT ''{}''::text[], tenant_required boolean DEFAULT false, reject_stale_keys boolean DEFAULT false, max_attempts integer DEFAULT NULL::integer, claims_per_minute integer DEFAULT NULL::integer, weak_keys text DEFAULT ''allow''::text, store_response boolean DEFAULT true, response_exclude text[] DEFAULT ''{}''::text[], final_sqlstates text[] DEFAULT ''{}''::text[], store_request text DEFAULT ''never''::text, answer_ttl interval DEFAULT NULL::interval, min_ttl interval DEFAULT NULL::interval, header_exclude text[] DEFAULT ''{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}''::text[], tenant_from text DEFAULT ''argument''::text, max_answer_size integer DEFAULT 65536, records boolean DEFAULT false, settings text[] DEFAULT ''{}''::text[], owner regrole DEFAULT NULL::regrole, if_not_exists boolean DEFAULT false', 'void'),
     ('create_record_table', 'name text, tenant_column name DEFAULT NULL::name, tenant_type regtype DEFAULT NULL::regtype', 'regclass'),
@@ -56,8 +53,7 @@ SELECT set_eq(
     ('derive_key', 'VARIADIC parts text[]', 'text'),
     ('error_of', 'sqlstate text', 'jsonb'),
     ('errors', '', 'jsonb'),
-    ('execute', 'scope text, key text, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
-    ('execute', 'scope text, key uuid, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
+    ('execute', 'scope text, key anycompatible, operation regprocedure, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.execute_result'),
     ('export_identity', '', 'jsonb'),
     ('fail', 'token text, error jsonb, status integer DEFAULT NULL::integer, headers jsonb DEFAULT NULL::jsonb, body bytea DEFAULT NULL::bytea', 'void'),
     ('health', 'long_held interval DEFAULT ''00:05:00''::interval, OUT check_name text, OUT status text, OUT scope text, OUT detail text, OUT hint text', 'SETOF record'),
@@ -70,33 +66,28 @@ SELECT set_eq(
     ('key_weakness', 'key text', 'text'),
     ('held_keys', 'with_prepared boolean, OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT transaction xid, OUT state text, OUT keys integer', 'SETOF record'),
     ('scope_counters', 'scope_id integer, OUT since timestamp with time zone, OUT numbers bigint[]', 'SETOF record'),
-    ('lookup', 'scope text, key text, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
-    ('lookup', 'scope text, key uuid, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
+    ('lookup', 'scope text, key anycompatible, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.lookup_result'),
     ('new_key', '', 'text'),
     ('parse_key', 'header text', 'text'),
     ('preloaded', '', 'boolean'),
     ('problem', 'sqlstate text, detail text DEFAULT NULL::text', 'jsonb'),
     ('problem', 'result idem.claim_result', 'jsonb'),
-    ('once', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
-    ('once', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
-    ('once_each', 'scope text, keys text[], tenant text DEFAULT NULL::text', 'SETOF text'),
+    ('once', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text', 'boolean'),
+    ('once_each', 'scope text, keys anycompatiblearray, tenant text DEFAULT NULL::text', 'SETOF anycompatible'),
     ('purge', 'max_records integer DEFAULT NULL::integer', 'bigint'),
     ('quantile', 'counts bigint[], percent integer', 'interval'),
     ('record_tables', 'OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
-    ('records_needed', 'claims_per_second double precision, ttl interval, margin double precision DEFAULT 0.2', 'bigint'),
     ('release', 'token text, retry_after interval DEFAULT NULL::interval, error jsonb DEFAULT NULL::jsonb', 'void'),
     ('renew', 'token text, lease interval DEFAULT NULL::interval', 'timestamp with time zone'),
     ('require_claim', '', 'trigger'),
-    ('retention_window', 'caller_deadline interval, retry_horizon interval, network_delay interval, clock_skew interval', 'interval'),
     ('rotate_secret', '', 'integer'),
     ('refuse', 'argument text, value text, detail text, hint text', 'text'),
     ('scope_ddl', 'scope text', 'text'),
     ('sqlstate_of', 'outcome text', 'text'),
     ('stats_reset', 'scope text DEFAULT NULL::text', 'void'),
     ('take', 'scope text, lease interval DEFAULT NULL::interval, tenant text DEFAULT NULL::text, wait interval DEFAULT NULL::interval', 'idem.take_result'),
-    ('try_claim', 'scope text, key text, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
-    ('use_records', 'records regclass', 'void'),
-    ('try_claim', 'scope text, key uuid, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result')
+    ('try_claim', 'scope text, key anycompatible, request jsonb DEFAULT NULL::jsonb, tenant text DEFAULT NULL::text, ttl interval DEFAULT NULL::interval, lease interval DEFAULT NULL::interval, wait interval DEFAULT NULL::interval', 'idem.claim_result'),
+    ('use_records', 'records regclass', 'void')
     $$, 'the functions, their arguments, defaults and results');
 
 -- STRICT would return NULL for a NULL key without an error; a parallel worker would share its
@@ -106,7 +97,7 @@ SELECT is_empty(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname = 'once_each') OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
-                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'collision_probability', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'records_needed', 'retention_window', 'sqlstate_of') THEN 'sql' ELSE 'c' END
+                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'sqlstate_of') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
@@ -118,7 +109,6 @@ SELECT set_eq(
        WHERE provolatile <> 'v' OR proparallel <> 'u'$$,
     $$VALUES
     ('backoff', 'v', 'r'),
-    ('collision_probability', 'i', 's'),
     ('derive_key', 'i', 's'),
     ('error_of', 'i', 's'),
     ('errors', 'i', 's'),
@@ -128,11 +118,9 @@ SELECT set_eq(
     ('key_weakness', 'i', 's'),
     ('parse_key', 'i', 's'),
     ('problem', 'i', 's'),
-    ('records_needed', 'i', 's'),
     ('refuse', 'i', 's'),
     ('sqlstate_of', 'i', 's'),
     ('quantile', 'i', 's'),
-    ('retention_window', 'i', 's'),
     ('scope_ddl', 's', 'u'), ('export_identity', 's', 'u')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute, or only read a scope or what the query sees');
 

@@ -190,8 +190,9 @@ $creator->quit;
 # small as this server's, each scan would start where the previous one found the previous scope.)
 set_conf('synchronize_seqscans' => 'off');
 sql(<<'SQL');
-INSERT INTO idem.scope
-SELECT nextval('idem.scope_id'), 'scope ' || i, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+INSERT INTO idem.scope (name, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
+       reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude)
+SELECT 'scope ' || i, owner, ttl, lease, wait, request_required, request_exclude, tenant_required,
        reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response, response_exclude
   FROM idem.scope, generate_series(1, 80000) i WHERE name = 'payments';
 INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
@@ -345,9 +346,7 @@ left('other_name', 0, 'the other databases are visited as before');
 # Statistics of dropped databases -----------------------------------------------------------------
 
 set_conf('idem.counted_scopes' => 3);
-$node->stop;
-unlink $node->data_dir . '/pg_stat/idem.stat';
-$node->start;
+$node->restart;
 wait_for_launcher();
 sql('CREATE DATABASE counted');
 install_payments($node, 'counted');
