@@ -2,9 +2,12 @@
 -- Claims
 -- ---------------------------------------------------------------------------------------------
 
+-- A key is a text or a uuid, in one function and without a cast: what has no type, as a literal or
+-- a parameter of a driver, is a text by the rules for anycompatible. The functions check the type.
+
 CREATE FUNCTION idem.claim(
     scope text,
-    key text,
+    key anycompatible,
     request jsonb DEFAULT NULL,
     tenant text DEFAULT NULL,
     ttl interval DEFAULT NULL,
@@ -15,7 +18,7 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, interval) IS
+COMMENT ON FUNCTION idem.claim IS
     'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the '
     'operation that completed under it. With lease, the claim outlives the transaction for that '
     'long. Waits for a claim in flight, up to wait (NULL: the scope''s wait). Takes over a leased '
@@ -26,7 +29,7 @@ COMMENT ON FUNCTION idem.claim(text, text, jsonb, text, interval, interval, inte
 
 CREATE FUNCTION idem.try_claim(
     scope text,
-    key text,
+    key anycompatible,
     request jsonb DEFAULT NULL,
     tenant text DEFAULT NULL,
     ttl interval DEFAULT NULL,
@@ -37,7 +40,7 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.try_claim(text, text, jsonb, text, interval, interval, interval) IS
+COMMENT ON FUNCTION idem.try_claim IS
     'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
     'conflict, stale_key, limited) as data, and does not wait unless wait is given. Raises ID007 '
     'invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, '
@@ -156,7 +159,7 @@ COMMENT ON FUNCTION idem.take IS
 
 CREATE FUNCTION idem.execute(
     scope text,
-    key text,
+    key anycompatible,
     operation regprocedure,
     request jsonb DEFAULT NULL,
     tenant text DEFAULT NULL,
@@ -167,7 +170,7 @@ RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval, interval) IS
+COMMENT ON FUNCTION idem.execute IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
     'with its result. If the operation fails, rolls back its effect: an error that is listed in '
     'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
@@ -176,7 +179,7 @@ COMMENT ON FUNCTION idem.execute(text, text, regprocedure, jsonb, text, interval
 
 CREATE FUNCTION idem.cancel(
     scope text,
-    key text,
+    key anycompatible,
     tenant text DEFAULT NULL,
     error jsonb DEFAULT NULL
 )
@@ -184,7 +187,7 @@ RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.cancel(text, text, text, jsonb) IS
+COMMENT ON FUNCTION idem.cancel IS
     'Cancels an operation that has not run: stores a final failure under a key that has no '
     'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
     'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
@@ -194,7 +197,7 @@ COMMENT ON FUNCTION idem.cancel(text, text, text, jsonb) IS
 
 CREATE FUNCTION idem.lookup(
     scope text,
-    key text,
+    key anycompatible,
     tenant text DEFAULT NULL,
     wait interval DEFAULT NULL
 )
@@ -202,7 +205,7 @@ RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.lookup(text, text, text, interval) IS
+COMMENT ON FUNCTION idem.lookup IS
     'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
     'the stored answer and, while it is in progress, since when and in which process. Never '
     'claims. With wait, waits for at most that long while the key is in progress, and on a '
@@ -286,7 +289,7 @@ COMMENT ON FUNCTION idem.require_claim IS
 
 CREATE FUNCTION idem.once(
     scope text,
-    key text,
+    key anycompatible,
     request jsonb DEFAULT NULL,
     tenant text DEFAULT NULL
 )
@@ -294,7 +297,7 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_once'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
+COMMENT ON FUNCTION idem.once IS
     'Claims and completes a key in one call: true the first time, false for every retry. The '
     'record commits or rolls back together with the effect that the caller has in the same '
     'transaction. Waits for a claim in flight, up to the scope''s wait. Raises ID001 in_progress, '
@@ -302,8 +305,8 @@ COMMENT ON FUNCTION idem.once(text, text, jsonb, text) IS
     'ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, '
     '42501, 22021, 22023, 22004, 54000.';
 
-CREATE FUNCTION idem.once_each(scope text, keys text[], tenant text DEFAULT NULL)
-RETURNS SETOF text
+CREATE FUNCTION idem.once_each(scope text, keys anycompatiblearray, tenant text DEFAULT NULL)
+RETURNS SETOF anycompatible
 AS 'MODULE_PATHNAME', 'idem_once_each'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
@@ -496,7 +499,7 @@ COMMENT ON FUNCTION idem.drop_scope IS
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem.revoke(scope text, key text, tenant text DEFAULT NULL)
+CREATE FUNCTION idem.revoke(scope text, key anycompatible, tenant text DEFAULT NULL)
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_revoke'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
@@ -510,11 +513,11 @@ COMMENT ON FUNCTION idem.revoke IS
     'operation. Waits for a transaction that holds the key, up to the scope''s wait, but not for '
     'the lease. For superusers and roles that are granted EXECUTE; the caller needs the '
     'privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
-    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021.';
+    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023.';
 
 CREATE FUNCTION idem.forget(
     scope text,
-    key text,
+    key anycompatible,
     tenant text DEFAULT NULL,
     force boolean DEFAULT false
 )
@@ -531,7 +534,7 @@ COMMENT ON FUNCTION idem.forget IS
     'up to the scope''s wait. For superusers and roles that are granted EXECUTE; the caller needs '
     'the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
     'unknown_scope, ID013 invalid_tenant, 55000 with a recovery point, 40001, 42501, 22004, '
-    '22021.';
+    '22021, 22023.';
 
 CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
@@ -550,7 +553,7 @@ COMMENT ON FUNCTION idem.forget_tenant IS
 
 CREATE FUNCTION idem.erase(
     scope text,
-    key text,
+    key anycompatible,
     tenant text DEFAULT NULL,
     force boolean DEFAULT false
 )
@@ -568,7 +571,7 @@ COMMENT ON FUNCTION idem.erase IS
     'record that had not expired. Waits for a claim in flight, up to the scope''s wait. For '
     'superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
     'scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID013 '
-    'invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021.';
+    'invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021, 22023.';
 
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
@@ -714,112 +717,3 @@ COMMENT ON FUNCTION idem.import_identity IS
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
     '42501, 22023, 22004. What is no value of its type raises the error of the type.';
-
--- ---------------------------------------------------------------------------------------------
--- Keys of type uuid
--- ---------------------------------------------------------------------------------------------
-
--- The functions that applications call, for keys that they have as uuid. Literals and parameters
--- without a type still mean the functions above, because text is the preferred type. No array type
--- is preferred, so idem.once_each() has no uuid[]. Functions that administrators grant have no
--- second signature either: GRANT could no longer name them without their arguments.
-
-CREATE FUNCTION idem.claim(
-    scope text,
-    key uuid,
-    request jsonb DEFAULT NULL,
-    tenant text DEFAULT NULL,
-    ttl interval DEFAULT NULL,
-    lease interval DEFAULT NULL,
-    wait interval DEFAULT NULL
-)
-RETURNS idem.claim_result
-AS 'MODULE_PATHNAME', 'idem_claim_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.claim(text, uuid, jsonb, text, interval, interval, interval) IS
-    'The same as idem.claim() with the text of the key, in lower case with hyphens. Raises ID001 '
-    'in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 '
-    'invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 '
-    'invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
-
-CREATE FUNCTION idem.try_claim(
-    scope text,
-    key uuid,
-    request jsonb DEFAULT NULL,
-    tenant text DEFAULT NULL,
-    ttl interval DEFAULT NULL,
-    lease interval DEFAULT NULL,
-    wait interval DEFAULT NULL
-)
-RETURNS idem.claim_result
-AS 'MODULE_PATHNAME', 'idem_try_claim_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.try_claim(text, uuid, jsonb, text, interval, interval, interval) IS
-    'The same as idem.try_claim() with the text of the key, in lower case with hyphens. Raises '
-    'ID007 invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, '
-    '22004, 54000.';
-
-CREATE FUNCTION idem.execute(
-    scope text,
-    key uuid,
-    operation regprocedure,
-    request jsonb DEFAULT NULL,
-    tenant text DEFAULT NULL,
-    ttl interval DEFAULT NULL,
-    wait interval DEFAULT NULL
-)
-RETURNS idem.execute_result
-AS 'MODULE_PATHNAME', 'idem_execute_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.execute(text, uuid, regprocedure, jsonb, text, interval, interval) IS
-    'The same as idem.execute() with the text of the key, in lower case with hyphens. Raises '
-    'ID001, ID002, ID003 (attempts exhausted), ID007, ID008, ID009, ID010, ID013, 40001, 42501, '
-    '22021, 22023, 22004, 54000.';
-
-CREATE FUNCTION idem.cancel(
-    scope text,
-    key uuid,
-    tenant text DEFAULT NULL,
-    error jsonb DEFAULT NULL
-)
-RETURNS idem.lookup_result
-AS 'MODULE_PATHNAME', 'idem_cancel_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.cancel(text, uuid, text, jsonb) IS
-    'The same as idem.cancel() with the text of the key, in lower case with hyphens. Raises ID001 '
-    'in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
-
-CREATE FUNCTION idem.lookup(
-    scope text,
-    key uuid,
-    tenant text DEFAULT NULL,
-    wait interval DEFAULT NULL
-)
-RETURNS idem.lookup_result
-AS 'MODULE_PATHNAME', 'idem_lookup_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.lookup(text, uuid, text, interval) IS
-    'The same as idem.lookup() with the text of the key, in lower case with hyphens. Raises '
-    'ID007, ID008, ID013, 42501, 22021, 22023.';
-
-CREATE FUNCTION idem.once(
-    scope text,
-    key uuid,
-    request jsonb DEFAULT NULL,
-    tenant text DEFAULT NULL
-)
-RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_once_uuid'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.once(text, uuid, jsonb, text) IS
-    'The same as idem.once() with the text of the key, in lower case with hyphens. Raises ID001 '
-    'in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 '
-    'invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 '
-    'invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';

@@ -135,19 +135,18 @@ is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
 my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions functions_http views health);
-my (%comment, %of_uuid, %of_claim);
+my (%comment, %of_claim);
 while ($script =~ /^COMMENT ON FUNCTION idem\.(\w+)(\([^)]*\))? IS\n    '(.*?)';$/msg)
 {
 	my ($function, $arguments, $text) = ($1, $2 // '', $3);
-	my $of = $arguments =~ /uuid/ ? \%of_uuid : $arguments =~ /claim_result/ ? \%of_claim : \%comment;
+	my $of = $arguments =~ /claim_result/ ? \%of_claim : \%comment;
 	$of->{$function} = $text =~ s/'\n    '//gr;
 }
 
 sub codes { my ($words) = @_; return $words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g; }
 sub sorted { my %code = map { $_ => 1 } @_; return [ sort keys %code ]; }
 
-is_deeply([ sort map { keys %$_ } \%comment, \%of_uuid, \%of_claim ], [ sort $script =~ /^CREATE FUNCTION idem\.(\w+)/mg ], 'every function has a COMMENT');
-is($of_uuid{$_} =~ s/.*(?=Raises)//sr, $comment{$_} =~ s/.*(?=Raises)//sr, "idem.$_() raises the same for a uuid") for sort keys %of_uuid;
+is_deeply([ sort map { keys %$_ } \%comment, \%of_claim ], [ sort $script =~ /^CREATE FUNCTION idem\.(\w+)/mg ], 'every function has a COMMENT');
 for my $function (sort keys %of_claim)
 {
 	my %raised = map { $_ => 1 } codes($comment{$function});

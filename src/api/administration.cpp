@@ -24,7 +24,6 @@ namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-using report::Transition;
 
 constexpr const char* revoke_call = "idem.revoke()";
 constexpr const char* forget_call = "idem.forget()";
@@ -91,7 +90,7 @@ bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::Wa
     return writing.outcome == pg::WriteOutcome::written && is_live(found);
 }
 
-void log_change(Transition what, std::string_view scope, const pg::KeyName& name,
+void log_change(const char* what, std::string_view scope, const pg::KeyName& name,
                 const pg::Found& found) {
     report::log_transition(what, scope, name.tenant, name.key, found.record.attempt);
 }
@@ -120,7 +119,7 @@ bool revoke(const KeyCall& call) {
         if (!live || found.record.state != core::State::in_progress) return false;
         replace_record(call.name, found, revoked(found.record, *call.scope), bound);
         pg::wake_at_commit(pg::scope_event(call.name.scope_id));
-        log_change(Transition::revocation, call.scope->name, call.name, found);
+        log_change("operation was revoked", call.scope->name, call.name, found);
         return true;
     };
     const bool changed = change_record(call.name, revoke_call, Lease::is_cut, bound, change);
@@ -152,7 +151,7 @@ bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force) {
     return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
         if (!force) check_abandoned(name.key, found);
         const bool forgotten = delete_record(name, found, bound);
-        if (forgotten) log_change(Transition::removal, scope.name, name, found);
+        if (forgotten) log_change("record was forgotten", scope.name, name, found);
         return forgotten;
     });
 }
@@ -210,7 +209,7 @@ bool erase(const pg::Scope* scope, const pg::KeyName& name, bool force) {
         const pg::Record rest = pg::erased(found.record);
         if (!differs(rest, found.record)) return true;
         rewrite(name, found, rest, bound);
-        log_change(Transition::erasure, scope_name, name, found);
+        log_change("record was erased", scope_name, name, found);
         return true;
     });
 }
@@ -236,8 +235,10 @@ struct TenantCall {
 // The tenant in all scopes. Without a name, it would be every key that has no tenant.
 TenantCall everywhere(std::string_view tenant, bool force, const char* function) {
     if (!superuser())
-        report::superuser_only(psprintf("idem.%s() for all scopes", function),
-                               "It changes the records of every role.");
+        ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+                        errmsg("must be superuser to execute idem.%s() for all scopes", function),
+                        errdetail("It changes the records of every role."),
+                        errhint("Ask a superuser to execute it.")));
     if (tenant.empty())
         report::invalid_argument("tenant", "For all scopes, the tenant must not be empty.",
                                  "Erase the keys without a tenant in each scope.");

@@ -186,8 +186,35 @@ pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::strin
     return named(scope, tenant, key, pg::records_of(scope), core::key_digest);
 }
 
+text* key_text(Datum key, Oid declared) {
+    if (declared == TEXTOID || declared == VARCHAROID || !OidIsValid(declared))
+        return DatumGetTextPP(key);
+    const Oid type = declared == UUIDOID ? declared : getBaseType(declared);
+    if (type == BPCHAROID) return DatumGetTextPP(DirectFunctionCall1(rtrim1, key));
+    if (type != UUIDOID && TypeCategory(type) != TYPCATEGORY_STRING)
+        report::invalid_argument("key",
+                                 psprintf("A key is a text or a uuid, and the argument has the "
+                                          "type %s.",
+                                          format_type_be(declared)),
+                                 "Pass the key as text, such as 4711::text.");
+    Oid output;
+    bool is_varlena;
+    getTypeOutputInfo(type, &output, &is_varlena);
+    return cstring_to_text(OidOutputFunctionCall(output, key));
+}
+
+namespace {
+
+std::optional<std::string_view> key_arg(FunctionCallInfo fcinfo) {
+    if (PG_ARGISNULL(arg_key)) return std::nullopt;
+    return pg::view_of(
+        key_text(PG_GETARG_DATUM(arg_key), get_fn_expr_argtype(fcinfo->flinfo, arg_key)));
+}
+
+}  // namespace
+
 KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {
-    const std::string_view key = checked_key(pg::text_arg(fcinfo, arg_key));
+    const std::string_view key = checked_key(key_arg(fcinfo));
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
     return {&scope, key_name(scope, tenant, key)};

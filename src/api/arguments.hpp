@@ -32,6 +32,11 @@ std::string_view utf8(std::string_view text);
 // is that of an element of the argument "keys", from 1.
 std::string_view checked_key(std::optional<std::string_view> key, int position = 0);
 
+// The text of a key of this type: a text or another string, or a uuid. Raises 22023 for others. The
+// functions declare their key as anycompatible, so that a uuid needs no cast, and what has no type
+// is a text.
+text* key_text(Datum key, Oid type);
+
 // NULL means the tenant of the setting idem.tenant; '' means no tenant.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);
 

@@ -121,7 +121,10 @@ Next next_after(const ClaimCall& call, const Look& seen, bool locked) {
 void check_new_claim(const ClaimCall& call) {
     require_tenant(*call.scope, call.name.tenant);
     if (call.scope->request_required && call.request == nullptr)
-        report::missing_request(call.scope->name);
+        ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+                        errmsg("argument \"request\" must not be null"),
+                        errdetail("Scope \"%s\" requires a request.", call.scope->name),
+                        errhint("Pass the client's request as \"request\".")));
     if (call.ttl < call.scope->min_ttl.value_or(0))
         report::invalid_argument(
             "ttl",
@@ -202,9 +205,8 @@ ClaimResult give_up(const report::Holder& holder) {
 
 void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Record& old) {
     if (old.nonce)
-        report::log_transition(report::Transition::lapse, scope.name, name.tenant, name.key,
-                               old.attempt);
-    report::log_transition(report::Transition::takeover, scope.name, name.tenant, name.key,
+        report::log_transition("lease has lapsed", scope.name, name.tenant, name.key, old.attempt);
+    report::log_transition("operation was taken over", scope.name, name.tenant, name.key,
                            old.attempt + 1);
 }
 
@@ -337,8 +339,8 @@ void count_outcome(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::claimed:
             return (void)pg::at_seam(pg::seam::Event::claimed);  // counted by make_claim()
         case Outcome::exhausted:
-            report::log_transition(report::Transition::exhaustion, call.scope->name,
-                                   call.name.tenant, call.name.key, result.record.attempt);
+            report::log_transition("attempts are exhausted", call.scope->name, call.name.tenant,
+                                   call.name.key, result.record.attempt);
             [[fallthrough]];
         case Outcome::completed:
         case Outcome::failed:

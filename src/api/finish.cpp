@@ -19,7 +19,6 @@ namespace {
 using core::TokenKind;
 using pg::Counter;
 using pg::Duration;
-using pg::report::Transition;
 
 // ---- What is stored -----------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t 
 
 namespace {
 
-void log_transition(Transition what, const pg::Claim& claim) {
+void log_transition(const char* what, const pg::Claim& claim) {
     pg::report::log_transition(what, claim.scope_name, claim.tenant, claim.key,
                                static_cast<std::int32_t>(claim.token.attempt));
 }
@@ -118,7 +117,7 @@ void note_finished(pg::Claim& claim, core::State state) {
     pg::close_claim(claim, pg::Phase::finished);
     claim.failed = state == core::State::failed;
     pg::count(claim.scope_id, claim.failed ? Counter::failures : Counter::completions);
-    if (claim.failed) log_transition(Transition::failure, claim);
+    if (claim.failed) log_transition("failure was stored", claim);
 }
 
 void note_released(pg::Claim& claim) {
@@ -153,7 +152,7 @@ void release_leased(const LeasedClaim& leased, std::optional<std::int64_t> retry
     if (error != nullptr) check_unfinished_size("error", *leased.scope, record);
     update_record(leased, record);
     note_released(*leased.note);
-    if (last) log_transition(Transition::exhaustion, *leased.note);
+    if (last) log_transition("attempts are exhausted", *leased.note);
     pg::wake_at_commit(pg::key_event(leased.name.digest));
     pg::wake_at_commit(pg::scope_event(leased.name.scope_id));
 }

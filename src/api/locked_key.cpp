@@ -112,7 +112,13 @@ void check_stored_size(const char* what, const pg::Scope& scope,
     for (const void* value : values)
         if (value != nullptr) size += toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
     if (size > static_cast<Size>(scope.max_answer_size))
-        pg::report::too_large(what, size, scope.name, scope.max_answer_size);
+        ereport(ERROR,
+                (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
+                 errdetail("The key's record would hold %zu bytes; \"max_answer_size\" of scope "
+                           "\"%s\" allows %d bytes.",
+                           size, scope.name, scope.max_answer_size),
+                 errhint("Store large values in a table of your own, and pass a reference to them; "
+                         "or raise the limit with idem.alter_scope().")));
 }
 
 void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {

@@ -96,7 +96,12 @@ Sight look(const pg::KeyName& name, const pg::Scope& scope) {
 
 Result absent_row(const pg::Scope& scope, std::string_view tenant) {
     require_tenant(scope, tenant);
-    if (RecoveryInProgress()) report::key_unknown_on_standby();
+    if (RecoveryInProgress())
+        ereport(NOTICE, (errmsg("key is not known on this standby"),
+                         errdetail("A standby may lag behind its primary, and does not see claims "
+                                   "in flight."),
+                         errhint("Call idem.lookup() on the primary before you execute the "
+                                 "operation.")));
     Result row;
     row.set_text(column_state, "absent");
     return row;

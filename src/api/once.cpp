@@ -52,9 +52,11 @@ struct Element {
     int position;  // in the array, from 0
 };
 
-// Lives as long as the call. It needs a few bytes per key beside the array itself.
+// Lives as long as the call. Beside the array itself, it needs a few bytes per key, and the text of
+// a key that is a uuid.
 struct Batch {
     std::span<Datum> keys;     // as in the array
+    std::span<Datum> texts;    // the same as text
     std::span<Element> order;  // by digest
     std::span<bool> is_new;    // as in the array
     pg::Scope scope;           // a copy: the cache may be dropped while rows are written
@@ -62,7 +64,7 @@ struct Batch {
     Oid table;  // where the records are
 
     std::string_view key(const Element& element) const {
-        return pg::view_of(DatumGetTextPP(keys[static_cast<std::size_t>(element.position)]));
+        return pg::view_of(DatumGetTextPP(texts[static_cast<std::size_t>(element.position)]));
     }
     pg::KeyName name(const Element& element) const {
         return {scope.id, tenant, key(element), element.digest, table};
@@ -78,21 +80,28 @@ std::span<T> array_of(std::size_t size) {
     return {static_cast<T*>(memory), size};
 }
 
-std::span<Datum> checked_keys(ArrayType* array) {
+void read_keys(ArrayType* array, Batch& batch) {
     if (array == nullptr) report::missing_argument("keys");
     if (ARR_NDIM(array) > 1)
         report::invalid_argument("keys", "The array must have one dimension.",
                                  "Pass the keys as ARRAY['order-1', 'order-2'].");
+    const Oid type = ARR_ELEMTYPE(array);
+    std::int16_t length;
+    bool by_value;
+    char align;
+    get_typlenbyvalalign(type, &length, &by_value, &align);
     Datum* keys = nullptr;
     bool* nulls = nullptr;
     int count = 0;
-    deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &keys, &nulls, &count);
+    deconstruct_array(array, type, length, by_value, align, &keys, &nulls, &count);
+    batch.keys = batch.texts = {keys, static_cast<std::size_t>(count)};
+    if (type != TEXTOID) batch.texts = array_of<Datum>(batch.keys.size());
     for (int i = 0; i < count; ++i) {
-        const auto key =
-            nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(keys[i])));
-        (void)checked_key(key, i + 1);
+        Datum& key = batch.texts[static_cast<std::size_t>(i)];
+        if (type != TEXTOID && !nulls[i]) key = PointerGetDatum(key_text(keys[i], type));
+        (void)checked_key(nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(key))),
+                          i + 1);
     }
-    return {keys, static_cast<std::size_t>(count)};
 }
 
 // Of equal keys, the first in the array stays first.
@@ -116,7 +125,7 @@ void sort_by_digest(Batch& batch) {
 
 Batch read_batch(FunctionCallInfo fcinfo) {
     Batch batch{};
-    batch.keys = checked_keys(pg::array_arg(fcinfo, arg_key));
+    read_keys(pg::array_arg(fcinfo, arg_key), batch);
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, 2));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "once_each");
     batch.scope = scope;

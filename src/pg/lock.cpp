@@ -14,16 +14,13 @@ constexpr std::uint16_t lock_class = 7651;
 
 // Makes the (sub)transaction the owner of a lock, rather than the portal or the function call, so
 // that ROLLBACK TO releases the lock and a later statement can.
-class AsTransactionOwner {
-  public:
-    AsTransactionOwner() : before_(CurrentResourceOwner) {
-        CurrentResourceOwner = CurTransactionResourceOwner;
-    }
-    void restore() const { CurrentResourceOwner = before_; }
-
-  private:
-    ResourceOwner before_;
-};
+template <class Work>
+auto as_transaction_owner(Work work) {
+    ResourceOwner before = std::exchange(CurrentResourceOwner, CurTransactionResourceOwner);
+    const auto result = work();
+    CurrentResourceOwner = before;
+    return result;
+}
 
 // A nap ends at least this often, because not every end of a lease is signalled.
 constexpr std::int64_t longest_nap = 100'000;
@@ -41,18 +38,6 @@ int milliseconds_until(std::int64_t deadline) {
     return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
 }
 
-}  // namespace
-
-void set_lock_timeout(int milliseconds) {
-    Assert(milliseconds > 0);
-    char value[16];
-    snprintf(value, sizeof value, "%d", milliseconds);
-    (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-                            true, 0, false);
-}
-
-namespace {
-
 // When a backend's transaction began. It is read from the status snapshot, which the server keeps
 // for the rest of a transaction by default; so the snapshot is dropped first.
 std::optional<TimestampTz> transaction_start(int pid) {
@@ -65,6 +50,27 @@ std::optional<TimestampTz> transaction_start(int pid) {
             return local->backendStatus.st_xact_start_timestamp;
     }
     return std::nullopt;
+}
+
+report::Holder holder_of_process(int pid) {
+    return pid == 0 ? report::Holder{}
+                    : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
+}
+
+// Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
+// give up only by raising an error. Returns false after the timeout.
+template <class Wait>
+bool wait_in_subtransaction(int milliseconds, Wait wait) {
+    ErrorData* error = in_subtransaction([milliseconds, wait] {
+        set_lock_timeout(milliseconds);
+        wait();
+        // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
+        CHECK_FOR_INTERRUPTS();
+    });
+    if (error == nullptr) return true;
+    if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
+    FreeErrorData(error);
+    return false;
 }
 
 bool works_elsewhere(TransactionId xid) {
@@ -84,6 +90,14 @@ TransactionId member_elsewhere(MultiXactId multi, bool only_locked, RowChange ch
 
 }  // namespace
 
+void set_lock_timeout(int milliseconds) {
+    Assert(milliseconds > 0);
+    char value[16];
+    snprintf(value, sizeof value, "%d", milliseconds);
+    (void)set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+                            true, 0, false);
+}
+
 KeyLock::KeyLock(const core::Digest& digest) {
     std::uint64_t id;
     if (!core::lock_id(secrets().lock_seed, digest, id)) report::crypto_failure();
@@ -93,21 +107,18 @@ KeyLock::KeyLock(const core::Digest& digest) {
 
 bool KeyLock::try_acquire() {
     Assert(IsTransactionState());
-    const AsTransactionOwner owner;
-    const LockAcquireResult result = LockAcquire(&tag_, ExclusiveLock, false, true);
-    owner.restore();
-    return result != LOCKACQUIRE_NOT_AVAIL;
+    return as_transaction_owner([this] {
+               return LockAcquire(&tag_, ExclusiveLock, false, true);
+           }) != LOCKACQUIRE_NOT_AVAIL;
 }
 
 bool KeyLock::acquire(const WaitBound& bound) {
-    return try_acquire() || bound.wait_for_lock(tag_, ExclusiveLock);
+    return try_acquire() || bound.acquire(tag_, ExclusiveLock, true);
 }
 
 void KeyLock::release() {
     Assert(is_held());
-    const AsTransactionOwner owner;
-    LockRelease(&tag_, ExclusiveLock, false);
-    owner.restore();
+    (void)as_transaction_owner([this] { return LockRelease(&tag_, ExclusiveLock, false); });
 }
 
 bool KeyLock::is_held() const {
@@ -126,41 +137,23 @@ std::optional<report::Holder> KeyLock::holder() const {
     return unknown;
 }
 
-// The deadline is one of the steady clock: a time of day that is set back would prolong a wait.
-void WaitBound::begin() const {
-    if (deadline_ != 0) return;
-    const std::int64_t session = std::int64_t{LockTimeout} * 1000;
-    is_lock_timeout_ = session > 0 && session <= wait_;
-    deadline_ = steady_now() + (is_lock_timeout_ ? session : wait_);
-}
-
 WaitBound WaitBound::none() {
     constexpr std::int64_t a_century = 100 * 365 * USECS_PER_DAY;
     return WaitBound(a_century);
 }
 
-// Every wait asks this first. Raises 55P03 when it is the session's bound that has passed.
+// Every wait asks this first. Raises 55P03 when it is the session's bound that has passed. The
+// deadline is one of the steady clock: a time of day that is set back would prolong a wait.
 bool WaitBound::is_over() const {
-    begin();
-    if (steady_now() < deadline_) return false;
+    const std::int64_t now = steady_now();
+    if (deadline_ == 0) {
+        const std::int64_t session = std::int64_t{LockTimeout} * 1000;
+        is_lock_timeout_ = session > 0 && session <= wait_;
+        deadline_ = now + (is_lock_timeout_ ? session : wait_);
+    }
+    if (now < deadline_) return false;
     if (is_lock_timeout_) raise_lock_timeout();
     return true;
-}
-
-// Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
-// give up only by raising an error. Returns false after the timeout.
-template <class Wait>
-bool WaitBound::wait_in_subtransaction(int milliseconds, Wait wait) const {
-    ErrorData* error = in_subtransaction([milliseconds, wait] {
-        set_lock_timeout(milliseconds);
-        wait();
-        // Catch a timeout that fired as the lock was granted; it would cancel a later wait.
-        CHECK_FOR_INTERRUPTS();
-    });
-    if (error == nullptr) return true;
-    if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
-    FreeErrorData(error);
-    return false;
 }
 
 bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const {
@@ -182,12 +175,8 @@ bool KeyLock::wait_for_holder(const WaitBound& bound) const {
     if (count == 0) return true;
     const VirtualTransactionId holder = holders[0];
     const int left = std::min(milliseconds_until(bound.deadline_), longest_nap_in_milliseconds);
-    (void)bound.wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
+    (void)wait_in_subtransaction(left, [holder] { (void)VirtualXactLock(holder, true); });
     return true;
-}
-
-bool WaitBound::wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const {
-    return acquire(tag, mode, true);
 }
 
 // Does as XactLockTableWait(), whose timeout would begin anew with each lock. The lock of a
@@ -226,11 +215,6 @@ bool WaitBound::sleep(TimestampTz until) const {
     ResetLatch(MyLatch);
     CHECK_FOR_INTERRUPTS();
     return true;
-}
-
-report::Holder holder_of_process(int pid) {
-    return pid == 0 ? report::Holder{}
-                    : report::Holder{pid, transaction_start(pid), std::nullopt, std::nullopt};
 }
 
 // A running transaction without a process is a prepared one.

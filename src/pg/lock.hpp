@@ -43,7 +43,6 @@ class WaitBound {
     // Bounded by the session's lock_timeout alone, as an INSERT is.
     static WaitBound none();
 
-    bool wait_for_lock(const LOCKTAG& tag, LOCKMODE mode) const;
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
     bool wait_for(const RowWriter& writer) const;
     // Waits for the event, until then at most. Comes back at once when the event was not announced
@@ -54,12 +53,9 @@ class WaitBound {
     bool nap_briefly() const { return sleep(GetCurrentTimestamp() + 1000); }
 
   private:
-    void begin() const;
     bool is_over() const;
     bool acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) const;
     bool sleep(TimestampTz until) const;
-    template <class Wait>
-    bool wait_in_subtransaction(int milliseconds, Wait wait) const;
 
     friend class KeyLock;
 
@@ -94,9 +90,7 @@ class KeyLock {
 };
 static_assert(std::is_trivially_destructible_v<KeyLock>);
 
-// What is known of the process, or of the process that runs the transaction. Without a pid when
-// there is no such process.
-report::Holder holder_of_process(int pid);
+// What is known of the process that runs the transaction. Without a pid when there is none.
 report::Holder holder_of(TransactionId xid);
 
 // What a caller is about to do to a row. Every row lock keeps out a deletion; only a lock on more

@@ -86,20 +86,9 @@ void show_anew() {
     show();
 }
 
-// Counts the open atomic claims anew.
-int count_open() {
-    int open = 0;
-    [[maybe_unused]] int locked = 0;
-    for (const Claim* claim = claims->newest; claim != nullptr; claim = claim->older) {
-        if (is_open_atomic(*claim)) ++open;
-        if (!claim->unlocked) ++locked;
-    }
-    Assert(locked == claims->count);
-    return open;
-}
-
 // The subtransaction has rolled back: what it claimed is gone, what it finished is open again.
 void undo(SubTransactionId sub) {
+    claims->open = 0;
     for (Claim** link = &claims->newest; *link != nullptr;) {
         Claim* claim = *link;
         if (claim->claimed_in == sub) {
@@ -109,6 +98,7 @@ void undo(SubTransactionId sub) {
             continue;
         }
         if (claim->phase != Phase::open && claim->closed_in == sub) claim->phase = Phase::open;
+        if (is_open_atomic(*claim)) ++claims->open;
         link = &claim->older;
     }
 }
@@ -147,11 +137,6 @@ void raise_durability() {
                             GUC_ACTION_LOCAL, true, 0, false);
 }
 
-void before_end(bool preparing) {
-    refuse_open_claims(preparing);
-    raise_durability();
-}
-
 extern "C" {
 
 static void at_subtransaction_end(SubXactEvent event, SubTransactionId sub, SubTransactionId parent,
@@ -159,7 +144,6 @@ static void at_subtransaction_end(SubXactEvent event, SubTransactionId sub, SubT
     if (claims == nullptr) return;
     if (event == SUBXACT_EVENT_ABORT_SUB) {
         undo(sub);
-        claims->open = count_open();
         show_anew();
     }
     if (event == SUBXACT_EVENT_COMMIT_SUB) hand_over(sub, parent);
@@ -169,9 +153,9 @@ static void at_transaction_end(XactEvent event, void*) {
     if (claims == nullptr) return;
     switch (event) {
         case XACT_EVENT_PRE_COMMIT:
-            return before_end(false);
         case XACT_EVENT_PRE_PREPARE:
-            return before_end(true);
+            refuse_open_claims(event == XACT_EVENT_PRE_PREPARE);
+            return raise_durability();
         case XACT_EVENT_COMMIT:
         case XACT_EVENT_ABORT:
         case XACT_EVENT_PREPARE:

@@ -14,8 +14,8 @@ namespace idem::pg::report {
 
 // ---- Parts of a message -------------------------------------------------------------------------
 
-// Each is an auxiliary function of ereport(), as errcode() is, and fills a field that the protocol
-// has for it, so that no program has to parse English (docs/reference.md, "Errors").
+// Functions that return int are auxiliary functions of ereport(), as errcode() is, and fill fields
+// of the protocol, so that no program has to parse English (docs/reference.md, "Errors").
 
 constexpr int errcode_of(std::string_view sqlstate) {
     return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
@@ -30,16 +30,11 @@ struct OwnError {
 };
 // The SQLSTATE and the name.
 int own_error(OwnError error);
-// When to retry: in microseconds; rounded up, so that a caller that waits so long does not come
-// too early.
-int errretry(std::int64_t retry_after);
-// Since when a key is held, or its answer stored.
-int errsince(std::optional<TimestampTz> since);
 
 // A copy that ends with a NUL, in the current memory context: for %s, and for what takes a name.
 char* c_string(std::string_view view);
 
-// ---- Keys in flight and conflicts ---------------------------------------------------------------
+// ---- Messages that several files raise ----------------------------------------------------------
 
 // Where an operation in flight was seen; every part may be unknown.
 struct Holder {
@@ -61,73 +56,31 @@ enum class WaitSetBy : bool { argument, scope };
 // hint: NULL for idem.claim().
 [[noreturn]] void claimed_by_this_transaction(std::string_view key, const char* hint = nullptr);
 
-// What becomes of an operation, other than that it starts and is completed or released.
-enum class Transition : std::uint8_t {
-    lapse,       // the lease of its attempt has ended without an answer, as the next attempt finds
-    takeover,    // its next attempt begins
-    exhaustion,  // its last attempt has ended without an answer
-    failure,     // a final failure is stored
-    revocation,
-    removal,
-    erasure,
-};
-// At the level of idem.log_transitions, if that is set.
-void log_transition(Transition what, std::string_view scope, std::string_view tenant,
+// At the level of idem.log_transitions, if that is set. what has become of the operation, other
+// than that it starts and is completed or released.
+void log_transition(const char* what, std::string_view scope, std::string_view tenant,
                     std::string_view key, std::int32_t attempt);
 
 [[noreturn]] void serialization_failure(const char* detail);
-void key_unknown_on_standby();
-
-// ---- Tokens -------------------------------------------------------------------------------------
 
 // The token names no open claim (ID005).
 [[noreturn]] void not_claimed(const char* detail, const char* hint);
 
-// ---- New keys -----------------------------------------------------------------------------------
-
-[[noreturn]] void invalid_key(const char* message, const char* detail, const char* hint);
 [[noreturn]] void digest_collision();
 
-// ---- Scopes -------------------------------------------------------------------------------------
-
-[[noreturn]] void no_scope();
 // nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
 // NULL for an argument. creatable: the call would succeed if the scope existed.
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
-[[noreturn]] void not_scope_member(std::string_view scope, Oid owner, const char* function);
-
-// ---- Identities ---------------------------------------------------------------------------------
-
-[[noreturn]] void superuser_only(const char* function, const char* detail);
-
-// ---- Limits -------------------------------------------------------------------------------------
 
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
-// what: "answer", or what else was to be stored.
-[[noreturn]] void too_large(const char* what, Size size, const char* scope, std::int32_t limit);
 
-// ---- Triggers -----------------------------------------------------------------------------------
-
-// ---- Arguments ----------------------------------------------------------------------------------
-
-// An argument without a default is NULL, one with a default, or the request that a scope requires.
+// An argument without a default is NULL, or one with a default.
 [[noreturn]] void missing_argument(const char* name);
 [[noreturn]] void null_argument(const char* name);
-[[noreturn]] void missing_request(const char* scope);
 [[noreturn]] void invalid_argument(const char* name, const char* detail, const char* hint);
 
-// ---- The installation ---------------------------------------------------------------------------
-
-[[noreturn]] void not_installed(const char* table);
 [[noreturn]] void crypto_failure();
-
-// ---- Record tables ------------------------------------------------------------------------------
-
-// ---- Purging, statistics and the worker ---------------------------------------------------------
-
-void rows_passed_over(const char* table, std::uint32_t block, const ErrorData* error);
-void table_passed_over(Oid table, const ErrorData* error);
 
 }  // namespace idem::pg::report

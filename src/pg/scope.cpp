@@ -2,6 +2,7 @@
 
 #include "core/key.hpp"
 #include "pg/boundary.hpp"
+#include "pg/compat.hpp"
 #include "pg/hash_table.hpp"
 #include "pg/report.hpp"
 
@@ -176,20 +177,56 @@ const char* nearest_scope(std::string_view name) {
         if (closer &&
             has_privs_of_role(GetUserId(), DatumGetObjectId(*column(slot, column_owner)))) {
             best = distance;
-            nearest = pnstrdup(other.data(), other.size());
+            nearest = report::c_string(other);
         }
     };
     scan_committed(Table::scope, consider);
     return nearest;
 }
 
+namespace {
+
+// Where the owner is a superuser no role should be granted membership: the scope is given away.
+char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
+    if (owner_name == nullptr || superuser_arg(owner))
+        return psprintf(
+            "Ask a superuser to give the scope to a role of its users, for example with SELECT "
+            "idem.alter_scope(%s, owner => %s).",
+            quote_literal_cstr(scope),
+            quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
+    const char* role = pstrdup(quote_identifier(owner_name));
+    if (compat::may_become(GetUserId(), owner)) return psprintf("Run SET ROLE %s first.", role);
+    return psprintf("Ask an administrator of the role to run GRANT %s TO %s.", role,
+                    quote_identifier(GetUserNameFromId(GetUserId(), false)));
+}
+
+// Scopes and their owners are no secret, as tables and theirs are none.
+[[noreturn]] void refuse_membership(std::string_view scope, Oid owner, const char* function) {
+    const char* name = report::c_string(scope);
+    const char* owner_name = GetUserNameFromId(owner, true);
+    ereport(ERROR,
+            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+             errmsg("permission denied for scope \"%s\"", name),
+             owner_name != nullptr
+                 ? errdetail("The scope belongs to role \"%s\", whose privileges idem.%s() needs.",
+                             owner_name, function)
+                 : errdetail("The role that owned the scope was dropped."),
+             errhint("%s", membership_hint(name, owner, owner_name))));
+}
+
+}  // namespace
+
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function) {
-    if (!name) report::no_scope();
+    if (!name)
+        ereport(ERROR, (report::own_error("unknown_scope"), errmsg("scope must not be null"),
+                        errdetail("The name of the scope is null."),
+                        errhint("Pass the name of a scope. idem.scopes lists the scopes that you "
+                                "may use.")));
     const Scope* scope = find_scope(*name);
     if (scope == nullptr)
         report::unknown_scope(*name, nearest_scope(*name), nullptr, begins_something(function));
     if (!has_privs_of_role(GetUserId(), scope->owner))
-        report::not_scope_member(*name, scope->owner, function);
+        refuse_membership(*name, scope->owner, function);
     return *scope;
 }
 

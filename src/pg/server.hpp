@@ -77,6 +77,7 @@ extern "C" {
 #include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/value.h"
+#include "parser/parse_coerce.h"
 #include "parser/parse_func.h"
 #include "pgstat.h"
 #include "port/atomics.h"

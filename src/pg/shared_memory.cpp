@@ -52,12 +52,8 @@ static void startup() {
 
 }  // namespace
 
-bool preloading() {
-    return process_shared_preload_libraries_in_progress;
-}
-
 void init_shared_memory() {
-    if (!preloading()) return;
+    if (!process_shared_preload_libraries_in_progress) return;
     next_request_hook = shmem_request_hook;
     shmem_request_hook = request;
     next_startup_hook = shmem_startup_hook;

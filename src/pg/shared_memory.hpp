@@ -8,9 +8,6 @@
 
 namespace idem::pg {
 
-// Whether the postmaster is loading the library: the only time to request shared memory.
-bool preloading();
-
 // Installs the server's hooks for shared memory, when preloading.
 void init_shared_memory();
 

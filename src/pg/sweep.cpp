@@ -44,6 +44,23 @@ bool is_subscribed(Relation relation) {
     return subscribed;
 }
 
+// What the error says may be of a tenant, so only the log has it.
+void warn_of_passed(const char* what, const ErrorData* error) {
+    const char* sqlstate = unpack_sql_state(error->sqlerrcode);
+    ereport(
+        WARNING,
+        (errcode(error->sqlerrcode), errmsg("the purge has passed over %s", what),
+         errdetail("An error with the SQLSTATE %s was raised.", sqlstate),
+         errdetail_log("An error with the SQLSTATE %s was raised: %s.", sqlstate, error->message),
+         errhint("Correct what the error names. The next purge reads these rows again.")));
+}
+
+void warn_of_passed_rows(Relation table, std::uint32_t block, const ErrorData* error) {
+    warn_of_passed(psprintf("rows of table %s, from block %u on",
+                            qualified_name(RelationGetRelid(table)), block),
+                   error);
+}
+
 struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
@@ -168,8 +185,7 @@ void change_notes(Sweep& sweep, Change change) {
         change();
         owner.end();
     });
-    if (error != nullptr)
-        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.notes)), 0, error);
+    if (error != nullptr) warn_of_passed_rows(sweep.notes, 0, error);
 }
 
 template <class IsOutdated>
@@ -213,8 +229,7 @@ void note(Sweep& sweep, RecordBlock from, RecordBlock until, const ErrorData* er
             if (adds) add_note(sweep, from, sqlstate);
         });
     if (error != nullptr && (!known || sweep.limits.patience == 0))
-        report::rows_passed_over(qualified_name(RelationGetRelid(sweep.records)), number_of(from),
-                                 error);
+        warn_of_passed_rows(sweep.records, number_of(from), error);
 }
 
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
@@ -363,7 +378,8 @@ Parts measure_all() {
         Part& part = parts[i];
         part = {list_nth_oid(tables, static_cast<int>(i)), 0, false};
         ErrorData* error = in_subtransaction([&part] { measure(part); });
-        if (error != nullptr) report::table_passed_over(part.table, error);
+        if (error != nullptr)
+            warn_of_passed(psprintf("the table with the OID %u", part.table), error);
     }
     return {parts, size};
 }

@@ -222,8 +222,11 @@ Oid find_table_oid(Table table) {
 Oid table_oid(Table table) {
     const Oid oid = find_table_oid(table);
     if (!OidIsValid(oid))
-        report::not_installed(
-            psprintf("%s.%s", schema_name, table_names[static_cast<std::size_t>(table)]));
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("extension \"idem\" is not installed in this database"),
+                        errdetail("Table \"%s.%s\" does not exist.", schema_name,
+                                  table_names[static_cast<std::size_t>(table)]),
+                        errhint("Run CREATE EXTENSION idem.")));
     return oid;
 }
 

@@ -1,5 +1,4 @@
-// One visit of the purge worker to a database: what launcher and worker tell each other, and
-// whether the extension is in the database at all.
+// One visit of the purge worker to a database: what launcher and worker tell each other.
 //
 // A visit is a piece of shared memory under a spinlock. The launcher opens it, and the worker
 // reports to it. Visits are numbered, so that the report of a worker whose launcher has died is
@@ -39,13 +38,5 @@ core::Clocks read_clocks();
 
 Size visit_size();
 void attach_visit(void* memory, LWLockPadded* locks, bool found);
-
-// Whether the extension is in this database.
-enum class Installation { absent, busy, ready };
-
-// ready: the extension's own tables exist, in the layout that this library expects, and are locked
-// as purging needs it until the transaction ends. Never waits: a transaction that drops, rebuilds
-// or upgrades them goes first, and the result is busy.
-Installation lock_installation();
 
 }  // namespace idem::pg

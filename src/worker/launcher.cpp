@@ -138,16 +138,9 @@ bool clocks_are_sound(Launcher& self, const Clocks& now) {
 }
 
 BackgroundWorkerHandle* start_worker(const pg::Visit& visit) {
-    BackgroundWorker worker{};
-    worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-    worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-    worker.bgw_restart_time = BGW_NEVER_RESTART;
+    auto worker = worker_named("idem purger", "idem_purger_main", BGW_NEVER_RESTART);
     worker.bgw_main_arg = Int32GetDatum(visit.number);
     worker.bgw_notify_pid = MyProcPid;
-    strlcpy(worker.bgw_name, "idem purger", BGW_MAXLEN);
-    strlcpy(worker.bgw_type, "idem purger", BGW_MAXLEN);
-    strlcpy(worker.bgw_library_name, "idem", BGW_MAXLEN);
-    strlcpy(worker.bgw_function_name, "idem_purger_main", BGW_MAXLEN);
     BackgroundWorkerHandle* handle = nullptr;
     return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : nullptr;
 }

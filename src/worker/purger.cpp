@@ -6,9 +6,11 @@
 #include "core/pacing.hpp"
 #include "pg/compat.hpp"
 #include "pg/guc.hpp"
+#include "pg/record.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
 #include "pg/sweep.hpp"
+#include "pg/table.hpp"
 #include "pg/visit.hpp"
 #include "worker/worker.hpp"
 
@@ -24,18 +26,13 @@ constexpr int table_patience = 5000;  // milliseconds for a table in a batch
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.
 void set_up() {
-    constexpr std::array<std::array<const char*, 2>, 4> settings = {{
-        {"synchronous_commit", "off"},
-        {"default_transaction_isolation", "read committed"},
-        {"lock_timeout", "0"},
-        {"search_path", ""},
-    }};
-    for (const auto& [name, value] : settings)
+    const auto set = [](const char* name, const char* value) {
         SetConfigOption(name, value, PGC_USERSET, PGC_S_OVERRIDE);
-}
-
-void show_progress(const char* what) {
-    pgstat_report_activity(STATE_RUNNING, what);
+    };
+    set("synchronous_commit", "off");
+    set("default_transaction_isolation", "read committed");
+    set("lock_timeout", "0");
+    set("search_path", "");
 }
 
 void begin() {
@@ -63,10 +60,42 @@ List* existing_scopes() {
     return ids;
 }
 
+struct Need {
+    pg::Table table;
+    LOCKMODE mode;
+};
+
+// Scopes are only read: a transaction that has created one does not keep the worker out. The order
+// is that of creation, in which DROP EXTENSION locks the tables.
+constexpr std::array needs = {
+    Need{pg::Table::scope_id, AccessShareLock}, Need{pg::Table::scope, AccessShareLock},
+    Need{pg::Table::record, RowExclusiveLock}, Need{pg::Table::sweep, AccessShareLock},
+    Need{pg::Table::dropped_scope, AccessShareLock}};
+
+// A schema and tables of these names may exist without the extension.
+bool belongs_to(Oid extension, Oid table) {
+    return OidIsValid(table) && getExtensionOfObject(RelationRelationId, table) == extension;
+}
+
+// swept: the extension's own tables exist, in the layout that this library expects, and are locked
+// as purging needs it until the transaction ends. Never waits: a transaction that drops, rebuilds
+// or upgrades them goes first, and the result is busy.
+pg::VisitOutcome lock_installation() {
+    const Oid extension = get_extension_oid("idem", true);
+    if (!OidIsValid(extension)) return pg::VisitOutcome::absent;
+    for (const auto& [table, mode] : needs) {
+        const Oid oid = pg::find_table_oid(table);
+        if (!belongs_to(extension, oid)) return pg::VisitOutcome::absent;
+        if (!ConditionalLockRelationOid(oid, mode)) return pg::VisitOutcome::busy;
+        // The table may have gone before we had the lock; taking the lock accepted invalidations.
+        if (pg::find_table_oid(table) != oid) return pg::VisitOutcome::absent;
+    }
+    return pg::has_record_layout() ? pg::VisitOutcome::swept : pg::VisitOutcome::absent;
+}
+
 // Gives up the statistics of scopes that do not exist any more. The list of statistics is read
 // before the scopes, so that the statistics of a new scope are safe.
-void forget_statistics(pg::Installation installation) {
-    const bool installed = installation == pg::Installation::ready;
+void forget_statistics(bool installed) {
     const auto counted = pg::counted_scopes();
     const Oid relation = installed ? pg::table_oid(pg::Table::scope) : InvalidOid;
     const List* existing = installed ? existing_scopes() : NIL;
@@ -80,21 +109,13 @@ void forget_statistics(pg::Installation installation) {
 // swept.blocks == swept.all_blocks.
 pg::VisitOutcome sweep(std::int32_t rate, pg::SweepResult& swept) {
     begin();
-    const pg::Installation installation = pg::lock_installation();
-    if (installation == pg::Installation::ready)
+    const pg::VisitOutcome outcome = lock_installation();
+    if (outcome == pg::VisitOutcome::swept)
         swept = pg::sweep_step(GetCurrentTimestamp(),
                                {core::batch_records(rate), blocks_a_batch, table_patience});
-    if (installation == pg::Installation::absent) forget_statistics(installation);
+    if (outcome == pg::VisitOutcome::absent) forget_statistics(false);
     end();
-    switch (installation) {
-        case pg::Installation::absent:
-            return pg::VisitOutcome::absent;
-        case pg::Installation::busy:
-            return pg::VisitOutcome::busy;
-        case pg::Installation::ready:
-            return pg::VisitOutcome::swept;
-    }
-    pg_unreachable();
+    return outcome;
 }
 
 // In a transaction, because the name of the database is looked up.
@@ -112,8 +133,7 @@ void log_visit(const pg::Visit& visit) {
 
 void tidy_up() {
     begin();
-    const pg::Installation installation = pg::lock_installation();
-    if (installation == pg::Installation::ready) forget_statistics(installation);
+    if (lock_installation() == pg::VisitOutcome::swept) forget_statistics(true);
     end();
 }
 
@@ -122,7 +142,7 @@ void show_progress(std::int64_t visited, std::int64_t all_blocks, const core::Vi
     snprintf(text, sizeof text, "idem: purging, block %lld of %lld, %lld records purged",
              static_cast<long long>(visited), static_cast<long long>(all_blocks),
              static_cast<long long>(counts.deleted));
-    show_progress(text);
+    pgstat_report_activity(STATE_RUNNING, text);
 }
 
 // Purges batch by batch, until the sweep has been around the tables once or the time is up.
@@ -159,7 +179,7 @@ void run(std::int32_t number) {
     if (!OidIsValid(visit.database)) return;
     BackgroundWorkerInitializeConnectionByOid(visit.database, InvalidOid, 0);
     set_up();
-    show_progress("idem: purging");
+    pgstat_report_activity(STATE_RUNNING, "idem: purging");
     work(visit);
     log_visit(visit);
     if (visit.outcome == pg::VisitOutcome::swept) tidy_up();

@@ -1,8 +1,6 @@
 // What the launcher and the purge worker share, and the registration of the launcher.
 #include "worker/worker.hpp"
 
-#include "pg/shared_memory.hpp"
-
 namespace idem::worker {
 
 void catch_signals() {
@@ -23,17 +21,22 @@ void sleep(std::int64_t usecs, std::uint32_t wait_event) {
     }
 }
 
-void register_launcher() {
-    constexpr int restart_after_seconds = 5;
-    if (!pg::preloading() || IsBinaryUpgrade) return;
+BackgroundWorker worker_named(const char* name, const char* function, int restart_time) {
     BackgroundWorker worker{};
     worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
     worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-    worker.bgw_restart_time = restart_after_seconds;
-    strlcpy(worker.bgw_name, "idem launcher", BGW_MAXLEN);
-    strlcpy(worker.bgw_type, "idem launcher", BGW_MAXLEN);
+    worker.bgw_restart_time = restart_time;
+    strlcpy(worker.bgw_name, name, BGW_MAXLEN);
+    strlcpy(worker.bgw_type, name, BGW_MAXLEN);
     strlcpy(worker.bgw_library_name, "idem", BGW_MAXLEN);
-    strlcpy(worker.bgw_function_name, "idem_launcher_main", BGW_MAXLEN);
+    strlcpy(worker.bgw_function_name, function, BGW_MAXLEN);
+    return worker;
+}
+
+void register_launcher() {
+    constexpr int restart_after_seconds = 5;
+    if (!process_shared_preload_libraries_in_progress || IsBinaryUpgrade) return;
+    auto worker = worker_named("idem launcher", "idem_launcher_main", restart_after_seconds);
     RegisterBackgroundWorker(&worker);
 }
 

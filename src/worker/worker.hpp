@@ -15,6 +15,9 @@ namespace idem::worker {
 // not during a binary upgrade.
 void register_launcher();
 
+// Either process, as it is registered with the postmaster.
+BackgroundWorker worker_named(const char* name, const char* function, int restart_time);
+
 // Installs the signal handlers of both processes.
 void catch_signals();
 

@@ -142,7 +142,7 @@ SELECT mislabelled();
 \echo :LAST_ERROR_SQLSTATE
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'off', false) \gset ignored_
 DROP FUNCTION mislabelled;
--- A key of type uuid means the same key as its text, in every function that applications call.
+-- A key of type uuid means the same key as its text, in every function.
 -- What has no type is a text.
 SELECT idem.create_scope('uuids');
 CREATE FUNCTION answer(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '"never run"'::jsonb $$;
@@ -181,6 +181,17 @@ DEALLOCATE ALL;
 CREATE TABLE orders AS SELECT md5(i::text)::uuid AS id FROM generate_series(1, 3) i;
 SELECT count(*) FILTER (WHERE idem.once('uuids', id)), count(*) FILTER (WHERE idem.once('uuids', id::text)) FROM orders;
 SELECT DISTINCT l.response FROM generate_series(1, 3), idem.lookup('uuids', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d'::uuid) l;
+-- arrays of either type, and what administrators call
+SELECT array_agg(k), pg_typeof(min(k)) FROM idem.once_each('uuids', '{a, b, a}') k;
+SELECT pg_typeof(k), count(*) FROM idem.once_each('uuids', (SELECT array_agg(gen_random_uuid()) || array_agg(id) FROM orders)) k GROUP BY 1;
+PREPARE once_each AS SELECT idem.once_each('uuids', $1);
+SELECT parameter_types FROM pg_prepared_statements WHERE name = 'once_each';
+DEALLOCATE once_each;
+SELECT bool_and(idem.erase('uuids', id)), bool_or(idem.revoke('uuids', id)), bool_and(idem.forget('uuids', id)) FROM orders;
+-- another type is most likely another argument
+SELECT given, resolve($$idem.lookup('uuids', ?)$$, given), resolve($$idem.once_each('uuids', ARRAY[?])$$, given)
+  FROM unnest(ARRAY['4711', '''{"a": 1}''::jsonb', '''1 day''::interval', '''\x00''::bytea']) AS given;
+SELECT idem.claim('uuids', 4711);
 DROP TABLE orders;
 DROP FUNCTION answer, resolve;
 DROP DOMAIN order_id;

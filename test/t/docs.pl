@@ -304,16 +304,6 @@ for my $name (keys %function)
 	$function{$name} = as_written(join ', ', grep { !/^OUT / } @arguments);
 }
 is_described('function', \%function, 'Arguments');
-# The page describes functions that differ only in the type of the key once.
-my %with_uuid = catalog(<<'SQL');
-SELECT 'idem.' || proname, replace(pg_get_function_arguments(oid), 'key uuid', 'key text') FROM pg_proc
- WHERE pronamespace = 'idem'::regnamespace AND 'uuid'::regtype = ANY (proargtypes)
-SQL
-for my $name (sort keys %section)
-{
-	next unless $function{$name};
-	is(as_written($with_uuid{$name} // ''), $section{$name} =~ /^- `key text`[^-]*`uuid`/m ? $function{$name} : '', "function $name: whether the key may be a uuid");
-}
 is_described('function', \%returned, 'Columns');
 # Nor does it describe those twice that take a SQLSTATE or the result of a claim.
 my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});

@@ -310,6 +310,7 @@ my %values = (
 	'scope text' => \@names,
 	'name text' => \@names,
 	'key text' => \@keys,
+	'key anycompatible' => [ @keys, q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid', '4711' ],
 	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL), q(VARIADIC '{{a},{b}}') ],
 	'tenant text' => \@tenants,
 	'token text' => \@tokens,
@@ -329,6 +330,7 @@ my %values = (
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
 	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem_internal.identity' => [ 'NULL', (map { "jsonb_populate_record(NULL::idem_internal.identity, $_)" } 'idem.export_identity()', q('{"version": 1, "scopes": [null]}'), q('{}')) ],
 	'idem.claim_result' => [
 		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
 			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
@@ -346,6 +348,7 @@ my %values = (
 	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],
 	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
 	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
+	'anycompatiblearray' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', 'ARRAY[gen_random_uuid()]', 'ARRAY[1]', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
 	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{"version": 1}'), @requests ],
 	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
@@ -354,6 +357,9 @@ my %values = (
 	'status integer' => [ 'NULL', 200, 404, 503, 0, 99, 1000, -2147483648 ],
 	'integer' => [ 'NULL', 1, 200, 10, 0, -1, -2147483648, 2147483647 ],
 	'bigint' => [ 1, 2, 3, 'NULL', 0, -1, '9223372036854775807', q('-9223372036854775808') ],
+	'identity idem_internal.identity' => [ map { "jsonb_populate_record(NULL::idem_internal.identity, $_)" } ('idem.export_identity()') x 3,
+		q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{}'), 'NULL' ],
+	'bigint[]' => [ q('{0,3,1}'), q('{}'), 'NULL', q('{NULL,-1,9223372036854775807}') ],
 	'double precision' => [ 1, 0, 1.5, 0.2, 'NULL', -1, q('NaN'), q('Infinity'), '1e308' ],
 	'boolean' => [qw(true false true false NULL)],
 	'bytea' => [ 'NULL', q(''), q('\x00ff'), q(convert_to(repeat('x', 300000), 'UTF8')) ],);
@@ -614,7 +620,7 @@ sub check
 	for my $database (@databases)
 	{
 		my $title = "$database, round $round";
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.open_claims()}), 0, "no claim is left open: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.held_keys(false)}), 0, "no claim is left open: $title");
 		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");

@@ -37,7 +37,7 @@ my %planted = (
 	'a table of records' => 'CREATE SCHEMA idem; CREATE TABLE idem.record (LIKE pg_class)',
 	'a view' => 'CREATE SCHEMA idem; CREATE VIEW idem.scopes AS SELECT 1',
 	'a type' => 'CREATE SCHEMA idem; CREATE TYPE idem.claim_result AS (claimed boolean)',
-	'a function' => 'CREATE SCHEMA idem; CREATE FUNCTION idem.claim(text, text, jsonb, text, interval, '
+	'a function' => 'CREATE SCHEMA idem; CREATE FUNCTION idem.claim(text, anycompatible, jsonb, text, interval, '
 	  . "interval, interval) RETURNS int LANGUAGE sql AS 'SELECT 1'",
 	'a sequence' => 'CREATE SCHEMA idem; CREATE SEQUENCE idem.scope_id',);
 my $n = 0;
@@ -192,6 +192,9 @@ SELECT source, seq FROM idem.streams;
 SELECT pg_catalog.length(idem.new_key());
 SELECT idem.derive_key('a', 'b');
 SELECT idem_internal.key_weakness('4711');
+SELECT idem_internal.error_of('ID001'), idem_internal.errors(), idem_internal.sqlstate_of('failed');
+SELECT idem_internal.header_lines('headers', '{"Vary": ["Accept", "Origin"]}');
+SELECT idem_internal.refuse(name, '', '', '') FROM idem.scopes WHERE false;
 SELECT idem.http_status('ID001');
 SELECT idem.problem('ID001', 'x');
 SELECT idem.parse_key('"a\"b";v=1');
@@ -200,6 +203,7 @@ SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c) FROM idem.try_
 RESET ROLE;
 SELECT idem.rotate_secret();
 SELECT idem.import_identity(idem.export_identity());
+SELECT idem_internal.import_identity(i, true) FROM pg_catalog.jsonb_populate_record(NULL::idem_internal.identity, idem.export_identity()) i;
 SELECT numbers[1] FROM idem.scope, idem_internal.scope_counters(id) ORDER BY 1;
 SELECT idem_internal.quantile('{1,2}', 50);
 SELECT scope, replays FROM idem.stats;
