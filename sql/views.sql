@@ -400,7 +400,33 @@ COMMENT ON FUNCTION idem.stats_reset IS
 -- Two tenants never draw the same UUID of the versions 1, 4, 6 and 7 by chance; the other UUIDs are
 -- derived from data that tenants may have in common. How many occur with several tenants is known
 -- for the sample only, so it is not extrapolated.
-CREATE VIEW idem.overview WITH (security_barrier) AS
+CREATE FUNCTION idem_internal.totals(
+    ids integer[],
+    ttls interval[],
+    max_attempts integer[],
+    OUT scope_id integer,
+    OUT in_progress bigint,
+    OUT completed bigint,
+    OUT failed bigint,
+    OUT lapsed bigint,
+    OUT lapsed_since timestamptz,
+    OUT exhausted bigint,
+    OUT weak bigint,
+    OUT answer_bytes numeric,
+    OUT oldest timestamptz,
+    OUT newest timestamptz,
+    OUT next_expiry timestamptz,
+    OUT expired bigint,
+    OUT expired_since timestamptz,
+    OUT short_lived bigint,
+    OUT long_lived bigint,
+    OUT untenanted bigint,
+    OUT shared bigint,
+    OUT coverage double precision
+)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
     WITH size AS MATERIALIZED (
         SELECT least(1, 2048 * current_setting('block_size')::double precision
                         / greatest(pg_relation_size('idem.record'), 1)) AS coverage
@@ -438,7 +464,7 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
             count(*) FILTER (WHERE f.live AND r.expires - r.created > interval '730 days')
                 AS long_lived
         FROM sample r
-            FULL JOIN idem.scope s ON s.id = r.scope
+            FULL JOIN unnest($1, $2, $3) AS s (id, ttl, max_attempts) ON s.id = r.scope
             CROSS JOIN LATERAL (
                 SELECT (coalesce(r.attempt, 1)
                         >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint) IS TRUE AS last
@@ -469,6 +495,50 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         ) AS k
         GROUP BY k.scope
     )
+    SELECT t.*, coalesce(p.untenanted, 0), coalesce(p.shared, 0), z.coverage
+    FROM size z
+        CROSS JOIN total t
+        LEFT JOIN spread p ON p.scope = t.id;
+END;
+
+COMMENT ON FUNCTION idem_internal.totals IS
+    'Counts the records in idem.record for each of the scopes, and under a NULL those of others. '
+    'Needs the privileges of the owner of idem.record.';
+
+-- The planner calls functions that are in the indexes of a table, so the totals are computed as the
+-- owner of idem.record: no role that owns the table acts with the rights of the caller.
+CREATE FUNCTION idem_internal.figures(
+    ids integer[],
+    ttls interval[],
+    max_attempts integer[],
+    OUT scope_id integer,
+    OUT in_progress bigint,
+    OUT completed bigint,
+    OUT failed bigint,
+    OUT lapsed bigint,
+    OUT lapsed_since timestamptz,
+    OUT exhausted bigint,
+    OUT weak bigint,
+    OUT answer_bytes numeric,
+    OUT oldest timestamptz,
+    OUT newest timestamptz,
+    OUT next_expiry timestamptz,
+    OUT expired bigint,
+    OUT expired_since timestamptz,
+    OUT short_lived bigint,
+    OUT long_lived bigint,
+    OUT untenanted bigint,
+    OUT shared bigint,
+    OUT coverage double precision
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_figures'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.figures IS
+    'Returns the rows of idem_internal.totals() for the scopes that the current role may observe.';
+
+CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
         s.name AS scope,
         s.owner,
@@ -478,35 +548,39 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.max_attempts,
         s.claims_per_minute,
         s.weak_keys,
-        round((t.in_progress + t.completed + t.failed) / z.coverage)::bigint AS live,
-        round(t.in_progress / z.coverage)::bigint AS in_progress,
-        round(t.completed / z.coverage)::bigint AS completed,
-        round(t.failed / z.coverage)::bigint AS failed,
-        round(t.lapsed / z.coverage)::bigint AS lapsed,
+        round((t.in_progress + t.completed + t.failed) / t.coverage)::bigint AS live,
+        round(t.in_progress / t.coverage)::bigint AS in_progress,
+        round(t.completed / t.coverage)::bigint AS completed,
+        round(t.failed / t.coverage)::bigint AS failed,
+        round(t.lapsed / t.coverage)::bigint AS lapsed,
         t.lapsed_since,
-        round(t.exhausted / z.coverage)::bigint AS exhausted,
-        round(t.weak / z.coverage)::bigint AS weak,
-        round(t.answer_bytes / z.coverage)::bigint AS answer_bytes,
+        round(t.exhausted / t.coverage)::bigint AS exhausted,
+        round(t.weak / t.coverage)::bigint AS weak,
+        round(t.answer_bytes / t.coverage)::bigint AS answer_bytes,
         t.oldest,
         t.newest,
         t.next_expiry,
-        round(t.expired / z.coverage)::bigint AS expired,
+        round(t.expired / t.coverage)::bigint AS expired,
         t.expired_since,
-        z.coverage,
+        t.coverage,
         s.request_required,
         s.tenant_required,
         s.tenant_from,
         s.min_ttl,
         s.max_answer_size,
-        round(t.short_lived / z.coverage)::bigint AS short_lived,
-        round(t.long_lived / z.coverage)::bigint AS long_lived,
-        coalesce(p.untenanted, 0) AS untenanted,
-        coalesce(p.shared, 0) AS shared
-    FROM size z
-        CROSS JOIN total t
-        LEFT JOIN idem.scope s ON s.id = t.id
-        LEFT JOIN spread p ON p.scope = t.id
-    WHERE pg_has_role('pg_monitor', 'USAGE') OR pg_has_role(s.owner::oid, 'USAGE')
+        round(t.short_lived / t.coverage)::bigint AS short_lived,
+        round(t.long_lived / t.coverage)::bigint AS long_lived,
+        t.untenanted,
+        t.shared
+    FROM (
+        SELECT
+            array_agg(id) AS ids,
+            array_agg(ttl) AS ttls,
+            array_agg(max_attempts) AS max_attempts
+        FROM idem.scope
+    ) AS a
+        CROSS JOIN LATERAL idem_internal.figures(a.ids, a.ttls, a.max_attempts) t
+        LEFT JOIN idem.scope s ON s.id = t.scope_id
     OFFSET 0;
 
 GRANT SELECT ON idem.overview TO PUBLIC;

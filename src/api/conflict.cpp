@@ -74,26 +74,22 @@ Conflict explain_conflict(const pg::Scope& scope, Jsonb* request, const pg::Reco
                 .hint =
                     "For a retry, pass no request, as the first call did. For a new operation, "
                     "use a new key."};
+    Conflict conflict{
+        .hint =
+            "Use a new key for a new operation, and send the same request again for a retry. "
+            "List members of the request that may differ between retries in the scope's "
+            "\"request_exclude\"."};
+    if (scope.store_request != pg::StoreRequest::always)
+        conflict.advice =
+            " To see which members differ, set the scope's \"store_request\" to "
+            "\"always\".";
+    if (record.request == nullptr) return conflict;
     pg::Record kept = record;
     pg::hide_outlived_answer(kept, scope.answer_ttl, now);
-    const pg::Differences* differences = nullptr;
     if (kept.request != nullptr)
-        differences = pg::differences(request, pg::request_of(kept),
-                                      pg::request_list(scope, record.fingerprint));
-    const char* account = account_of(differences);
-    const char* advice = scope.store_request == pg::StoreRequest::always
-                             ? ""
-                             : " To see which members differ, set the scope's \"store_request\" "
-                               "to \"always\".";
-    return {.detail = psprintf("The request differs from the one that the key was first used "
-                               "with%s.",
-                               account),
-            .account = account,
-            .hint = psprintf("Use a new key for a new operation, and send the same request again "
-                             "for a retry. List members of the request that may differ between "
-                             "retries in the scope's \"request_exclude\".%s",
-                             advice),
-            .differences = differences};
+        conflict.differences = pg::differences(request, pg::request_of(kept),
+                                               pg::request_list(scope, record.fingerprint));
+    return conflict;
 }
 
 ArrayType* differing_members(const Conflict& conflict) {
@@ -107,21 +103,29 @@ ArrayType* differing_members(const Conflict& conflict) {
 }
 
 void refuse_conflict(std::string_view key, const Conflict& conflict) {
-    ereport(ERROR, (report::own_error("key_conflict"), errdiffers(conflict),
-                    errmsg("key \"%s\" was used for a different request", report::c_string(key)),
-                    errdetail_internal("%s", conflict.detail), errhint("%s", conflict.hint)));
+    ereport(ERROR,
+            (report::own_error("key_conflict"), errdiffers(conflict),
+             errmsg("key \"%s\" was used for a different request", report::c_string(key)),
+             conflict.detail != nullptr
+                 ? errdetail_internal("%s", conflict.detail)
+                 : errdetail("The request differs from the one that the key was first used with%s.",
+                             account_of(conflict.differences)),
+             errhint("%s%s", conflict.hint, conflict.advice)));
 }
 
 // Statement and context are left out: they may have the request in them.
 void log_conflict(const pg::Scope& scope, const pg::KeyName& name, const Conflict& conflict) {
     const char* of_tenant =
         name.tenant.empty() ? "" : psprintf(" of tenant \"%s\"", report::c_string(name.tenant));
-    ereport(pg::guc::log_conflicts,
-            (report::own_error("key_conflict"), errdiffers(conflict),
-             errmsg("conflicting requests for a key in scope \"%s\"", scope.name),
-             errdetail("Key \"%s\"%s was used for a different request%s.",
-                       report::c_string(name.key), of_tenant, conflict.account),
-             errhint("%s", conflict.hint), errhidestmt(true), errhidecontext(true)));
+    ereport(
+        pg::guc::log_conflicts,
+        (report::own_error("key_conflict"), errdiffers(conflict),
+         errmsg("conflicting requests for a key in scope \"%s\"", scope.name),
+         errdetail(
+             "Key \"%s\"%s was used for a different request%s.", report::c_string(name.key),
+             of_tenant,
+             conflict.account != nullptr ? conflict.account : account_of(conflict.differences)),
+         errhint("%s%s", conflict.hint, conflict.advice), errhidestmt(true), errhidecontext(true)));
 }
 
 }  // namespace idem::api

@@ -11,9 +11,10 @@
 namespace idem::api {
 
 struct Conflict {
-    const char* detail;   // of the error
-    const char* account;  // what follows "a different request" in the log
-    const char* hint;
+    const char* detail = nullptr;   // of the error; NULL: the requests differ
+    const char* account = nullptr;  // what follows "a different request" in the log; likewise
+    const char* hint = nullptr;
+    const char* advice = "";                       // what follows the hint
     const pg::Differences* differences = nullptr;  // NULL: not known
 };
 

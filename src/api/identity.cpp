@@ -211,7 +211,7 @@ IDEM_FUNCTION(idem_import_identity) {
     using namespace idem;
     api::require_writable("idem.import_identity()");
     const auto is_whole = pg::bool_arg(fcinfo, 1);
-    if (!is_whole || PG_ARGISNULL(0)) pg::report::missing_argument("identity");
+    if (PG_ARGISNULL(0) || !is_whole) pg::report::missing_argument("identity");
     HeapTupleHeader given = PG_GETARG_HEAPTUPLEHEADER(0);
     const int version = DatumGetInt32(api::member(given, "version"));
     if (version != api::identity_version)

@@ -6,9 +6,11 @@
 #include "api/arguments.hpp"
 #include "pg/boundary.hpp"
 #include "pg/census.hpp"
+#include "pg/owner.hpp"
 #include "pg/report.hpp"
 #include "pg/scope.hpp"
 #include "pg/stats.hpp"
+#include "pg/table.hpp"
 #include "pg/wakeup.hpp"
 
 namespace idem::api {
@@ -127,5 +129,42 @@ IDEM_FUNCTION(idem_held_keys) {
     }
     if (pg::bool_arg(fcinfo, 0).value_or(false))
         pg::visit_prepared_claims(api::show_prepared, fcinfo);
+    return Datum{0};
+}
+
+// The totals are computed as the owner of idem.record, and filtered for the caller.
+IDEM_FUNCTION(idem_figures) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
+    std::array<Oid, 3> types = {INT4ARRAYOID, get_array_type(INTERVALOID), INT4ARRAYOID};
+    std::array<Datum, 3> values;
+    std::array<char, 4> nulls{};
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = fcinfo->args[i].value;
+        nulls[i] = fcinfo->args[i].isnull ? 'n' : ' ';
+    }
+    Relation records = pg::open_table(pg::Table::record, AccessShareLock);
+    // Where the owner is a superuser, only built-in functions may run.
+    if (OidIsValid(pg::keeps_from_rewriting(records))) {
+        table_close(records, AccessShareLock);
+        return Datum{0};
+    }
+    if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
+    pg::AsOwner owner(records);
+    const int code = SPI_execute_with_args("SELECT * FROM idem_internal.totals($1, $2, $3)", 3,
+                                           types.data(), values.data(), nulls.data(), true, 0);
+    if (code != SPI_OK_SELECT) elog(ERROR, "idem_internal.totals() returned code %d", code);
+    owner.end();
+    for (std::uint64_t i = 0; i < SPI_processed; ++i) {
+        bool dropped;
+        HeapTuple row = SPI_tuptable->vals[i];
+        const Datum id = SPI_getbinval(row, SPI_tuptable->tupdesc, 1, &dropped);
+        const pg::Scope* scope = dropped ? nullptr : pg::find_scope_by_id(DatumGetInt32(id));
+        if (pg::may_observe(scope == nullptr ? InvalidOid : scope->owner))
+            tuplestore_puttuple(result->setResult, row);
+    }
+    SPI_finish();
+    table_close(records, NoLock);
     return Datum{0};
 }

@@ -105,9 +105,6 @@ class Row {
     void set_int(int column, std::optional<std::int32_t> value) {
         if (value) set(column, Int32GetDatum(*value));
     }
-    void set_bigint(int column, std::optional<std::int64_t> value) {
-        if (value) set(column, Int64GetDatum(*value));
-    }
     void set_bool(int column, std::optional<bool> value) {
         if (value) set(column, BoolGetDatum(*value));
     }

@@ -14,8 +14,8 @@ namespace idem::pg::report {
 
 // ---- Parts of a message -------------------------------------------------------------------------
 
-// Each is an auxiliary function of ereport(), as errcode() is, and fills a field that the protocol
-// has for it, so that no program has to parse English (docs/reference.md, "Errors").
+// Functions that return int are auxiliary functions of ereport(), as errcode() is, and fill fields
+// of the protocol, so that no program has to parse English (docs/reference.md, "Errors").
 
 constexpr int errcode_of(std::string_view sqlstate) {
     return MAKE_SQLSTATE(sqlstate[0], sqlstate[1], sqlstate[2], sqlstate[3], sqlstate[4]);
@@ -30,11 +30,6 @@ struct OwnError {
 };
 // The SQLSTATE and the name.
 int own_error(OwnError error);
-// When to retry: in microseconds; rounded up, so that a caller that waits so long does not come
-// too early.
-int errretry(std::int64_t retry_after);
-// Since when a key is held, or its answer stored.
-int errsince(std::optional<TimestampTz> since);
 
 // A copy that ends with a NUL, in the current memory context: for %s, and for what takes a name.
 char* c_string(std::string_view view);

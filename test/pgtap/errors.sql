@@ -380,6 +380,7 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'the weakness of no key', $$SELECT idem_internal.key_weakness(NULL)$$),
     ('22023', 'purge of nothing', $$SELECT idem.purge(0)$$),
     ('22004', 'importing no identity', $$SELECT idem.import_identity(NULL)$$),
+    ('22004', 'importing no row', $$SELECT idem_internal.import_identity(NULL, true)$$),
     ('22023', 'an identity without members', $$SELECT idem.import_identity('{}')$$),
     ('22023', 'an identity of another version', $$SELECT idem.import_identity('{"version": 2}')$$),
     ('55000', 'an identity with another seed',

@@ -152,6 +152,9 @@ INSERT INTO call VALUES
     ('idem.stats_reset(text)', 'superuser', $$SELECT idem.stats_reset()$$),
     -- The views below use these.
     ('idem_internal.scope_counters(integer)', :'observes_counted', format($$SELECT FROM idem_internal.scope_counters(%s)$$, (SELECT id FROM idem.scope WHERE name = 'owned'))),
+    ('idem_internal.figures(integer[],interval[],integer[])', 'observes',
+     format($$SELECT FROM idem_internal.figures('{%1$s}', '{1 day}', '{1}') WHERE scope_id = %1$s$$, (SELECT id FROM idem.scope WHERE name = 'owned'))),
+    ('idem_internal.totals(integer[],interval[],integer[])', 'reader', $$SELECT FROM idem_internal.totals('{1}', '{1 day}', '{1}')$$),
     ('idem_internal.quantile(bigint[],integer)', 'every role', $$SELECT idem_internal.quantile('{1}', 50)$$),
     ('idem_internal.held_keys(boolean)', :'sees_counted', $$SELECT FROM idem_internal.held_keys(true) WHERE scope = 'owned'$$),
     -- Members of pg_monitor may also see figures.
@@ -162,7 +165,7 @@ INSERT INTO call VALUES
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
     ('idem_internal.key_weakness(text)', 'every role', $$SELECT idem_internal.key_weakness('4711')$$),
-    ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse('a', '', 'b', 'c') WHERE false$$),
+    ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse(rolname::text, '', 'b', 'c') FROM pg_roles WHERE false$$),
     ('idem_internal.errors()', 'every role', $$SELECT idem_internal.errors()$$),
     ('idem_internal.error_of(text)', 'every role', $$SELECT idem_internal.error_of('ID001')$$),
     ('idem_internal.sqlstate_of(text)', 'every role', $$SELECT idem_internal.sqlstate_of('claimed')$$),

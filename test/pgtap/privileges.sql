@@ -263,9 +263,9 @@ SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
     ARRAY['advance', 'backoff', 'cancel', 'checkpoint', 'child_key', 'claim', 'complete',
-          'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'health', 'held_keys', 'header_lines', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
+          'current_key', 'derive_key', 'error_of', 'errors', 'execute', 'fail', 'figures', 'health', 'held_keys', 'header_lines', 'http_headers', 'http_status', 'key_weakness', 'lookup', 'new_key', 'once', 'once_each',
           'parse_key', 'preloaded', 'problem', 'quantile', 'record_tables', 'refuse', 'release', 'renew',
-          'require_claim', 'scope_counters', 'scope_ddl', 'sqlstate_of', 'take', 'try_claim', 'use_records'],
+          'require_claim', 'scope_counters', 'scope_ddl', 'sqlstate_of', 'take', 'totals', 'try_claim', 'use_records'],
     'every role may call everything else: the scope decides');
 
 -- Tables -----------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ RESET ROLE;
 BEGIN READ ONLY;
 SELECT idem.import_identity('{}');
 ROLLBACK;
+SELECT idem_internal.import_identity(NULL, true);
+\echo :LAST_ERROR_SQLSTATE
 DROP TABLE traveller, copied;
 DROP FUNCTION shown, versions, refused, child;
 DROP EXTENSION idem;

@@ -330,6 +330,7 @@ my %values = (
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
 	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem_internal.identity' => [ 'NULL', (map { "jsonb_populate_record(NULL::idem_internal.identity, $_)" } 'idem.export_identity()', q('{"version": 1, "scopes": [null]}'), q('{}')) ],
 	'idem.claim_result' => [
 		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
 			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
@@ -358,6 +359,9 @@ my %values = (
 	'status integer' => [ 'NULL', 200, 404, 503, 0, 99, 1000, -2147483648 ],
 	'integer' => [ 'NULL', 1, 200, 10, 0, -1, -2147483648, 2147483647 ],
 	'bigint' => [ 1, 2, 3, 'NULL', 0, -1, '9223372036854775807', q('-9223372036854775808') ],
+	'identity idem_internal.identity' => [ map { "jsonb_populate_record(NULL::idem_internal.identity, $_)" } ('idem.export_identity()') x 3,
+		q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{}'), 'NULL' ],
+	'bigint[]' => [ q('{0,3,1}'), q('{}'), 'NULL', q('{NULL,-1,9223372036854775807}') ],
 	'double precision' => [ 1, 0, 1.5, 0.2, 'NULL', -1, q('NaN'), q('Infinity'), '1e308' ],
 	'boolean' => [qw(true false true false NULL)],
 	'bytea' => [ 'NULL', q(''), q('\x00ff'), q(convert_to(repeat('x', 300000), 'UTF8')) ],);
@@ -618,7 +622,7 @@ sub check
 	for my $database (@databases)
 	{
 		my $title = "$database, round $round";
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.open_claims()}), 0, "no claim is left open: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.held_keys(false)}), 0, "no claim is left open: $title");
 		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
 		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");

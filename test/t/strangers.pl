@@ -133,6 +133,7 @@ my %by_type = (
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
 	'idem.claim_result' => sub { pick('NULL', (map { qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) } qw(completed failed conflict x))) },
+	'idem_internal.identity' => sub { pick('NULL', q(jsonb_populate_record(NULL::idem_internal.identity, '{"version": 1}'))) },
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
