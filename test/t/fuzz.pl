@@ -348,6 +348,8 @@ my %values = (
 	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],
 	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
 	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
+	'integer[]' => [ q('{1,2,3}'), q('{}'), 'NULL', q('{NULL,-1}') ],
+	'interval[]' => [ q('{1 day,2 days,3 days}'), q('{}'), 'NULL', q('{NULL,-1 day}') ],
 	'anycompatiblearray' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', 'ARRAY[gen_random_uuid()]', 'ARRAY[1]', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
 	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{"version": 1}'), @requests ],
