@@ -99,7 +99,7 @@ SELECT is_empty(
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
        WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype OR proname = 'once_each') OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('header_lines', 'http_headers', 'http_status', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
-                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'sqlstate_of') THEN 'sql' ELSE 'c' END
+                                                                                WHEN p.oid = 'idem.import_identity(jsonb)'::regprocedure OR proname IN ('backoff', 'error_of', 'errors', 'export_identity', 'health', 'quantile', 'sqlstate_of', 'totals') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres']
                                                  WHEN p.oid IN ('idem.export_identity()'::regprocedure, 'idem.import_identity(jsonb)'::regprocedure) THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
