@@ -51,8 +51,7 @@ std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, Times
         warn_of_missing_limit(scope);
         return 0;
     }
-    const pg::Admission admission = pg::admit(scope.id, tenant, *scope.claims_per_minute, now);
-    return admission.admitted ? 0 : admission.retry_after;
+    return pg::charge_bucket(scope.id, tenant, *scope.claims_per_minute, now);
 }
 
 bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl) {

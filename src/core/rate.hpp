@@ -24,9 +24,12 @@ struct Bucket {
     std::int32_t per_minute = 1;                                      // the N above
 };
 
-// Whether the bucket is full again: it can then be dropped, because a new one is the same.
+// When the bucket is full again: it can then be dropped, because a new one is the same.
+constexpr std::int64_t idle_from(const Bucket& bucket) noexcept {
+    return bucket.arrival + (bucket.fraction > 0 ? 1 : 0);
+}
 constexpr bool is_idle(const Bucket& bucket, std::int64_t now) noexcept {
-    return bucket.arrival < now || (bucket.arrival == now && bucket.fraction == 0);
+    return idle_from(bucket) <= now;
 }
 
 // Corrects the bucket after the clock was set back. The arrival time is never more than a minute

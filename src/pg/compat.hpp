@@ -121,6 +121,19 @@ inline List* insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, E
 #endif
 }
 
+// A hash table in shared memory that never grows; the key is the first member of an entry.
+template <class Key, class Entry>
+HTAB* shared_hash(const char* name, int entries) {
+    HASHCTL control{};
+    control.keysize = sizeof(Key);
+    control.entrysize = sizeof(Entry);
+#if PG_VERSION_NUM >= 190000
+    return ShmemInitHash(name, entries, &control, HASH_ELEM | HASH_BLOBS);
+#else
+    return ShmemInitHash(name, entries, entries, &control, HASH_ELEM | HASH_BLOBS);
+#endif
+}
+
 // Whether this backend holds the lock in exactly this mode.
 inline bool holds_lock(const LOCKTAG& tag, LOCKMODE mode) {
 #if PG_VERSION_NUM >= 170000

@@ -1,100 +1,135 @@
 #include "pg/limiter.hpp"
 
+#include "core/key.hpp"
 #include "core/rate.hpp"
-#include "pg/tenant_table.hpp"
+#include "pg/compat.hpp"
+#include "pg/guc.hpp"
+#include "pg/report.hpp"
 
 namespace idem::pg {
 namespace {
 
-using Buckets = TenantTable<core::Bucket>;
-static_assert(limiter_locks == Buckets::partitions + 1);
+// Compared by its bytes, so what no member fills is zero.
+struct Key {
+    std::uint64_t seed;  // random: clients cannot choose tenants that fall into one chain
+    Oid database;
+    std::int32_t scope_id;
+    char tenant[core::max_tenant_bytes + 1];
+};
+static_assert(std::has_unique_object_representations_v<Key>);
 
-// In shared memory: this, then the buckets.
+struct Entry {
+    Key key;
+    slock_t mutex;  // of the bucket, under the shared lock
+    core::Bucket bucket;
+};
+
+// In shared memory, beside the table.
 struct Shared {
-    pg_atomic_uint64 none_idle_before;  // the result of the last vain search for an idle bucket
-    std::uint32_t hand;                 // the partition to evict from next; under the evicting lock
+    std::uint64_t seed;
+    TimestampTz next_search;  // until then, a full table stays full; under the exclusive lock
 };
 
 constinit Shared* shared = nullptr;
-constinit Buckets buckets{};
-constinit LWLock* evicting_lock = nullptr;
+constinit HTAB* table = nullptr;
+constinit LWLock* lock = nullptr;
 
-struct Eviction {
-    bool freed = false;
-    TimestampTz first_idle = PG_INT64_MAX;  // when the first of the remaining buckets will be idle
-};
-
-void evict_from(std::uint32_t partition, TimestampTz now, Eviction& eviction) {
-    buckets.prune(partition, [&](Oid, std::int32_t, core::Bucket& bucket) {
-        core::cap_arrival(bucket, now);
-        if (core::is_idle(bucket, now)) {
-            eviction.freed = true;
-            return true;
-        }
-        const TimestampTz idle = bucket.arrival + (bucket.fraction > 0 ? 1 : 0);
-        eviction.first_idle = std::min(eviction.first_idle, idle);
-        return false;
-    });
+Key key_of(std::int32_t scope_id, std::string_view tenant) {
+    Assert(tenant.size() <= core::max_tenant_bytes);
+    Key key{shared->seed, MyDatabaseId, scope_id, {}};
+    std::copy(tenant.begin(), tenant.end(), key.tenant);
+    return key;
 }
 
-// Searches one partition after another until one had an idle bucket. One backend at a time: the
-// others find what it freed, or learn from it how long there is nothing to free.
-void search_idle(TimestampTz now) {
-    LWLockAcquire(evicting_lock, LW_EXCLUSIVE);
-    Eviction eviction;
-    for (std::uint32_t i = 0; i < Buckets::partitions && !eviction.freed; ++i) {
-        shared->hand = (shared->hand + 1) % Buckets::partitions;
-        evict_from(shared->hand, now, eviction);
+Entry* search(const Key& key, HASHACTION action) {
+    return static_cast<Entry*>(hash_search(table, &key, action, nullptr));
+}
+
+bool is_full() {
+    return hash_get_num_entries(table) >= guc::limited_tenants;
+}
+
+// Under the exclusive lock. While no bucket can be removed, no search is made; and in any case the
+// next one waits for a microsecond for each bucket, so that searches take a few percent of the time
+// at most.
+void remove_idle(TimestampTz now) {
+    TimestampTz first_idle = PG_INT64_MAX;
+    HASH_SEQ_STATUS status;
+    hash_seq_init(&status, table);
+    while (auto* entry = static_cast<Entry*>(hash_seq_search(&status))) {
+        core::cap_arrival(entry->bucket, now);
+        if (core::is_idle(entry->bucket, now))
+            (void)search(entry->key, HASH_REMOVE);
+        else
+            first_idle = std::min(first_idle, core::idle_from(entry->bucket));
     }
-    const TimestampTz until = eviction.freed ? PG_INT64_MIN : eviction.first_idle;
-    pg_atomic_write_u64(&shared->none_idle_before, static_cast<std::uint64_t>(until));
-    LWLockRelease(evicting_lock);
+    const TimestampTz soonest = now + guc::limited_tenants;
+    shared->next_search = is_full() ? std::max(first_idle, soonest) : soonest;
 }
 
-// How long nothing in the full table can be evicted; 0 when a search may succeed.
+// How long a full table stays so. A time that is more than two minutes ahead is of a clock that was
+// set back.
 std::int64_t full_for(TimestampTz now) {
-    const auto until = static_cast<TimestampTz>(pg_atomic_read_u64(&shared->none_idle_before));
-    if (until <= now || until > now + 2 * core::usecs_per_minute)
-        return 0;  // passed, or the clock was set back
-    return until - now;
+    const TimestampTz until = shared->next_search;
+    return until <= now || until > now + 2 * core::usecs_per_minute ? 0 : until - now;
+}
+
+// Under the exclusive lock. NULL when there is no room.
+Entry* find_or_add(const Key& key, TimestampTz now) {
+    if (Entry* entry = search(key, HASH_FIND)) return entry;
+    if (is_full() && full_for(now) == 0) remove_idle(now);
+    if (is_full()) return nullptr;
+    Entry* entry = search(key, HASH_ENTER);
+    SpinLockInit(&entry->mutex);
+    entry->bucket = core::Bucket{};
+    return entry;
+}
+
+std::int64_t charge(Entry& entry, std::int32_t per_minute, TimestampTz now) {
+    SpinLockAcquire(&entry.mutex);
+    const std::int64_t wait = core::charge(entry.bucket, per_minute, now);
+    SpinLockRelease(&entry.mutex);
+    return wait;
 }
 
 }  // namespace
 
 bool limits_available() {
-    return buckets.available();
+    return shared != nullptr;
 }
 
-Admission admit(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
-                TimestampTz now) {
+std::int64_t charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
+                           TimestampTz now) {
     Assert(per_minute >= 1);
-    const TenantKey key = buckets.key(scope_id, tenant);
-    for (;;) {
-        LWLockAcquire(buckets.lock_of(key), LW_EXCLUSIVE);
-        std::uint32_t entry = buckets.find(key);
-        if (entry == Buckets::none) entry = buckets.add(key);
-        const std::int64_t wait =
-            entry == Buckets::none ? 0 : core::charge(buckets.value(entry), per_minute, now);
-        LWLockRelease(buckets.lock_of(key));
-        if (entry != Buckets::none) return {wait == 0, wait};
-
-        if (full_for(now) == 0) search_idle(now);
-        if (const std::int64_t full = full_for(now); full > 0) return {false, full};
-        CHECK_FOR_INTERRUPTS();
+    const Key key = key_of(scope_id, tenant);
+    LWLockAcquire(lock, LW_SHARED);
+    Entry* entry = search(key, HASH_FIND);
+    if (entry == nullptr) {
+        LWLockRelease(lock);
+        LWLockAcquire(lock, LW_EXCLUSIVE);
+        entry = find_or_add(key, now);
     }
+    const std::int64_t wait = entry != nullptr ? charge(*entry, per_minute, now)
+                                               : std::max<std::int64_t>(full_for(now), 1);
+    LWLockRelease(lock);
+    return wait;
 }
 
 Size limiter_size() {
-    return add_size(MAXALIGN(sizeof(Shared)), Buckets::size());
+    return sizeof(Shared);
+}
+
+Size limiter_table_size() {
+    return hash_estimate_size(guc::limited_tenants, sizeof(Entry));
 }
 
 void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
     shared = static_cast<Shared*>(memory);
-    buckets.attach(static_cast<char*>(memory) + MAXALIGN(sizeof(Shared)), locks, found);
-    evicting_lock = &locks[Buckets::partitions].lock;
+    lock = &locks->lock;
+    table = compat::shared_hash<Key, Entry>("idem_limiter buckets", guc::limited_tenants);
     if (found) return;
-    shared->hand = 0;
-    pg_atomic_init_u64(&shared->none_idle_before, static_cast<std::uint64_t>(PG_INT64_MIN));
+    if (!pg_strong_random(&shared->seed, sizeof shared->seed)) report::crypto_failure();
+    shared->next_search = PG_INT64_MIN;
 }
 
 }  // namespace idem::pg

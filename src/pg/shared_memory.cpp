@@ -15,11 +15,12 @@ struct Piece {
     int locks;
     Size (*size)();
     void (*attach)(void* memory, LWLockPadded* locks, bool found);
+    Size (*table_size)() = nullptr;  // of a hash table that attach() makes beside the piece
 };
 
 constexpr std::array pieces = {
     Piece{"idem_census", 0, census_size, attach_census},
-    Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter},
+    Piece{"idem_limiter", limiter_locks, limiter_size, attach_limiter, limiter_table_size},
     Piece{"idem_stats", stats_locks, stats_size, attach_stats},
     Piece{"idem_visit", 0, visit_size, attach_visit},
     Piece{"idem_wakeup", 0, wakeup_size, attach_wakeup},
@@ -34,6 +35,7 @@ static void request() {
     if (next_request_hook != nullptr) next_request_hook();
     for (const Piece& piece : pieces) {
         RequestAddinShmemSpace(piece.size());
+        if (piece.table_size != nullptr) RequestAddinShmemSpace(piece.table_size());
         if (piece.locks > 0) RequestNamedLWLockTranche(piece.name, piece.locks);
     }
 }
