@@ -433,7 +433,21 @@ BEGIN ATOMIC
     ),
     sample AS NOT MATERIALIZED (
         SELECT
-            *,
+            scope,
+            attempt,
+            extra_attempts,
+            state,
+            tenant,
+            key,
+            key_uuid,
+            created,
+            expires,
+            lease_end,
+            response,
+            headers,
+            body,
+            error,
+            request,
             expires > statement_timestamp() AS unexpired,
             state = 'p' AND lease_end <= statement_timestamp() AS ended
         FROM idem.record TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
