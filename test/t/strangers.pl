@@ -142,6 +142,9 @@ my %by_type = (
 	name => sub { pick(q('tenant_id'), q('digest'), q(''), 'NULL') },
 	regrole => sub { pick(q('owner'), q('stranger'), 'NULL') },
 	regprocedure => sub { pick(q('work(jsonb)'), q('fails(jsonb)'), '0', 'NULL') },
+	'integer[]' => sub { pick(q('{1,2,3}'), q('{}'), 'NULL') },
+	'bigint[]' => sub { pick(q('{1,2,3}'), q('{}'), 'NULL') },
+	'interval[]' => sub { pick(q('{1 day,1 second,1 year}'), q('{}'), 'NULL') },
 	'text[]' => sub { maybe("ARRAY[" . join(', ', map { quoted(pick(@texts)) } 0 .. int(rand(3))) . "]::text[]") },);
 
 # Text arguments by name: [ one that exists, one that does not ]. What both have in common is the
@@ -150,7 +153,6 @@ my $same = sub { my $value = shift; return [ $value, $value ] };
 my $pair_of = sub { my ($there) = @_; return [ $there, unheard_of($there) ] };
 my %by_name = (
 	scope => sub { $same->(pick('vault', 'vault', 'vault', 'strict', 'strict', 'theirs', 'nowhere')) },
-	of_scope => sub { $same->(pick('vault', 'strict', 'theirs', 'nowhere')) },
 	key => sub { $pair_of->(pick(@there)) },
 	keys => sub { my @keys = map { pick(@there) } 0 .. int(rand(4)); [ \@keys, [ map { unheard_of($_) } @keys ] ] },
 	tenant => sub { my $t = "$mark-tenant"; rand() < 0.3 ? undef : pick($pair_of->($t), $same->($t), $same->('')) },
@@ -163,12 +165,15 @@ my %by_name = (
 	sqlstate => sub { $same->(pick('ID001', '42501', 'x')) },
 	detail => sub { $same->(pick(@texts)) },
 	header => sub { $pair_of->(pick(@there)) },
+	argument => sub { $same->('header') }, value => sub { $same->(pick(@texts)) }, hint => sub { $same->(pick(@texts)) },
+	outcome => sub { $same->(pick('claimed', 'conflict', 'x')) },
 	parts => sub { $pair_of->(pick(@there)) },
 	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
+my $words = qr/^(?:text|anycompatible)/;
 my %function;
 for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))
-SELECT p.oid, proname, i, coalesce(proargnames[i], ''), format_type(proargtypes[i - 1], NULL), i > pronargs - pronargdefaults, provariadic <> 0, prorettype = 'trigger'::regtype
+SELECT p.oid, pronamespace::regnamespace || '.' || proname, i, coalesce(proargnames[i], ''), format_type(proargtypes[i - 1], NULL), i > pronargs - pronargdefaults, provariadic <> 0, prorettype = 'trigger'::regtype
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
  WHERE EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_proc'::regclass AND objid = p.oid AND deptype = 'e'
                   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem'))
@@ -184,7 +189,7 @@ for my $f (values %function)
 {
 	for my $argument (@{ $f->{arguments} })
 	{
-		my $make = $argument->{type} =~ /^text/ && $by_name{ $argument->{name} };
+		my $make = $argument->{type} =~ $words && $by_name{ $argument->{name} };
 		ok($make || $by_type{ $argument->{type} },
 			"the test knows what to ask for as $argument->{name} $argument->{type} of $f->{name}");
 	}
@@ -200,23 +205,23 @@ sub call
 		next if $argument->{optional} && rand() < 0.5;
 		my $name = $argument->{name};
 		my $make = $by_name{$name};
-		my $pair = $make && $argument->{type} =~ /^text/ ? $make->() : undef;
+		my $pair = $make && $argument->{type} =~ $words ? $make->() : undef;
 		for my $version (0, 1)
 		{
 			my $value;
-			if (!$make || $argument->{type} !~ /^text/) { $value = $version ? $values[0][-1] : ($by_type{"$name $argument->{type}"} // $by_type{ $argument->{type} })->(); $value =~ s/^.* => // if $version }
+			if (!$make || $argument->{type} !~ $words) { $value = $version ? $values[0][-1] : ($by_type{"$name $argument->{type}"} // $by_type{ $argument->{type} })->(); $value =~ s/^.* => // if $version }
 			elsif (!$pair) { $value = 'NULL' }
 			else
 			{
 				my @texts = ref $pair->[$version] ? @{ $pair->[$version] } : ($pair->[$version]);
 				push @{ $said[$version] }, @texts;
 				my $list = join ', ', map { quoted($_) } @texts;
-				$value = $argument->{type} eq 'text[]' ? "ARRAY[$list]::text[]" : $list;
+				$value = $argument->{type} =~ /array|\[\]/ ? "ARRAY[$list]::text[]" : $list;
 			}
 			push @{ $values[$version] }, ($argument->{variadic} ? 'VARIADIC ' : '') . "$name => $value";
 		}
 	}
-	my @calls = map { "SELECT * FROM idem.$f->{name}(" . join(', ', @{ $values[$_] // [] }) . ')' } 0, 1;
+	my @calls = map { "SELECT * FROM $f->{name}(" . join(', ', @{ $values[$_] // [] }) . ')' } 0, 1;
 	return (\@calls, \@said);
 }
 
