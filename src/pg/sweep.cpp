@@ -418,8 +418,9 @@ void sweep_all(Sweep& sweep, Parts parts) {
     if (found == tables || first_block(parts, found) > sweep.hand)
         sweep.hand = first_block(parts, found);
     const RecordBlock start = sweep.hand;
-    for (std::size_t i = 0; i <= tables && !sweep.is_full(); ++i) {
-        const std::size_t table = (found + i) % tables;
+    std::size_t table = found;
+    for (std::size_t i = 0; i <= tables && !sweep.is_full(); ++i, ++table) {
+        if (table == tables) table = 0;
         const bool last = i == tables;
         const BlockNumber from = i == 0 ? number_of(start) : 0;
         const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
