@@ -426,6 +426,7 @@ CREATE FUNCTION idem_internal.totals(
 )
 RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET jit = off
 BEGIN ATOMIC
     WITH size AS MATERIALIZED (
         SELECT least(1, 2048 * current_setting('block_size')::double precision
