@@ -1,7 +1,17 @@
 #include "faults.hpp"
 
-#include "pg/subtransaction.hpp"
+#include "pg/server/subtransaction.hpp"
 #include "rehearsal.hpp"
+
+#include <sys/socket.h>
+
+// Where the server supports GSSAPI, this header needs those of Kerberos, which a machine that
+// builds extensions may not have. Without GSSAPI, it has the same structures.
+extern "C" {
+#undef ENABLE_GSS
+#include "common/pg_prng.h"
+#include "libpq/libpq-be.h"
+}
 
 namespace idem::testing {
 namespace {

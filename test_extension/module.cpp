@@ -1,11 +1,12 @@
 // The library of the extension idem_test: its magic block, and the hook by which idem's calls reach
-// it (pg/test_seam).
+// it (pg/server/test_seam).
 #include "faults.hpp"
-#include "pg/test_seam.hpp"
+#include "pg/server/compat.hpp"
+#include "pg/server/test_seam.hpp"
 #include "rehearsal.hpp"
 
 extern "C" {
-PG_MODULE_MAGIC;
+PG_MODULE_MAGIC_EXT(.name = "idem_test", .version = IDEM_VERSION);
 PGDLLEXPORT void _PG_init(void);
 }
 

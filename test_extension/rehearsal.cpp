@@ -1,7 +1,12 @@
 #include "rehearsal.hpp"
 
-#include "pg/compat.hpp"
-#include "pg/test_seam.hpp"
+#include "pg/server/test_seam.hpp"
+
+extern "C" {
+#include "catalog/catalog.h"
+#include "catalog/pg_largeobject.h"
+#include "utils/pgstat_internal.h"
+}
 
 namespace idem::testing {
 
@@ -34,18 +39,19 @@ const Observed& observed() {
     return run;
 }
 
-void note_step(const char* call) {
+void note_step(const char* function) {
     Assert(rehearsing);
     if (memory == nullptr) return;  // before the first run
     const MemoryContext before = MemoryContextSwitchTo(memory);
-    run.steps = lappend(run.steps, pstrdup(call));
+    run.steps = lappend(run.steps, pstrdup(function));
     MemoryContextSwitchTo(before);
     if (list_length(run.steps) != run.failing) return;
     run.failed = true;
     // The code is one that claims and completions do raise, and that never becomes a stored
     // failure.
     ereport(ERROR,
-            (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg("rehearsed error in %s", call),
+            (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+             errmsg("rehearsed error in idem.%s()", function),
              errdetail("idem_test.rehearse() raises it, to see what the operation makes of an "
                        "error."),
              errhint("Let the error pass, or raise it again when the handler has cleaned up.")));
@@ -103,6 +109,14 @@ void append_count(StringInfo text, PgStat_Counter count, const char* what) {
                      static_cast<std::int64_t>(count), what);
 }
 
+Oid counted_table(const PgStat_TableXactStatus& counts) {
+#if PG_VERSION_NUM >= 160000
+    return counts.parent->id;
+#else
+    return counts.parent->t_id;
+#endif
+}
+
 char* description(Oid table, const PgStat_TableXactStatus& counts) {
     StringInfoData text;
     initStringInfo(&text);
@@ -131,7 +145,7 @@ List* tables_written() {
         pgstat_get_xact_stack_level(GetCurrentTransactionNestLevel());
     List* tables = NIL;
     for (const auto* counts = level->first; counts != nullptr; counts = counts->next) {
-        const Oid table = pg::compat::counted_table(*counts);
+        const Oid table = counted_table(*counts);
         if (has_changes(*counts) && is_of_application(table))
             tables = lappend(tables, description(table, *counts));
     }

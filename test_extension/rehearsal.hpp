@@ -3,7 +3,7 @@
 // Backend-local; no locking. Nothing is observed unless a rehearsal is under way.
 #pragma once
 
-#include "pg/open_claims.hpp"
+#include "pg/shared/open_claims.hpp"
 
 namespace idem::testing {
 
@@ -13,7 +13,7 @@ extern bool rehearsing;
 
 // One run of a call. A step is a call of one of idem's functions that write.
 struct Observed {
-    List* steps;      // the functions' names, such as "idem.claim()", in the order of the calls
+    List* steps;      // the functions' names, such as "claim", in the order of the calls
     int failing;      // the step that raises an error, from 1; 0: none
     bool failed;      // it has
     bool conflicted;  // a claim met a key of another request
@@ -29,7 +29,7 @@ void begin_run(int failing);
 const Observed& observed();
 
 // For every function that writes, before it does anything. Raises the error of the failing step.
-void note_step(const char* call);
+void note_step(const char* function);
 
 void note_conflict();
 

@@ -6,9 +6,13 @@
 //   2. Judgements  what is wrong with a run
 //   3. The plan    which runs follow each other, and what is rolled back between them
 //   4. TAP         lines out
-#include "pg/boundary.hpp"
-#include "pg/subtransaction.hpp"
+#include "pg/server/subtransaction.hpp"
+#include "pg/server/values.hpp"
 #include "rehearsal.hpp"
+
+extern "C" {
+#include "utils/plancache.h"
+}
 
 namespace idem::testing {
 namespace {
@@ -16,14 +20,14 @@ namespace {
 // ---- 1. A run -----------------------------------------------------------------------------------
 
 // The columns' names and types, and the rows, as texts.
-struct Answer {
+struct QueryResult {
     const char* columns;
     List* rows;
 };
 
 struct Run {
     ErrorData* error;  // NULL: none reached the caller
-    Answer answer;
+    QueryResult answer;
     List* written;  // see tables_written()
     ClaimTally claims;
     Observed observed;
@@ -53,22 +57,22 @@ char* row_text(HeapTuple row, TupleDesc description) {
 }
 
 // The result of the last SPI command, in the current memory context.
-Answer last_answer() {
+QueryResult last_result() {
     const SPITupleTable* table = SPI_tuptable;
     if (table == nullptr) return {"", NIL};
-    Answer answer{columns_of(table->tupdesc), NIL};
+    QueryResult answer{columns_of(table->tupdesc), NIL};
     for (std::uint64_t i = 0; i < table->numvals; ++i)
         answer.rows = lappend(answer.rows, row_text(table->vals[i], table->tupdesc));
     return answer;
 }
 
-Answer ask(SPIPlanPtr call) {
+QueryResult ask(SPIPlanPtr call) {
     const MemoryContext context = CurrentMemoryContext;
     if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
     const int code = SPI_execute_plan(call, nullptr, nullptr, false, 0);
     if (code < 0) elog(ERROR, "SPI_execute_plan failed: %s", SPI_result_code_string(code));
     MemoryContextSwitchTo(context);
-    const Answer answer = last_answer();
+    const QueryResult answer = last_result();
     SPI_finish();
     return answer;
 }
@@ -161,12 +165,12 @@ bool same_rows(const List* a, const List* b) {
     return true;
 }
 
-bool same_answer(const Answer& a, const Answer& b) {
+bool same_result(const QueryResult& a, const QueryResult& b) {
     return strcmp(a.columns, b.columns) == 0 && same_rows(a.rows, b.rows);
 }
 
 // Up to three rows, and the beginning of what they hold.
-const char* shown(const Answer& answer) {
+const char* shown(const QueryResult& answer) {
     constexpr int most_rows = 3;
     constexpr int most_bytes = 300;
     const int count = list_length(answer.rows);
@@ -188,7 +192,7 @@ List* judge_answer(const Run& first, const Run& replay) {
     if (replay.claims.all() > 0)
         return add(add(NIL, "The replay claims a key again, so it runs the operation again."),
                    "The key must be the client's, the same in each call.");
-    if (same_answer(first.answer, replay.answer)) return NIL;
+    if (same_result(first.answer, replay.answer)) return NIL;
     List* faults = add(NIL, psprintf("First: %s", shown(first.answer)));
     faults = add(faults, psprintf("Replay: %s", shown(replay.answer)));
     if (strcmp(first.answer.columns, replay.answer.columns) != 0)
@@ -221,7 +225,7 @@ List* judge_other_request(const Run& first, const Run& other) {
                    "\"request_exclude\" of the scope leaves out no more than may differ.");
     if (other.written != NIL)
         return add(NIL, psprintf("It is refused, but writes to %s", joined(other.written)));
-    if (same_answer(first.answer, other.answer))
+    if (same_result(first.answer, other.answer))
         return add(NIL, psprintf("The refusal looks like the answer: %s", shown(other.answer)));
     return NIL;
 }
@@ -338,7 +342,7 @@ void play(Script& script) {
     const int steps = list_length(first.observed.steps);
     for (int step = 1; step <= steps; ++step) {
         const char* title =
-            psprintf("an error in step %d, %s, leaves nothing half done", step,
+            psprintf("an error in step %d, idem.%s(), leaves nothing half done", step,
                      static_cast<const char*>(list_nth(first.observed.steps, step - 1)));
         undone([at, first_at, step, title] { tell(*at, title, play_error(*at, *first_at, step)); });
     }

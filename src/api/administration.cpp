@@ -1,33 +1,26 @@
-// What administrators do to records: idem.revoke() takes a leased operation away from its holder,
-// idem.forget() deletes a record, and idem.erase() removes what a record holds beside the key and
-// the outcome; idem.forget_tenant() and idem.erase_tenant() do so for all records of a tenant, and
-// idem.purge() does what the worker does. PUBLIC may not execute any of them: a role that only uses
-// a scope cannot change the scope's history.
+// What administrators do to records and watermarks. PUBLIC may not execute any of these functions:
+// a role that only uses a scope cannot change the scope's history.
 //
 // Locking: a record is changed under its key lock, which is released in the same call. Until the
 // transaction ends, other callers find a row that is being changed and wait for that transaction
 // without the key lock. So a transaction can change any number of records without filling the lock
 // table, and can claim the keys again. forget() and erase() wait for a running lease, without a
 // lock; revoke() cuts it.
-#include "api/advance.hpp"
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "core/duration.hpp"
-#include "pg/boundary.hpp"
-#include "pg/owner.hpp"
-#include "pg/report.hpp"
-#include "pg/scope.hpp"
-#include "pg/sweep.hpp"
-#include "pg/watermark.hpp"
+#include "pg/server/owner.hpp"
+#include "pg/server/report.hpp"
+#include "pg/server/values.hpp"
+#include "pg/shared/purge.hpp"
+#include "pg/store/scope.hpp"
+#include "pg/store/secret.hpp"
+#include "pg/store/watermark.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
-
-constexpr const char* revoke_call = "idem.revoke()";
-constexpr const char* forget_call = "idem.forget()";
-constexpr const char* erase_call = "idem.erase()";
 
 // ---- One record ---------------------------------------------------------------------------------
 
@@ -35,24 +28,24 @@ constexpr const char* erase_call = "idem.erase()";
 // holder, even if it is not to be tried again yet.
 bool has_running_lease(const pg::Found& found) {
     const pg::Record& record = found.record;
-    return found.presence != core::Presence::absent && record.state == core::State::in_progress &&
-           record.nonce && record.lease_end.value_or(0) > GetCurrentTimestamp();
+    return found.presence != core::Presence::absent && record.state() == core::State::in_progress &&
+           record.nonce() && record.lease_end().value_or(0) > GetCurrentTimestamp();
 }
 
 // As find_at_rest(), and no lease is running. The wait for a lease holds no lock.
-pg::Found find_unleased(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
+pg::Found find_unleased(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bound) {
     for (;;) {
-        const pg::Found found = find_at_rest(name, lock, bound);
+        const pg::Found found = find_at_rest(key, lock, bound);
         if (!has_running_lease(found)) {
             pg::withdraw_wait();
             return found;
         }
         lock.release();
         const report::Holder holder = lease_of(found.record);
-        pg::free_contents(found.record);
-        if (!bound.nap(pg::key_event(name.digest), *holder.lease_end))
+        found.record.free();
+        if (!bound.wait_for(pg::key_event(key.digest), *holder.lease_end))
             ereport(ERROR,
-                    (report::errin_progress(name.key, holder, retry_after(holder)),
+                    (report::errin_progress(key.key, holder, retry_after(holder)),
                      errhint("Wait for the end of the operation. If its worker is gone or must not "
                              "go on, call idem.revoke() first.")));
     }
@@ -64,35 +57,33 @@ enum class Lease : bool { waits, is_cut };
 // Calls change(found) for the row of the key, at rest and under the key lock. Returns what change()
 // returns; false without a row. Raises ID001 if this transaction has an open claim of the key.
 template <class Change>
-bool change_record(const pg::KeyName& name, const char* call, Lease lease,
-                   const pg::WaitBound& bound, Change change) {
+bool change_record(const pg::Key& key, const char* call, Lease lease, pg::WaitBound& bound,
+                   Change change) {
     pg::trivial<Change>();
-    refuse_open_here(name, call);
-    pg::KeyLock lock(name.digest);
+    refuse_open_here(key, call);
+    pg::KeyLock lock = pg::key_lock(key.digest);
     const pg::Found found =
-        lease == Lease::waits ? find_unleased(name, lock, bound) : find_at_rest(name, lock, bound);
+        lease == Lease::waits ? find_unleased(key, lock, bound) : find_at_rest(key, lock, bound);
     const bool changed = found.presence != core::Presence::absent && change(found);
     lock.release();
     // A claim or a lookup may be waiting for the lease that has ended now.
-    if (changed) pg::wake_at_commit(pg::key_event(name.digest));
+    if (changed) pg::wake_at_commit(pg::key_event(key.digest));
     return changed;
 }
 
 // False if the record had expired, or if a writer that bypassed the key lock deleted it first.
-bool delete_record(const pg::KeyName& name, const pg::Found& found, const pg::WaitBound& bound) {
+bool delete_record(const pg::Key& key, const pg::Found& found, pg::WaitBound& bound) {
     // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == core::Presence::deleting && !is_live(found)) return false;
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write(name.table);
-    const pg::WriteResult writing = pg::delete_record(records, found, bound);
-    records.close();
-    check_written(name.key, writing);
-    return writing.outcome == pg::WriteOutcome::written && is_live(found);
+    const pg::ChangeResult writing = pg::delete_record(key.table, found, bound);
+    check_written(key.key, writing);
+    return writing.result == TM_Ok && is_live(found);
 }
 
-void log_change(const char* what, std::string_view scope, const pg::KeyName& name,
+void log_change(const char* what, std::string_view scope, const pg::Key& key,
                 const pg::Found& found) {
-    report::log_transition(what, scope, name.tenant, name.key, found.record.attempt);
+    report::log_transition(what, scope, key.tenant, key.key, found.record.attempt());
 }
 
 // ---- revoke -------------------------------------------------------------------------------------
@@ -100,30 +91,30 @@ void log_change(const char* what, std::string_view scope, const pg::KeyName& nam
 // The row stays, with its request, attempt, recovery point and last error, and without a nonce:
 // this fences the holder's token off. The lease, or the time until a retry, ends now. If the
 // attempts are used up, the next claim is granted one more.
-pg::Record revoked(const pg::Record& old, const pg::Scope& scope) {
-    pg::Record record = old;
-    record.lease_end = GetCurrentTimestamp();
-    record.expires = expires_after(old, *record.lease_end);
-    record.nonce = std::nullopt;
-    record.extra_attempts =
-        core::granted_attempts(old.attempt, scope.max_attempts, old.extra_attempts);
+pg::NewRecord revoked(const pg::Record& old, const pg::Scope& scope) {
+    pg::NewRecord record(old);
+    record.set_lease_end(GetCurrentTimestamp());
+    record.set_expires(*record.lease_end() + ttl_of(old));
+    record.set_nonce(std::nullopt);
+    record.set_extra_attempts(
+        core::granted_attempts(old.attempt(), scope.max_attempts, old.extra_attempts()));
     return record;
 }
 
 // False unless the operation is unfinished.
 bool revoke(const KeyCall& call) {
-    const pg::WaitBound bound(call.scope->wait);
+    pg::WaitBound bound(call.scope->wait);
     bool live = false;
     const auto change = [&](const pg::Found& found) {
         live = is_live(found);
-        if (!live || found.record.state != core::State::in_progress) return false;
-        replace_record(call.name, found, revoked(found.record, *call.scope), bound);
-        pg::wake_at_commit(pg::scope_event(call.name.scope_id));
-        log_change("operation was revoked", call.scope->name, call.name, found);
+        if (!live || found.record.state() != core::State::in_progress) return false;
+        replace_record(call.key, found, revoked(found.record, *call.scope), bound);
+        pg::wake_at_commit(pg::scope_event(call.key.scope_id));
+        log_change("operation was revoked", call.scope->name, call.key, found);
         return true;
     };
-    const bool changed = change_record(call.name, revoke_call, Lease::is_cut, bound, change);
-    if (!live) require_tenant(*call.scope, call.name.tenant);
+    const bool changed = change_record(call.key, "revoke", Lease::is_cut, bound, change);
+    if (!live) require_tenant(*call.scope, call.key.tenant);
     return changed;
 }
 
@@ -132,8 +123,8 @@ bool revoke(const KeyCall& call) {
 // An operation that is to be continued from its recovery point is not forgotten by mistake.
 void check_abandoned(std::string_view key, const pg::Found& found) {
     const pg::Record& record = found.record;
-    if (is_live(found) && record.state == core::State::in_progress &&
-        record.recovery_point != nullptr)
+    if (is_live(found) && record.state() == core::State::in_progress &&
+        record.recovery_point() != nullptr)
         ereport(
             ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -141,75 +132,62 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
                     report::c_string(key)),
              errdetail("An attempt has reached the recovery point \"%s\", which idem.forget() "
                        "would remove.",
-                       report::c_string(pg::view_of(record.recovery_point))),
+                       report::c_string(pg::view_of(record.recovery_point()))),
              errhint("Call idem.revoke(), so that the next claim continues from the recovery "
                      "point. If the operation must not be continued, pass \"force\" => true.")));
 }
 
-bool forget(const pg::Scope& scope, const pg::KeyName& name, bool force) {
-    const pg::WaitBound bound(scope.wait);
-    return change_record(name, forget_call, Lease::waits, bound, [&](const pg::Found& found) {
-        if (!force) check_abandoned(name.key, found);
-        const bool forgotten = delete_record(name, found, bound);
-        if (forgotten) log_change("record was forgotten", scope.name, name, found);
+bool forget(const pg::Scope* scope, const pg::Key& key, bool force) {
+    pg::WaitBound bound(scope->wait);
+    return change_record(key, "forget", Lease::waits, bound, [&](const pg::Found& found) {
+        if (!force) check_abandoned(key.key, found);
+        const bool forgotten = delete_record(key, found, bound);
+        if (forgotten) log_change("record was forgotten", scope->name, key, found);
         return forgotten;
     });
 }
 
 // ---- erase --------------------------------------------------------------------------------------
 
-bool is_needed(const pg::Record& record) {
-    return record.state == core::State::in_progress &&
-           (record.request != nullptr || record.recovery_state != nullptr);
-}
-
-bool differs(const pg::Record& rest, const pg::Record& record) {
-    return rest.headers != record.headers || rest.response != record.response ||
-           rest.body != record.body || rest.error != record.error ||
-           rest.request != record.request || rest.recovery_state != record.recovery_state;
-}
-
-// The caller may be a superuser, and the table's indexes of another role: see pg/owner.
-void rewrite(const pg::KeyName& name, const pg::Found& found, const pg::Record& rest,
-             const pg::WaitBound& bound) {
-    const pg::Records records = pg::Records::to_write(name.table);
-    const Oid caller = pg::keeps_from_rewriting(records.table());
-    if (OidIsValid(caller))
-        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                        errmsg("the rows of table %s are not rewritten",
-                               pg::qualified_name(RelationGetRelid(records.table()))),
-                        errdetail("%s calls a function that is not built in, and the owner of the "
-                                  "table is a superuser: the function would have the rights of a "
-                                  "superuser.",
-                                  pg::qualified_name(caller)),
-                        errhint("Drop the index, or take the table out of the partitioned "
-                                "table.")));
+// The caller may be a superuser, and the table's indexes of another role: see pg/server/owner.
+void rewrite(const pg::Key& key, const pg::Found& found, const pg::NewRecord& rest,
+             pg::WaitBound& bound) {
+    const pg::Records records(key.table, pg::Access::write);
+    const Oid table = RelationGetRelid(records.table());
+    if (const auto fault = pg::rewriting_fault(table))
+        ereport(ERROR,
+                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                 errmsg("the rows of table %s are not rewritten", pg::qualified_name(table)),
+                 errdetail("%s The function would have the rights of a superuser.", fault.detail),
+                 errhint("Execute %s.", fault.remedy)));
     pg::AsOwner owner(records.table());
-    replace_record(name, found, rest, bound);
+    replace_record(key, found, rest, bound);
     owner.end();
     records.close();
 }
 
 // Of a scope that is gone, records may remain until the purge deletes them: scope is NULL then.
-bool erase(const pg::Scope* scope, const pg::KeyName& name, bool force) {
+bool erase(const pg::Scope* scope, const pg::Key& key, bool force) {
     constexpr std::int64_t wait_without_scope = 10 * core::usecs_per_second;
-    const pg::WaitBound bound(scope == nullptr ? wait_without_scope : scope->wait);
+    pg::WaitBound bound(scope == nullptr ? wait_without_scope : scope->wait);
     const std::string_view scope_name = scope == nullptr ? "" : pstrdup(scope->name);
-    return change_record(name, erase_call, Lease::waits, bound, [&](const pg::Found& found) {
+    return change_record(key, "erase", Lease::waits, bound, [&](const pg::Found& found) {
         // An expired record is of no use, so nothing of it is kept.
-        if (!is_live(found)) return delete_record(name, found, bound);
-        if (!force && is_needed(found.record))
+        if (!is_live(found)) return delete_record(key, found, bound);
+        const pg::Record& old = found.record;
+        if (!force && old.state() == core::State::in_progress &&
+            (old.stored_request() != nullptr || old.recovery_state() != nullptr))
             ereport(ERROR,
                     (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                     errmsg("operation \"%s\" is unfinished", report::c_string(name.key)),
+                     errmsg("operation \"%s\" is unfinished", report::c_string(key.key)),
                      errdetail("idem.erase() would remove its request or the state of its recovery "
                                "point, which another attempt needs."),
                      errhint("Claim the key and finish the operation first. If it must not be "
                              "continued, pass \"force\" => true.")));
-        const pg::Record rest = pg::erased(found.record);
-        if (!differs(rest, found.record)) return true;
-        rewrite(name, found, rest, bound);
-        log_change("record was erased", scope_name, name, found);
+        const pg::NewRecord rest = pg::erased(old);
+        if (rest.is_same_as(old)) return true;
+        rewrite(key, found, rest, bound);
+        log_change("record was erased", scope_name, key, found);
         return true;
     });
 }
@@ -222,14 +200,14 @@ bool erase(const pg::Scope* scope, const pg::KeyName& name, bool force) {
 // claim in flight has no record yet and is not found. A table that cannot be read, or must not be
 // written, is left out with a WARNING.
 
-// What the call does to the rows.
-enum class Rows : bool { deleted, rewritten };
+// forget() or erase().
+using Change = bool(const pg::Scope* scope, const pg::Key& key, bool force);
 
 struct TenantCall {
     const pg::Scope* scope;   // NULL: all scopes
     std::string_view tenant;  // empty: the keys without a tenant
     bool force;
-    Rows rows;
+    Change* change;
 };
 
 // The tenant in all scopes. Without a name, it would be every key that has no tenant.
@@ -242,55 +220,37 @@ TenantCall everywhere(std::string_view tenant, bool force, const char* function)
     if (tenant.empty())
         report::invalid_argument("tenant", "For all scopes, the tenant must not be empty.",
                                  "Erase the keys without a tenant in each scope.");
-    return {nullptr, tenant, force, Rows::rewritten};
+    return {nullptr, tenant, force, erase};
 }
 
 // Everything is for superusers: then the scope may be NULL, for all of them.
-TenantCall read_tenant_call(FunctionCallInfo fcinfo, const char* function, Rows rows) {
+TenantCall read_tenant_call(FunctionCallInfo fcinfo, const char* function, Change* change) {
     const auto scope_name = pg::text_arg(fcinfo, arg_scope);
     const auto tenant = pg::text_arg(fcinfo, 1);
     if (!tenant) report::missing_argument("tenant");
     const bool force = force_arg(fcinfo, 2);
-    if (!scope_name && rows == Rows::rewritten)
-        return everywhere(checked_tenant(tenant), force, function);
+    if (!scope_name && change == erase) return everywhere(checked_tenant(tenant), force, function);
     const pg::Scope& scope = pg::usable_scope(scope_name, function);
-    return {&scope, tenant_in(scope, checked_tenant(tenant)), force, rows};
+    return {&scope, tenant_in(scope, checked_tenant(tenant)), force, change};
 }
 
-// Why the table's records are not reached, if they are not.
-std::optional<pg::RecordTableFault> obstacle(Oid table, Rows rows) {
-    const auto fault = pg::fault_of_record_table(table);
-    if (!fault || fault->detail != nullptr) return fault;
-    if (rows == Rows::deleted) return std::nullopt;
-    Relation relation = pg::try_open_records(table, AccessShareLock);
-    if (relation == nullptr) return std::nullopt;
-    const Oid caller = pg::keeps_from_rewriting(relation);
-    relation_close(relation, AccessShareLock);
-    if (!OidIsValid(caller)) return std::nullopt;
-    return pg::RecordTableFault{
-        psprintf("%s calls a function that is not built in, and the owner of the table is a "
-                 "superuser.",
-                 pg::qualified_name(caller)),
-        "Drop the index, or take the table out of the partitioned table."};
+// Why the call does not reach the table's records.
+pg::RecordTableFault obstacle(Oid table, const TenantCall& call) {
+    const auto fault = pg::fault_of_record_table(table).value_or(pg::RecordTableFault{});
+    return fault || call.change != erase ? fault : pg::rewriting_fault(table);
 }
 
 // A session that moves records locks the table that they leave. Waits for such a move, and then
 // keeps others from beginning. A table that has appeared meanwhile is locked, too.
 List* lock_all() {
     List* locked = NIL;
-    for (bool again = true; again;) {
-        again = false;
-        List* tables = pg::record_tables();
-        for (int i = 0; i < list_length(tables); ++i) {
-            const Oid table = list_nth_oid(tables, i);
-            if (list_member_oid(locked, table)) continue;
-            LockRelationOid(table, RowExclusiveLock);
-            locked = lappend_oid(locked, table);
-            again = true;
-        }
-        list_free(tables);
+    for (;;) {
+        const List* others = list_difference_oid(pg::record_tables(), locked);
+        if (others == NIL) return locked;
+        for (int i = 0; i < list_length(others); ++i)
+            LockRelationOid(list_nth_oid(others, i), RowExclusiveLock);
+        locked = list_concat(locked, others);
     }
-    return locked;
 }
 
 void note_absence(std::string_view tenant) {
@@ -311,12 +271,12 @@ std::span<const pg::RecordPlace> places_of(const TenantCall& call) {
     List* reached = NIL;
     for (int i = 0; i < list_length(locked); ++i) {
         const Oid table = list_nth_oid(locked, i);
-        if (const auto fault = obstacle(table, call.rows))
+        if (const auto fault = obstacle(table, call))
             ereport(WARNING,
                     (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
                      errmsg("the records in table %s were not reached", pg::qualified_name(table)),
-                     errdetail("%s", fault->detail),
-                     errhint("Correct this and call the function again. %s", fault->remedy)));
+                     errdetail("%s", fault.detail),
+                     errhint("Correct this and call the function again. %s", fault.remedy)));
         else
             reached = lappend_oid(reached, table);
     }
@@ -327,12 +287,8 @@ std::span<const pg::RecordPlace> places_of(const TenantCall& call) {
     return places;
 }
 
-bool change_one(const TenantCall& call, const pg::KeyName& name) {
-    if (call.rows == Rows::deleted) return forget(*call.scope, name, call.force);
-    return erase(pg::find_scope_by_id(name.scope_id), name, call.force);
-}
-
-// Returns how many records have been changed.
+// Returns how many records have been changed. A call for all scopes looks each one up, which is
+// valid until it looks up the next.
 std::int64_t change_tenant(const TenantCall& call) {
     std::int64_t changed = 0;
     const MemoryContext memory =
@@ -341,29 +297,48 @@ std::int64_t change_tenant(const TenantCall& call) {
         CHECK_FOR_INTERRUPTS();
         MemoryContextReset(memory);
         const MemoryContext before = MemoryContextSwitchTo(memory);
-        const pg::Records records = pg::Records::to_read(place.table);
-        const auto name = pg::name_behind(records, place.digest);
-        records.close();
-        if (name && change_one(call, *name)) ++changed;
+        if (const auto key = pg::key_behind(place.table, place.digest)) {
+            const auto* scope = call.scope ? call.scope : pg::find_scope_by_id(key->scope_id);
+            if (call.change(scope, *key, call.force)) ++changed;
+        }
         MemoryContextSwitchTo(before);
     }
     MemoryContextDelete(memory);
     return changed;
 }
 
-// The watermarks say how far the tenant's streams have come.
-void forget_streams(const TenantCall& call) {
-    const pg::WaitBound bound(call.scope->wait);
-    const List* sources = pg::sources_of(call.scope->id, call.tenant);
-    for (int i = 0; i < list_length(sources); ++i)
-        (void)reset_stream(*static_cast<const pg::KeyName*>(list_nth(sources, i)), std::nullopt,
-                           bound);
+// ---- Streams ------------------------------------------------------------------------------------
+
+// Sets the watermark, or deletes it, whatever it was; returns what it was.
+std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<std::int64_t> seq,
+                                         pg::WaitBound& bound) {
+    pg::KeyLock lock = pg::key_lock(source.digest);
+    acquire(lock, source.key, bound);
+    pg::Watermark mark = pg::find_watermark(source, pg::Access::write);
+    while (mark.writer.valid()) {
+        reacquire_after(lock, source.key, mark.writer, bound);
+        mark = pg::find_watermark(source, pg::Access::write);
+    }
+    if (seq || mark.seq) check_written(source.key, pg::write_watermark(source, mark, seq, bound));
+    lock.release();
+    return mark.seq;
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
 
-constexpr int arg_tenant = 2;  // after the scope and the key
+// After the scope and the key.
+constexpr int arg_tenant = 2;
 constexpr int arg_force = 3;
+
+Datum change_key(FunctionCallInfo fcinfo, const char* function, Change* change) {
+    require_writable(function);
+    const bool force = force_arg(fcinfo, arg_force);
+    const KeyCall call = read_key(fcinfo, arg_tenant, function);
+    const bool changed = change(call.scope, call.key, force);
+    if (!changed) require_tenant(*call.scope, call.key.tenant);
+    PG_RETURN_BOOL(changed);
+}
+
 constexpr std::int32_t default_max_records = 10'000;
 
 }  // namespace
@@ -371,59 +346,61 @@ constexpr std::int32_t default_max_records = 10'000;
 
 IDEM_FUNCTION(idem_revoke) {
     using namespace idem;
-    api::require_writable(api::revoke_call);
+    api::require_writable("revoke");
     PG_RETURN_BOOL(api::revoke(api::read_key(fcinfo, api::arg_tenant, "revoke")));
 }
 
 IDEM_FUNCTION(idem_forget) {
-    using namespace idem;
-    api::require_writable(api::forget_call);
-    const bool force = api::force_arg(fcinfo, api::arg_force);
-    const api::KeyCall call = api::read_key(fcinfo, api::arg_tenant, "forget");
-    const bool forgotten = api::forget(*call.scope, call.name, force);
-    if (!forgotten) api::require_tenant(*call.scope, call.name.tenant);
-    PG_RETURN_BOOL(forgotten);
+    return idem::api::change_key(fcinfo, "forget", idem::api::forget);
 }
 
 IDEM_FUNCTION(idem_erase) {
-    using namespace idem;
-    api::require_writable(api::erase_call);
-    const bool force = api::force_arg(fcinfo, api::arg_force);
-    const api::KeyCall call = api::read_key(fcinfo, api::arg_tenant, "erase");
-    const bool erased = api::erase(call.scope, call.name, force);
-    if (!erased) api::require_tenant(*call.scope, call.name.tenant);
-    PG_RETURN_BOOL(erased);
+    return idem::api::change_key(fcinfo, "erase", idem::api::erase);
 }
 
 IDEM_FUNCTION(idem_forget_tenant) {
     using namespace idem;
-    api::require_writable("idem.forget_tenant()");
-    const auto call = api::read_tenant_call(fcinfo, "forget_tenant", api::Rows::deleted);
+    api::require_writable("forget_tenant");
+    const auto call = api::read_tenant_call(fcinfo, "forget_tenant", api::forget);
     const std::int64_t forgotten = api::change_tenant(call);
-    api::forget_streams(call);
+    // The watermarks say how far the tenant's streams have come.
+    pg::WaitBound bound(call.scope->wait);
+    for (const pg::Key& source : pg::sources_of(call.scope->id, call.tenant))
+        (void)api::reset_stream(source, std::nullopt, bound);
     PG_RETURN_INT64(forgotten);
 }
 
 IDEM_FUNCTION(idem_erase_tenant) {
     using namespace idem;
-    api::require_writable("idem.erase_tenant()");
-    PG_RETURN_INT64(
-        api::change_tenant(api::read_tenant_call(fcinfo, "erase_tenant", api::Rows::rewritten)));
+    api::require_writable("erase_tenant");
+    PG_RETURN_INT64(api::change_tenant(api::read_tenant_call(fcinfo, "erase_tenant", api::erase)));
+}
+
+IDEM_FUNCTION(idem_reset_stream) {
+    using namespace idem;
+    api::require_writable("reset_stream", api::read_by_streams);
+    const api::KeyCall call = api::read_source(fcinfo, "reset_stream");
+    pg::WaitBound bound(call.scope->wait);
+    const auto old = api::reset_stream(call.key, pg::value_arg<std::int64_t>(fcinfo, 2), bound);
+    if (old) PG_RETURN_INT64(*old);
+    api::require_tenant(*call.scope, call.key.tenant);
+    PG_RETURN_NULL();
 }
 
 // For a scheduled job, where the worker does not run.
 IDEM_FUNCTION(idem_purge) {
     using namespace idem;
-    api::require_writable("idem.purge()");
-    const std::int32_t max_records = pg::int_arg(fcinfo, 0).value_or(api::default_max_records);
+    api::require_writable("purge");
+    const std::int32_t max_records =
+        pg::value_arg<std::int32_t>(fcinfo, 0).value_or(api::default_max_records);
     if (max_records < 1)
         pg::report::invalid_argument("max_records", "The number must be at least 1.",
                                      "Pass how many records to purge at most, such as 10000.");
-    const auto swept = pg::sweep_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
-    if (swept.subscribed)
+    const auto done = pg::purge_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
+    if (done.subscribed)
         ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
                          errdetail("The publisher purges the records, and its deletes are "
                                    "replicated."),
                          errhint("If this server has become the primary, drop the subscription.")));
-    PG_RETURN_INT64(swept.deleted + swept.erased);
+    PG_RETURN_INT64(done.purged);
 }

@@ -3,29 +3,44 @@
 
 #include "api/arguments.hpp"
 #include "core/key.hpp"
-#include "core/weakness.hpp"
-#include "pg/boundary.hpp"
-#include "pg/guc.hpp"
-#include "pg/limiter.hpp"
-#include "pg/open_claims.hpp"
-#include "pg/report.hpp"
-#include "pg/stats.hpp"
+#include "pg/server/guc.hpp"
+#include "pg/server/report.hpp"
+#include "pg/server/values.hpp"
+#include "pg/shared/open_claims.hpp"
+#include "pg/shared/rate_limiter.hpp"
+#include "pg/shared/stats.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 
-constexpr const char* preload_hint = "Add idem to shared_preload_libraries and restart the server.";
-constinit bool warned_of_rate = false;
+void check_strength(const pg::Scope& scope, std::string_view key) {
+    if (scope.weak_keys == pg::WeakKeys::allow) return;
+    const std::string_view weakness = core::weakness(key);
+    if (weakness.empty()) return;
+    pg::count(scope.id, pg::Counter::weak);
+    const bool rejects = scope.weak_keys == pg::WeakKeys::reject;
+    ereport(rejects ? ERROR : WARNING,
+            (rejects ? report::own_error("invalid_key") : errcode(ERRCODE_WARNING),
+             errmsg("idempotency key \"%s\" is %s", report::c_string(key),
+                    rejects ? "too weak" : "weak"),
+             errdetail("Its weakness is \"%s\": such a key is likely to be used for more than one "
+                       "operation. The \"weak_keys\" setting of scope \"%s\" is \"%s\".",
+                       report::c_string(weakness), scope.name, rejects ? "reject" : "warn"),
+             errhint("Send a UUID or another long random string, or a string that names the "
+                     "operation, such as \"order-4711\".")));
+}
 
 void warn_of_missing_limit(const pg::Scope& scope) {
-    if (std::exchange(warned_of_rate, true)) return;
-    ereport(WARNING, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                      errmsg("claims in scope \"%s\" are not limited", scope.name),
-                      errdetail("The scope sets \"claims_per_minute\". What it limits is counted "
-                                "in shared memory, and idem is not preloaded."),
-                      errhint("%s", preload_hint)));
+    static constinit bool warned = false;
+    if (std::exchange(warned, true)) return;
+    ereport(WARNING,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("claims in scope \"%s\" are not limited", scope.name),
+             errdetail("The scope sets \"claims_per_minute\". What it limits is counted in shared "
+                       "memory, and idem is not preloaded."),
+             errhint("Add idem to shared_preload_libraries and restart the server.")));
 }
 
 }  // namespace
@@ -45,19 +60,35 @@ void check_open_claims(std::int32_t scope_id) {
                      "the whole server shares.")));
 }
 
-std::int64_t charge_claim(const pg::Scope& scope, std::string_view tenant, TimestampTz now) {
+bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl, TimestampTz now) {
+    if (!scope.reject_stale_keys) return false;
+    const core::KeyAge age = core::key_age(key, now + pg::postgres_epoch, ttl);
+    const bool stale = age == core::KeyAge::stale || age == core::KeyAge::from_future;
+    if (stale) pg::count(scope.id, pg::Counter::stale);
+    return stale;
+}
+
+// A server without shared memory of idem's, such as one that has restored a dump, admits the claim
+// and warns once per session: refusing every claim would do more harm.
+std::int64_t charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                            TimestampTz now) {
+    check_strength(scope, key);
     if (!scope.claims_per_minute) return 0;
-    if (!pg::limits_available()) {
+    if (!pg::guc::preloaded) {
         warn_of_missing_limit(scope);
         return 0;
     }
-    return pg::charge_bucket(scope.id, tenant, *scope.claims_per_minute, now);
+    const std::int64_t wait = pg::charge_bucket(scope.id, tenant, *scope.claims_per_minute, now);
+    if (wait > 0) pg::count(scope.id, pg::Counter::limited);
+    return wait;
 }
 
-bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now, std::int64_t ttl) {
-    if (!scope.reject_stale_keys) return false;
-    const core::KeyAge age = core::key_age(key, now + pg::postgres_epoch, ttl);
-    return age == core::KeyAge::stale || age == core::KeyAge::from_future;
+void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                   TimestampTz now) {
+    require_tenant(scope, tenant);
+    if (is_stale_key(scope, key, scope.ttl, now)) refuse_stale_key(key);
+    const std::int64_t wait = charge_new_key(scope, tenant, key, now);
+    if (wait > 0) report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
 }
 
 void refuse_stale_key(std::string_view key) {
@@ -77,37 +108,6 @@ void refuse_stale_key(std::string_view key) {
                               timestamptz_to_str(made)),
                     errhint("Find out whether the operation was carried out. If it was not, send a "
                             "new key.")));
-}
-
-void check_strength(const pg::Scope& scope, std::string_view key) {
-    if (scope.weak_keys == pg::WeakKeys::allow) return;
-    const std::string_view weakness = core::weakness(key);
-    if (weakness.empty()) return;
-    pg::count(scope.id, pg::Counter::weak);
-    const bool rejects = scope.weak_keys == pg::WeakKeys::reject;
-    ereport(rejects ? ERROR : WARNING,
-            (rejects ? report::own_error("invalid_key") : errcode(ERRCODE_WARNING),
-             errmsg("idempotency key \"%s\" is %s", report::c_string(key),
-                    rejects ? "too weak" : "weak"),
-             errdetail("Its weakness is \"%s\": such a key is likely to be used for more than one "
-                       "operation. The \"weak_keys\" setting of scope \"%s\" is \"%s\".",
-                       report::c_string(weakness), scope.name, rejects ? "reject" : "warn"),
-             errhint("Send a UUID or another long random string, or a string that names the "
-                     "operation, such as \"order-4711\".")));
-}
-
-void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
-                   TimestampTz now) {
-    require_tenant(scope, tenant);
-    if (is_stale_key(scope, key, now, scope.ttl)) {
-        pg::count(scope.id, pg::Counter::stale);
-        refuse_stale_key(key);
-    }
-    check_strength(scope, key);
-    const std::int64_t wait = charge_claim(scope, tenant, now);
-    if (wait <= 0) return;
-    pg::count(scope.id, pg::Counter::limited);
-    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
 }
 
 }  // namespace idem::api

@@ -1,9 +1,9 @@
 #include "api/arguments.hpp"
 
 #include "core/key.hpp"
-#include "pg/guc.hpp"
-#include "pg/report.hpp"
-#include "pg/test_seam.hpp"
+#include "pg/server/guc.hpp"
+#include "pg/server/report.hpp"
+#include "pg/server/test_seam.hpp"
 
 namespace idem::api {
 namespace {
@@ -20,21 +20,16 @@ namespace report = pg::report;
 // an array, from 1, or 0.
 std::string_view checked(std::optional<std::string_view> name, const char* what,
                          const char* argument, const char* hint, int element = 0) {
-    const auto place = [=] {
-        return element == 0 ? psprintf("The argument \"%s\"", argument)
-                            : psprintf("Element %d of the argument \"%s\"", element, argument);
+    const auto reject = [=](const char* fault, const char* detail) {
+        const char* place = element == 0 ? "The" : psprintf("Element %d of the", element);
+        refuse("invalid_key", psprintf("%s %s", what, fault),
+               psprintf("%s argument \"%s\" %s.", place, argument, detail), hint);
     };
-    if (!name)
-        refuse("invalid_key", psprintf("%s must not be null", what),
-               psprintf("%s is null.", place()), hint);
-    if (name->empty())
-        refuse("invalid_key", psprintf("%s must not be empty", what),
-               psprintf("%s is an empty string.", place()), hint);
+    if (!name) reject("must not be null", "is null");
+    if (name->empty()) reject("must not be empty", "is an empty string");
     if (name->size() > core::max_key_bytes)
-        refuse("invalid_key", psprintf("%s is too long", what),
-               psprintf("%s has %zu bytes; at most %zu are allowed.", place(), name->size(),
-                        core::max_key_bytes),
-               hint);
+        reject("is too long", psprintf("has %zu bytes; at most %zu are allowed", name->size(),
+                                       core::max_key_bytes));
     check_encoding(*name);
     return *name;
 }
@@ -53,49 +48,67 @@ bool only_explains() {
     return !analyze;
 }
 
+// Whether the caller could take on the role of this name.
+bool may_act_for(const char* role) {
+    const Oid oid = get_role_oid(role, true);
+    return OidIsValid(oid) ? has_privs_of_role(GetOuterUserId(), oid)
+                           : superuser_arg(GetOuterUserId());
+}
+
+using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
+
+pg::Key qualify(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
+                DigestOf digest_of) {
+    tenant = tenant_in(scope, tenant);
+    pg::Key qualified{scope.id, tenant, key, {}, table};
+    if (!digest_of({scope.id, utf8(tenant), utf8(key)}, qualified.digest)) report::crypto_failure();
+    return qualified;
+}
+
 }  // namespace
 
-void require_leader(const char* call) {
+void require_leader(const char* function) {
     if (!IsInParallelMode()) return;
     ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-                    errmsg("cannot execute %s during a parallel operation", call),
+                    errmsg("cannot execute idem.%s() during a parallel operation", function),
                     errdetail("A parallel worker knows neither its leader's claims nor the newest "
                               "scopes."),
                     errhint("Mark the functions that call it as PARALLEL UNSAFE.")));
 }
 
-void require_writable(const char* call, const char* reading) {
+void require_writable(const char* function, const char* reading) {
     // In an EXPLAIN without ANALYZE only the planner calls functions, to compute constants and
     // estimates. If the query runs afterwards, a function cannot tell whether the planner calls it.
     if (only_explains())
-        ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-                        errmsg("cannot execute %s while a query is being planned", call),
-                        errdetail("EXPLAIN does not run the query, but the planner calls functions "
-                                  "that are declared STABLE or IMMUTABLE."),
-                        errhint("Declare the function that calls %s as VOLATILE, which is the "
-                                "default.",
-                                call)));
+        ereport(ERROR,
+                (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+                 errmsg("cannot execute idem.%s() while a query is being planned", function),
+                 errdetail("EXPLAIN does not run the query, but the planner calls functions "
+                           "that are declared STABLE or IMMUTABLE."),
+                 errhint("Declare the function that calls idem.%s() as VOLATILE, which is the "
+                         "default.",
+                         function)));
     const bool standby = RecoveryInProgress();
     if (standby || XactReadOnly)
         ereport(
             ERROR,
             (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-             standby ? errmsg("cannot execute %s during recovery", call)
-                     : errmsg("cannot execute %s in a read-only transaction", call),
+             standby ? errmsg("cannot execute idem.%s() during recovery", function)
+                     : errmsg("cannot execute idem.%s() in a read-only transaction", function),
              errdetail("The function must be able to write, even where a call finds nothing to "
                        "write."),
              errhint("%s%s",
                      standby ? "Call it on the primary." : "Call it in a read-write transaction.",
                      reading)));
-    require_leader(call);
+    require_leader(function);
     if (InSecurityRestrictedOperation())
         ereport(ERROR,
                 (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-                 errmsg("cannot execute %s within security-restricted operation", call),
+                 errmsg("cannot execute idem.%s() within security-restricted operation", function),
                  errdetail("Index expressions and materialized views, for example, are evaluated "
                            "in such an operation."),
                  errhint("Call the function in an ordinary statement.")));
-    (void)pg::at_seam(pg::seam::Event::call, call);
+    (void)pg::at_seam(pg::seam::Event::call, function);
 }
 
 void check_encoding(std::string_view text) {
@@ -127,37 +140,10 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant) {
 }
 
 bool force_arg(FunctionCallInfo fcinfo, int n) {
-    const auto force = pg::bool_arg(fcinfo, n);
+    const auto force = pg::value_arg<bool>(fcinfo, n);
     if (!force) report::null_argument("force");
     return *force;
 }
-
-namespace {
-
-// The role that has logged in or was taken on by SET ROLE: inside a SECURITY DEFINER function it is
-// the role that calls the function, not the function's owner.
-const char* caller_name() {
-    return GetUserNameFromId(GetOuterUserId(), false);
-}
-
-// Whether the caller could take on the role of this name.
-bool may_act_for(const char* role) {
-    const Oid oid = get_role_oid(role, true);
-    return OidIsValid(oid) ? has_privs_of_role(GetOuterUserId(), oid)
-                           : superuser_arg(GetOuterUserId());
-}
-
-using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
-
-pg::KeyName named(const pg::Scope& scope, std::string_view tenant, std::string_view key, Oid table,
-                  DigestOf digest_of) {
-    tenant = tenant_in(scope, tenant);
-    pg::KeyName name{scope.id, tenant, key, {}, table};
-    if (!digest_of({scope.id, utf8(tenant), utf8(key)}, name.digest)) report::crypto_failure();
-    return name;
-}
-
-}  // namespace
 
 void require_tenant(const pg::Scope& scope, std::string_view tenant) {
     if (!scope.tenant_required || !tenant.empty()) return;
@@ -168,7 +154,9 @@ void require_tenant(const pg::Scope& scope, std::string_view tenant) {
 
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
     if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
-    const char* caller = caller_name();
+    // The role that has logged in or was taken on by SET ROLE: inside a SECURITY DEFINER function
+    // it is the role that calls the function, not the function's owner.
+    const char* caller = GetUserNameFromId(GetOuterUserId(), false);
     if (tenant.empty() || tenant == caller) return caller;
     const char* named = report::c_string(tenant);
     if (!may_act_for(named))
@@ -182,8 +170,8 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
     return tenant;
 }
 
-pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
-    return named(scope, tenant, key, pg::records_of(scope), core::key_digest);
+pg::Key key_of(const pg::Scope& scope, std::string_view tenant, std::string_view key) {
+    return qualify(scope, tenant, key, pg::records_of(scope), core::key_digest);
 }
 
 text* key_text(Datum key, Oid declared) {
@@ -203,30 +191,25 @@ text* key_text(Datum key, Oid declared) {
     return cstring_to_text(OidOutputFunctionCall(output, key));
 }
 
-namespace {
-
-std::optional<std::string_view> key_arg(FunctionCallInfo fcinfo) {
-    if (PG_ARGISNULL(arg_key)) return std::nullopt;
-    return pg::view_of(
-        key_text(PG_GETARG_DATUM(arg_key), get_fn_expr_argtype(fcinfo->flinfo, arg_key)));
-}
-
-}  // namespace
-
 KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {
-    const std::string_view key = checked_key(key_arg(fcinfo));
+    std::optional<std::string_view> given;
+    if (!PG_ARGISNULL(arg_key))
+        given = pg::view_of(
+            key_text(PG_GETARG_DATUM(arg_key), get_fn_expr_argtype(fcinfo->flinfo, arg_key)));
+    const std::string_view key = checked_key(given);
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
-    return {&scope, key_name(scope, tenant, key)};
+    return {&scope, key_of(scope, tenant, key)};
 }
 
-KeyCall read_source(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {
+KeyCall read_source(FunctionCallInfo fcinfo, const char* function) {
+    constexpr int arg_tenant = 3;
     const std::string_view source =
         checked(pg::text_arg(fcinfo, arg_key), "source", "source",
                 "Pass a name of 1 to 255 bytes, such as a topic and its partition.");
     const std::string_view tenant = checked_tenant(pg::text_arg(fcinfo, arg_tenant));
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), function);
-    return {&scope, named(scope, tenant, source, pg::common_records, core::source_digest)};
+    return {&scope, qualify(scope, tenant, source, pg::common_records, core::source_digest)};
 }
 
 }  // namespace idem::api

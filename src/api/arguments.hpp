@@ -2,8 +2,8 @@
 // must look like.
 #pragma once
 
-#include "pg/record.hpp"
-#include "pg/scope.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
 
 namespace idem::api {
 
@@ -15,11 +15,11 @@ inline constexpr const char* read_by_streams =
 
 // For every function that writes. Raises 25006 in a read-only transaction or on a standby, 25000 in
 // a parallel operation, 42501 in a security-restricted operation, and 0A000 if the planner calls
-// for an EXPLAIN. call is the function's name, such as "idem.claim()".
-void require_writable(const char* call, const char* reading = "");
+// for an EXPLAIN. function is its name, such as "claim".
+void require_writable(const char* function, const char* reading = "");
 
 // For functions that read what this transaction has claimed. Raises 25000 in a parallel operation.
-void require_leader(const char* call);
+void require_leader(const char* function);
 
 // Raises 22021 for bytes that are not valid in the database's encoding. SQL passes valid text,
 // unless an extension or a cast has let invalid bytes through.
@@ -53,19 +53,20 @@ bool force_arg(FunctionCallInfo fcinfo, int n);
 void require_tenant(const pg::Scope& scope, std::string_view tenant);
 
 // For a checked key and tenant.
-pg::KeyName key_name(const pg::Scope& scope, std::string_view tenant, std::string_view key);
+pg::Key key_of(const pg::Scope& scope, std::string_view tenant, std::string_view key);
 
 // A call for one key, or for one source of messages.
 struct KeyCall {
     const pg::Scope* scope;  // that the current user may use
-    pg::KeyName name;
+    pg::Key key;
 };
 
-// The arguments "scope" and "key" or "source", which come first, and "tenant". Checks first their
-// shape, then the scope, then the caller's permission. function is the name for the message.
+// The arguments "scope" and "key" or "source", which come first, and "tenant", which comes after
+// the number of a source. Checks first their shape, then the scope, then the caller's permission.
+// function is the name for the message.
 inline constexpr int arg_scope = 0;
 inline constexpr int arg_key = 1;
 KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function);
-KeyCall read_source(FunctionCallInfo fcinfo, int arg_tenant, const char* function);
+KeyCall read_source(FunctionCallInfo fcinfo, const char* function);
 
 }  // namespace idem::api

@@ -7,19 +7,16 @@
 // for.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
+#include "api/claim.hpp"
 #include "api/finish.hpp"
 #include "api/locked_key.hpp"
 #include "api/lookup.hpp"
-#include "pg/document.hpp"
-#include "pg/failure.hpp"
-#include "pg/report.hpp"
-#include "pg/secret.hpp"
-#include "pg/stats.hpp"
+#include "pg/server/failure.hpp"
+#include "pg/store/document.hpp"
+#include "pg/store/secret.hpp"
 
 namespace idem::api {
 namespace {
-
-constexpr const char* cancel_call = "idem.cancel()";
 
 // Raised as ID003, because it has no sqlstate.
 constexpr const char* default_error = R"({"message": "operation was cancelled before it ran"})";
@@ -32,32 +29,32 @@ Jsonb* read_error(FunctionCallInfo fcinfo) {
     return error;
 }
 
-void store_failure(const pg::KeyName& name, const pg::Scope& scope, const pg::Found& found,
+void store_failure(const pg::Key& key, const pg::Scope& scope, const pg::Found& found,
                    Jsonb* error) {
     const TimestampTz now = GetCurrentTimestamp();
-    check_new_key(scope, name.tenant, name.key, now);
+    check_new_key(scope, key.tenant, key.key, now);
     check_open_claims(scope.id);
-    pg::Claim claim(name, scope.name,
-                    {core::TokenKind::atomic, name.digest, core::first_attempt, pg::random_bits()});
-    claim.predecessor = found.presence == core::Presence::absent ? pg::Predecessor::none
-                                                                 : pg::Predecessor::outlived;
+    pg::Claim claim(key, scope.name,
+                    {core::TokenKind::atomic, key.digest, core::first_attempt, pg::random_bits()});
+    claim.replaces = found.presence != core::Presence::absent;
     claim.fingerprint = pg::fingerprint_of_any();
     claim.created = now;
     claim.ttl = scope.ttl;
-    pg::count(scope.id, pg::Counter::claims);
+    note_claim(scope, key, found, false);
     (void)finish_atomic(pg::remember_claim(claim),
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow cancel(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) {
-    refuse_open_here(name, cancel_call);
-    pg::KeyLock lock(name.digest);
-    const pg::Found found = find_at_rest(name, lock, pg::WaitBound(scope.wait));
+LookupRow cancel(const pg::Key& key, const pg::Scope& scope, Jsonb* error) {
+    refuse_open_here(key, "cancel");
+    pg::KeyLock lock = pg::key_lock(key.digest);
+    pg::WaitBound bound(scope.wait);
+    const pg::Found found = find_at_rest(key, lock, bound);
     if (is_live(found))
         lock.release();
     else
-        store_failure(name, scope, found, error);
-    return look_up(name, scope, 0);
+        store_failure(key, scope, found, error);
+    return look_up(key, scope, 0);
 }
 
 }  // namespace
@@ -65,11 +62,11 @@ LookupRow cancel(const pg::KeyName& name, const pg::Scope& scope, Jsonb* error) 
 
 IDEM_FUNCTION(idem_cancel) {
     using namespace idem;
-    api::require_writable(api::cancel_call, api::read_by_lookup);
+    api::require_writable("cancel", api::read_by_lookup);
     Jsonb* error = api::read_error(fcinfo);
     const api::KeyCall call = api::read_key(fcinfo, 2, "cancel");
     // A copy: storing the failure looks the scope up again.
     const pg::Scope scope = *call.scope;
-    api::LookupRow row = api::cancel(call.name, scope, error);
+    api::LookupRow row = api::cancel(call.key, scope, error);
     return row.as_result_of(fcinfo);
 }

@@ -1,11 +1,6 @@
 // How a key is claimed: the protocol that claim, try_claim, execute and once share, and the
 // takeover that take shares with them.
 //
-// A claim tries the key lock without waiting, probes the index once, and lets the core's decision
-// table say what that means. While another transaction or a lease holds the key, the claim waits
-// within its bound and looks again. A finished record is answered with or without the lock, so
-// replays never queue. An atomic claim writes nothing here; a leased claim writes its row.
-//
 // Locking: the key lock first, then the record table. The key lock is kept when the key is claimed
 // and released in the same call otherwise. A wait for a lease or a transaction holds no key lock.
 #pragma once
@@ -13,27 +8,20 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/conflict.hpp"
-#include "pg/open_claims.hpp"
-#include "pg/record.hpp"
-#include "pg/report.hpp"
-#include "pg/scope.hpp"
+#include "pg/server/report.hpp"
+#include "pg/shared/open_claims.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
 
 namespace idem::api {
 
-struct ClaimCall {
-    const pg::Scope* scope;
-    pg::KeyName name;
+struct ClaimCall : KeyCall {
     Jsonb* request;
-    std::int64_t ttl;                   // microseconds
-    std::int64_t wait;                  // microseconds: one bound for all waits of the call
-    std::optional<std::int64_t> lease;  // microseconds; not set for an atomic claim
-    bool writes_at_once = false;        // true for a leased claim and for once()
-    pg::report::WaitSetBy wait_set_by = pg::report::WaitSetBy::argument;
+    std::int64_t ttl;                     // microseconds
+    std::int64_t wait;                    // microseconds: one bound for all waits of the call
+    std::optional<std::int64_t> lease{};  // microseconds; not set for an atomic claim
+    bool completes = false;               // once(): in the same call; and waits as the scope says
 };
-
-// The call for an atomic claim of the key. ttl and wait default to the scope's.
-ClaimCall make_claim_call(const KeyCall& key, Jsonb* request, std::optional<std::int64_t> ttl,
-                          std::optional<std::int64_t> wait);
 
 enum class Outcome {
     claimed,
@@ -63,20 +51,17 @@ struct ClaimResult {
 ClaimResult claim_key(const ClaimCall& call);
 
 // Takes over the operation whose row was found, as claim_key() does, for a caller that holds the
-// key lock, has judged the row at that time, and lets another attempt begin. The outcome is
-// claimed or, when another transaction has locked the row, in_progress.
+// key lock and has judged the row at that time. The outcome is claimed or, when another transaction
+// has locked the row, in_progress.
 ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
-                      const pg::WaitBound& bound);
+                      pg::WaitBound& bound);
 
-// Logs that the attempt of the old record has lapsed, unless it was released, and that the next one
-// has begun.
-void log_takeover(const pg::Scope& scope, const pg::KeyName& name, const pg::Record& old);
+// Counts a claim, or a takeover of the row that was found. Logs of a takeover that the old attempt
+// has lapsed, unless it was released, and that the next one has begun.
+void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
+                bool taken_over);
 
 // Raises the error of idem.claim() for an outcome other than claimed and completed.
 [[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);
-
-// What the core decides about the row that a probe found.
-core::Verdict judge(const pg::Found& found, bool same_request, const pg::Scope& scope,
-                    TimestampTz now);
 
 }  // namespace idem::api

@@ -4,30 +4,26 @@
 // says in what: callers see names of members, never values of the first request.
 #pragma once
 
-#include "pg/document.hpp"
-#include "pg/record.hpp"
-#include "pg/scope.hpp"
+#include "pg/store/document.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
 
 namespace idem::api {
 
 struct Conflict {
-    const char* detail = nullptr;   // of the error; NULL: the requests differ
-    const char* account = nullptr;  // what follows "a different request" in the log; likewise
+    const char* detail = nullptr;   // of the error
+    const char* account = nullptr;  // what follows "a different request" in the log
     const char* hint = nullptr;
-    const char* advice = "";                       // what follows the hint
-    const pg::Differences* differences = nullptr;  // NULL: not known
+    ArrayType* differs = nullptr;  // the paths of the members that differ; NULL: not known
 };
 
 // The conflict of a claim with the record. The clock was read when the record was.
 Conflict explain_conflict(const pg::Scope& scope, Jsonb* request, const pg::Record& record,
                           TimestampTz now);
 
-// The paths of the members that differ, as text[]; NULL if none is known.
-ArrayType* differing_members(const Conflict& conflict);
-
 // Raises ID002.
 [[noreturn]] void refuse_conflict(std::string_view key, const Conflict& conflict);
 // The same, at the level of idem.log_conflicts, which is below ERROR.
-void log_conflict(const pg::Scope& scope, const pg::KeyName& name, const Conflict& conflict);
+void log_conflict(const pg::Scope& scope, const pg::Key& key, const Conflict& conflict);
 
 }  // namespace idem::api

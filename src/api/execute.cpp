@@ -8,10 +8,10 @@
 #include "api/claim.hpp"
 #include "api/finish.hpp"
 #include "core/errors.hpp"
-#include "pg/boundary.hpp"
-#include "pg/compat.hpp"
-#include "pg/failure.hpp"
-#include "pg/subtransaction.hpp"
+#include "pg/server/compat.hpp"
+#include "pg/server/failure.hpp"
+#include "pg/server/subtransaction.hpp"
+#include "pg/server/values.hpp"
 
 namespace idem::api {
 namespace {
@@ -31,8 +31,7 @@ enum Column {
 };
 using Result = pg::Row<columns>;
 
-// The operation's quoted name, by which it is called.
-const char* checked_operation(FunctionCallInfo fcinfo) {
+Oid checked_operation(FunctionCallInfo fcinfo) {
     if (PG_ARGISNULL(arg_operation)) report::missing_argument("operation");
     const Oid operation = PG_GETARG_OID(arg_operation);
     Oid* types = nullptr;
@@ -47,54 +46,53 @@ const char* checked_operation(FunctionCallInfo fcinfo) {
             "operation", "The operation must be a function of one jsonb that returns jsonb.",
             "Pass its name with the type of its argument, such as 'make_payment(jsonb)'.");
     // Checked before the claim: a missing privilege says nothing about the operation's outcome.
-    if (!pg::compat::may_execute(operation, GetUserId()))
+    const Oid role = GetUserId();
+    if (object_aclcheck(ProcedureRelationId, operation, role, ACL_EXECUTE) != ACLCHECK_OK)
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
     const Oid schema = get_func_namespace(operation);
-    const char* schema_name = get_namespace_name(schema);
-    if (!pg::compat::may_use(schema, GetUserId()))
-        aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, schema_name);
-    return quote_qualified_identifier(schema_name, name);
+    if (object_aclcheck(NamespaceRelationId, schema, role, ACL_USAGE) != ACLCHECK_OK)
+        aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
+    return operation;
 }
 
 ClaimCall read_call(FunctionCallInfo fcinfo) {
-    const auto ttl = pg::positive_duration_arg(fcinfo, arg_ttl, "ttl");
-    const auto wait = pg::nonnegative_duration_arg(fcinfo, arg_wait, "wait");
-    return make_claim_call(read_key(fcinfo, arg_tenant, "execute"),
-                           pg::jsonb_arg(fcinfo, arg_request), ttl, wait);
+    const auto ttl = pg::duration_arg(fcinfo, arg_ttl, "ttl", pg::Sign::positive);
+    const auto wait = pg::duration_arg(fcinfo, arg_wait, "wait", pg::Sign::not_negative);
+    const KeyCall key_call = read_key(fcinfo, arg_tenant, "execute");
+    return {key_call, pg::jsonb_arg(fcinfo, arg_request), ttl.value_or(key_call.scope->ttl),
+            wait.value_or(key_call.scope->wait)};
 }
 
-// Runs the operation. The result is allocated in the given memory context; it is NULL for a SQL
-// NULL.
-Jsonb* run_operation(const char* operation, Jsonb* request, MemoryContext context) {
-    Oid type = JSONBOID;
-    Datum value = request == nullptr ? 0 : JsonbPGetDatum(request);
-    const char* nulls = request == nullptr ? "n" : " ";
-    if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
-    const int code = SPI_execute_with_args(psprintf("SELECT %s($1)", operation), 1, &type, &value,
-                                           nulls, false, 1);
-    if (code != SPI_OK_SELECT || SPI_processed != 1)
-        elog(ERROR, "the operation's query returned code %d", code);
-    bool null = false;
-    const Datum result = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &null);
-    Jsonb* copy = nullptr;
-    if (!null) {
-        const MemoryContext before = MemoryContextSwitchTo(context);
-        copy = reinterpret_cast<Jsonb*>(PG_DETOAST_DATUM_COPY(result));
-        MemoryContextSwitchTo(before);
-    }
-    SPI_finish();
-    return copy;
+// Runs the operation as SELECT does. The result is NULL for a SQL NULL.
+Jsonb* run_operation(Oid operation, Jsonb* request) {
+    FmgrInfo function;
+    fmgr_info(operation, &function);
+    InvokeFunctionExecuteHook(operation);
+    if (function.fn_strict && request == nullptr) return nullptr;
+    LOCAL_FCINFO(call, 1);
+    InitFunctionCallInfoData(*call, &function, 1, InvalidOid, nullptr, nullptr);
+    call->args[0] = {JsonbPGetDatum(request), request == nullptr};
+    // A function that is not VOLATILE reads with this snapshot.
+    PushActiveSnapshot(GetTransactionSnapshot());
+    PgStat_FunctionCallUsage usage;
+    pgstat_init_function_usage(call, &usage);
+    const Datum result = FunctionCallInvoke(call);
+    pgstat_end_function_usage(&usage, true);
+    Jsonb* response = call->isnull ? nullptr : DatumGetJsonbP(result);
+    PopActiveSnapshot();
+    CommandCounterIncrement();
+    return response;
 }
 
 Result row_of(const pg::Record& record, bool replayed) {
-    const bool completed = record.state == core::State::completed;
+    const bool completed = record.state() == core::State::completed;
     Result row;
     row.set_text(column_outcome, completed ? "completed" : "failed");
     row.set(column_replayed, BoolGetDatum(replayed));
-    row.set_pointer(column_response, record.response);
-    row.set_pointer(column_error, record.error);
-    row.set(column_redacted, BoolGetDatum(record.redacted));
-    row.set_time(column_completed_at, pg::completed_at(record));
+    row.set_pointer(column_response, record.response());
+    row.set_pointer(column_error, record.error());
+    row.set(column_redacted, BoolGetDatum(record.redacted()));
+    row.set_time(column_completed_at, record.completed_at());
     return row;
 }
 
@@ -105,26 +103,20 @@ bool is_final(std::string_view sqlstate, std::int32_t scope_id) {
 }
 
 // Runs the operation of a key that this call has claimed, and stores its result or failure.
-Result run(pg::Claim& claim, const char* operation, Jsonb* request) {
-    struct Work {
-        const char* operation;
-        Jsonb* request;
-        MemoryContext context;
-        Jsonb* response;
-    } work{operation, request, CurrentMemoryContext, nullptr};
-    Work* at = &work;
-    ErrorData* error = pg::in_subtransaction(
-        [at] { at->response = run_operation(at->operation, at->request, at->context); });
+Result run(pg::Claim& claim, Oid operation, Jsonb* request) {
+    Jsonb* response = nullptr;
+    ErrorData* error =
+        pg::in_subtransaction([=, at = &response] { *at = run_operation(operation, request); });
     if (error != nullptr) {
         if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
         Jsonb* stored = pg::failure_of(*error);
         Assert(pg::failure_member(stored, "sqlstate") != nullptr);
         return row_of(finish_atomic(claim, {.state = core::State::failed, .error = stored}), false);
     }
-    pg::Record record =
-        finish_atomic(claim, {.state = core::State::completed, .response = work.response});
-    record.response = work.response;  // the first caller gets all of it
-    record.redacted = false;
+    pg::NewRecord record =
+        finish_atomic(claim, {.state = core::State::completed, .response = response});
+    record.set_response(response);  // the first caller gets all of it
+    record.set_redacted(false);
     return row_of(record, false);
 }
 
@@ -145,7 +137,7 @@ Result execute(FunctionCallInfo fcinfo) {
 
 IDEM_FUNCTION(idem_execute) {
     using namespace idem;
-    api::require_writable("idem.execute()", api::read_by_lookup);
+    api::require_writable("execute", api::read_by_lookup);
     (void)api::checked_operation(fcinfo);
     api::Result row = api::execute(fcinfo);
     return row.as_result_of(fcinfo);

@@ -6,9 +6,9 @@
 // left out of the record.
 #pragma once
 
-#include "pg/open_claims.hpp"
-#include "pg/scope.hpp"
-#include "pg/server.hpp"
+#include "pg/server/postgres.hpp"
+#include "pg/shared/open_claims.hpp"
+#include "pg/store/scope.hpp"
 
 namespace idem::api {
 
@@ -24,10 +24,10 @@ struct Answer {
 
 // Stores the answer of an atomic claim and ends the claim. Returns what is stored. Raises ID001 if
 // the row is not free within the scope's wait.
-pg::Record finish_atomic(pg::Claim& claim, const Answer& answer);
+pg::NewRecord finish_atomic(pg::Claim& claim, const Answer& answer);
 
 // The record of an operation that completed without an answer.
-pg::Record completed_record(TimestampTz created, std::int64_t ttl, std::int32_t attempt,
-                            bytea* fingerprint);
+pg::NewRecord completed_record(const pg::Key& key, TimestampTz created, std::int64_t ttl,
+                               std::int32_t attempt, bytea* fingerprint);
 
 }  // namespace idem::api

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "api/arguments.hpp"
-#include "pg/lock.hpp"
-#include "pg/open_claims.hpp"
+#include "pg/server/lock.hpp"
+#include "pg/shared/open_claims.hpp"
 
 namespace idem::api {
 
@@ -21,9 +21,6 @@ struct LeasedClaim : KeyCall {
 // this attempt is finished; ID001 if another transaction holds the key for longer than the scope's
 // wait; 54000 for too many open claims; 40001 if the snapshot cannot see the row.
 LeasedClaim lock_leased_claim(const core::Token& token);
-
-// Writes the new version of the claim's row.
-void update_record(const LeasedClaim& leased, const pg::Record& record);
 
 // For calls that only compute something from a token. Raises ID005 unless an atomic token names a
 // claim of this transaction, finished or not; and ID004 unless a leased token, of any attempt, has

@@ -1,11 +1,9 @@
 #include "api/locked_key.hpp"
 
-#include "api/admission.hpp"
 #include "core/decision.hpp"
 #include "core/duration.hpp"
-#include "pg/boundary.hpp"
-#include "pg/report.hpp"
-#include "pg/secret.hpp"
+#include "pg/server/report.hpp"
+#include "pg/store/secret.hpp"
 
 namespace idem::api {
 namespace {
@@ -13,56 +11,66 @@ namespace {
 namespace report = pg::report;
 using core::Presence;
 
-// ---- A key at rest ------------------------------------------------------------------------------
-
 // An expired row that is being deleted, most likely by the purger, counts as at rest: it does not
 // bind the key, whether or not the deletion commits.
 bool is_at_rest(const pg::Found& found) {
     const bool expired =
-        found.presence == Presence::deleting && found.record.expires <= GetCurrentTimestamp();
+        found.presence == Presence::deleting && found.record.expires() <= GetCurrentTimestamp();
     return expired || !found.writer.valid();
 }
 
 }  // namespace
 
-pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound) {
-    acquire(lock, name.key, bound);
+core::FoundRow found_row(const pg::Found& found, const pg::Scope& scope) {
+    return {
+        .presence = found.presence,
+        .in_snapshot = found.in_snapshot,
+        .state = found.record.state(),
+        .expires = found.record.expires(),
+        .lease_end = found.record.lease_end().value_or(0),
+        .attempt = found.record.attempt(),
+        .max_attempts = scope.max_attempts,
+        .extra_attempts = found.record.extra_attempts(),
+        .replaced = found.replaced,
+    };
+}
+
+pg::Found find_at_rest(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bound) {
+    acquire(lock, key.key, bound);
     for (;;) {
-        const pg::Records records = pg::Records::to_write(name.table);
-        pg::check_place(name.scope_id, name.table);
-        const pg::Found found = pg::probe(records, name);
-        records.close();
+        const pg::Found found = pg::probe(key, pg::Access::write);
         if (is_at_rest(found)) return found;
-        pg::free_contents(found.record);  // a call may look many times
-        give_way(lock, name.key, found.writer, bound);
+        found.record.free();  // a call may look many times
+        reacquire_after(lock, key.key, found.writer, bound);
     }
 }
 
-void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound) {
+void acquire(pg::KeyLock& lock, std::string_view key, pg::WaitBound& bound) {
     if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
 }
 
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
-              const pg::WaitBound& bound) {
+void reacquire_after(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
+                     pg::WaitBound& bound) {
     lock.release();
     if (!bound.wait_for(writer)) refuse_in_flight(key, pg::holder_of(writer.xid));
     acquire(lock, key, bound);
 }
 
 bool is_live(const pg::Found& found) {
-    return found.presence == Presence::own ||
-           (found.presence != Presence::absent && found.record.expires > GetCurrentTimestamp());
+    return core::binds(found.presence, found.record.expires(), GetCurrentTimestamp());
 }
 
 void check_in_snapshot(const pg::Found& found) {
-    if (found.presence != Presence::own && !found.in_snapshot)
-        report::serialization_failure(
-            "The key's record was committed after this transaction's snapshot was taken.");
+    if (found.presence != Presence::own && !found.in_snapshot) refuse_unseen();
 }
 
-void check_written(std::string_view key, const pg::WriteResult& writing) {
-    if (writing.outcome == pg::WriteOutcome::blocked)
-        refuse_in_flight(key, pg::holder_of(writing.in_the_way));
+void refuse_unseen() {
+    report::serialization_failure(
+        "The key's record was committed after this transaction's snapshot was taken.");
+}
+
+void check_written(std::string_view key, const pg::ChangeResult& writing) {
+    if (writing.result == TM_WouldBlock) refuse_in_flight(key, pg::holder_of(writing.in_the_way));
 }
 
 bool is_open_here(const core::Digest& digest) {
@@ -72,9 +80,9 @@ bool is_open_here(const core::Digest& digest) {
 
 report::Holder lease_of(const pg::Record& record) {
     return {.pid = std::nullopt,
-            .since = record.created,
-            .lease_end = record.lease_end,
-            .released = !record.nonce};
+            .since = record.created(),
+            .lease_end = record.lease_end(),
+            .released = !record.nonce()};
 }
 
 std::int64_t retry_after(const report::Holder& holder) {
@@ -89,21 +97,18 @@ void refuse_in_flight(std::string_view key, const report::Holder& holder) {
     report::in_progress(key, holder, retry_after(holder), report::WaitSetBy::scope);
 }
 
-void refuse_open_here(const pg::KeyName& name, const char* call) {
-    if (!is_open_here(name.digest)) return;
+void refuse_open_here(const pg::Key& key, const char* function) {
+    if (!is_open_here(key.digest)) return;
     report::claimed_by_this_transaction(
-        name.key, psprintf("Release the claim with idem.release(), or call %s in another "
-                           "transaction after this one has ended.",
-                           call));
+        key.key, psprintf("Release the claim with idem.release(), or call idem.%s() in another "
+                          "transaction after this one has ended.",
+                          function));
 }
 
-void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
-                    const pg::WaitBound& bound) {
+void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRecord& record,
+                    pg::WaitBound& bound) {
     check_in_snapshot(found);
-    const pg::Records records = pg::Records::to_write(name.table);
-    const pg::WriteResult writing = pg::write_over(records, name, record, found, bound);
-    records.close();
-    check_written(name.key, writing);
+    check_written(key.key, pg::write_over(key.table, record, found, bound));
 }
 
 void check_stored_size(const char* what, const pg::Scope& scope,
@@ -122,16 +127,13 @@ void check_stored_size(const char* what, const pg::Scope& scope,
 }
 
 void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {
-    check_stored_size(what, scope, {record.request, record.recovery_state, record.error});
+    check_stored_size(what, scope,
+                      {record.stored_request(), record.recovery_state(), record.error()});
 }
 
 std::int64_t ttl_of(const pg::Record& record) {
-    Assert(record.state == core::State::in_progress);
-    return record.expires - record.lease_end.value_or(record.created);
-}
-
-TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end) {
-    return lease_end + ttl_of(record);
+    Assert(record.state() == core::State::in_progress);
+    return record.expires() - record.lease_end().value_or(record.created());
 }
 
 }  // namespace idem::api

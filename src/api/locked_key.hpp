@@ -1,5 +1,5 @@
-// A key at rest, under its lock: this transaction holds its lock, and no other transaction works on
-// its row.
+// What the row of a key means to a call, and a key at rest under its lock: this transaction holds
+// the lock, and no other transaction works on the row.
 //
 // Locking: all waits of a call share one bound. The key lock is released while a transaction is
 // waited for. When a function returns, the key lock is held, and the record table is locked after
@@ -8,26 +8,27 @@
 
 #include <initializer_list>
 
-#include "pg/lock.hpp"
-#include "pg/open_claims.hpp"
-#include "pg/record.hpp"
-#include "pg/scope.hpp"
+#include "pg/server/lock.hpp"
+#include "pg/shared/open_claims.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
 
 namespace idem::api {
 
-// ---- A key at rest ------------------------------------------------------------------------------
+// The row that a probe found, as core decides about it.
+core::FoundRow found_row(const pg::Found& found, const pg::Scope& scope);
 
 // Takes the key lock, waits until no other transaction works on the row, and returns the row.
 // Raises ID001 when the bound is reached.
-pg::Found find_at_rest(const pg::KeyName& name, pg::KeyLock& lock, const pg::WaitBound& bound);
+pg::Found find_at_rest(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bound);
 
 // The steps of find_at_rest(), for callers that read another table. Both raise ID001 when the bound
 // is reached.
-void acquire(pg::KeyLock& lock, std::string_view key, const pg::WaitBound& bound);
+void acquire(pg::KeyLock& lock, std::string_view key, pg::WaitBound& bound);
 // For the holder of the key lock, when another transaction works on the row: waits for that
 // transaction without the lock, then takes the lock again.
-void give_way(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
-              const pg::WaitBound& bound);
+void reacquire_after(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
+                     pg::WaitBound& bound);
 
 // Whether the row that was found at rest binds the key: it has not expired, or is the current
 // transaction's own.
@@ -35,9 +36,10 @@ bool is_live(const pg::Found& found);
 
 // Raises 40001 if the transaction's snapshot cannot see the row that is to be changed.
 void check_in_snapshot(const pg::Found& found);
+[[noreturn]] void refuse_unseen();
 
 // Raises ID001 if the row was not written within the bound.
-void check_written(std::string_view key, const pg::WriteResult& writing);
+void check_written(std::string_view key, const pg::ChangeResult& writing);
 
 // Whether this transaction has claimed the key and has not finished it.
 bool is_open_here(const core::Digest& digest);
@@ -51,13 +53,13 @@ std::int64_t retry_after(const pg::report::Holder& holder);
 // Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
 [[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
 
-// Raises ID001 if this transaction has an open claim of the key. call is the function's name, such
-// as "idem.forget()".
-void refuse_open_here(const pg::KeyName& name, const char* call);
+// Raises ID001 if this transaction has an open claim of the key. function is the name of the called
+// function, such as "forget".
+void refuse_open_here(const pg::Key& key, const char* function);
 
 // Replaces the row, under the key lock. Raises ID001 if it is not free within the bound.
-void replace_record(const pg::KeyName& name, const pg::Found& found, const pg::Record& record,
-                    const pg::WaitBound& bound);
+void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRecord& record,
+                    pg::WaitBound& bound);
 
 // Raises 54000 if the values, which a record would hold at a time, exceed the scope's
 // max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
@@ -68,8 +70,8 @@ void check_stored_size(const char* what, const pg::Scope& scope,
 // The same for the record of an unfinished operation.
 void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
-// The TTL of a leased claim counts from the end of its lease.
-TimestampTz expires_after(const pg::Record& record, TimestampTz lease_end);
+// Of an unfinished operation, in microseconds: the TTL of a leased claim counts from the end of its
+// lease.
 std::int64_t ttl_of(const pg::Record& record);
 
 }  // namespace idem::api

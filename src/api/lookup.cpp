@@ -7,14 +7,16 @@
 
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "pg/lock.hpp"
-#include "pg/open_claims.hpp"
+#include "pg/server/lock.hpp"
+#include "pg/shared/open_claims.hpp"
+#include "pg/store/secret.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 using core::Presence;
+using core::Verdict;
 
 enum Column {
     column_state,
@@ -36,60 +38,59 @@ enum Column {
 using Result = LookupRow;
 static_assert(columns == lookup_columns);
 
-// ---- One look -----------------------------------------------------------------------------------
+// ---- The progress of an operation ---------------------------------------------------------------
 
-enum class Standing {
-    absent,   // no record binds the key, and no transaction holds it
-    claimed,  // the key is in progress, and no record says so
-    leased,   // a record says so
-    ended,    // completed, failed or exhausted
-};
-
-struct Sight {
-    Standing standing;
+struct Progress {
+    // Of a claim with the same request, by what is committed: claim when there is no operation, and
+    // in_flight when it has no record yet.
+    Verdict verdict;
     pg::Found found{};
-    std::optional<report::Holder> holder{};  // another transaction that holds the key
+    std::optional<report::Holder> holder{};  // the transaction that holds the key
     std::int32_t attempt = core::first_attempt;
 };
 
-// Whether the operation completed or failed, or its last attempt's lease has ended.
-bool has_ended(const pg::Found& found, const pg::Scope& scope) {
-    const pg::Record& record = found.record;
-    return is_live(found) &&
-           (record.state != core::State::in_progress ||
-            core::exhausted(record.attempt, scope.max_attempts, record.extra_attempts,
-                            record.lease_end.value_or(0), GetCurrentTimestamp()));
+bool has_ended(Verdict verdict) {
+    return verdict == Verdict::replay || verdict == Verdict::failed ||
+           verdict == Verdict::exhausted;
 }
 
-pg::Found probe(const pg::KeyName& name) {
-    const pg::Records records = pg::Records::to_read(name.table);
-    const pg::Found found = pg::probe(records, name);
-    records.close();
-    return found;
+bool has_unfinished_record(Verdict verdict) {
+    return verdict == Verdict::leased || verdict == Verdict::take_over;
 }
 
-Sight look_past_own_claims(const pg::KeyName& name, const pg::Scope& scope) {
-    const bool standby = RecoveryInProgress();
-    pg::Found found = probe(name);
-    if (has_ended(found, scope)) return {Standing::ended, found};
-    const auto holder = standby ? std::nullopt : pg::KeyLock(name.digest).holder();
-    // A holder may have committed between the first look and the look for a holder.
-    if (!holder && !is_live(found)) found = probe(name);
-    if (has_ended(found, scope)) return {Standing::ended, found};
-    if (is_live(found)) return {Standing::leased, found, holder};
-    const bool inserting = found.presence == Presence::inserting && !standby;
-    return {holder || inserting ? Standing::claimed : Standing::absent, found, holder};
+// What another transaction does to a committed row counts when it commits.
+Progress read_record(const pg::Key& key, const pg::Scope& scope) {
+    pg::Found found = pg::probe(key, pg::Access::read);
+    found.in_snapshot = true;
+    if (found.presence == Presence::deleting) found.presence = Presence::committed;
+    return {core::decide(found_row(found, scope), true, GetCurrentTimestamp()), found};
 }
 
-Sight look(const pg::KeyName& name, const pg::Scope& scope) {
-    const pg::Claim* mine = pg::find_claim(name.digest);
-    if (mine == nullptr || mine->phase != pg::Phase::open) return look_past_own_claims(name, scope);
+Progress read_progress_of_others(const pg::Key& key, const pg::Scope& scope) {
+    Progress progress = read_record(key, scope);
+    if (has_ended(progress.verdict)) return progress;
+    if (RecoveryInProgress()) {
+        if (progress.verdict == Verdict::in_flight) progress.verdict = Verdict::claim;
+        return progress;
+    }
+    const auto holder = pg::key_lock(key.digest).holder();
+    // A holder may have committed between the probe and the look for a holder.
+    if (!holder && !has_unfinished_record(progress.verdict)) progress = read_record(key, scope);
+    if (holder && progress.verdict == Verdict::claim) progress.verdict = Verdict::in_flight;
+    progress.holder = holder;
+    return progress;
+}
+
+Progress read_progress(const pg::Key& key, const pg::Scope& scope) {
+    const pg::Claim* mine = pg::find_claim(key.digest);
+    if (mine == nullptr || mine->phase != pg::Phase::open)
+        return read_progress_of_others(key, scope);
     const report::Holder here{MyProcPid, mine->created, std::nullopt, std::nullopt};
     if (mine->token.kind == core::TokenKind::atomic)
-        return {Standing::claimed, {}, here, static_cast<std::int32_t>(mine->token.attempt)};
-    Sight sight = look_past_own_claims(name, scope);
-    sight.holder = here;
-    return sight;
+        return {Verdict::in_flight, {}, here, static_cast<std::int32_t>(mine->token.attempt)};
+    Progress progress = read_progress_of_others(key, scope);
+    progress.holder = here;
+    return progress;
 }
 
 // ---- The row ------------------------------------------------------------------------------------
@@ -107,109 +108,94 @@ Result absent_row(const pg::Scope& scope, std::string_view tenant) {
     return row;
 }
 
-Result held_row(const Sight& sight) {
-    const report::Holder holder = sight.holder.value_or(report::Holder{});
+Result unfinished_row(const Progress& progress) {
+    const report::Holder holder = progress.holder.value_or(report::Holder{});
     Result row;
     row.set_text(column_state, "in_progress");
-    row.set_int(column_attempt, sight.attempt);
+    row.set_int(column_attempt, progress.attempt);
     row.set_int(column_holder_pid, holder.pid);
     row.set_time(column_since, holder.since);
-    if (sight.standing == Standing::claimed) return row;
-    const pg::Record& record = sight.found.record;
-    row.set_int(column_attempt, record.attempt);
-    row.set_time(column_since, record.created);
-    row.set_time(column_created_at, record.created);
-    row.set_time(column_expires_at, record.expires);
-    row.set_time(column_lease_end, record.lease_end);
+    if (!has_unfinished_record(progress.verdict)) return row;
+    const pg::Record& record = progress.found.record;
+    row.set_int(column_attempt, record.attempt());
+    row.set_time(column_since, record.created());
+    row.set_time(column_created_at, record.created());
+    row.set_time(column_expires_at, record.expires());
+    row.set_time(column_lease_end, record.lease_end());
     return row;
 }
 
 Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
     pg::Record record = stored;
-    pg::hide_outlived_answer(record, scope.answer_ttl, GetCurrentTimestamp());
+    pg::hide_expired_answer(record, scope.answer_ttl, GetCurrentTimestamp());
     Result row;
-    row.set_text(column_state, record.state == core::State::completed ? "completed" : "failed");
-    row.set_int(column_attempt, record.attempt);
-    row.set_int(column_status, record.status);
-    row.set_pointer(column_headers, record.headers);
-    row.set_pointer(column_response, record.response);
-    row.set_pointer(column_body, record.body);
-    row.set_pointer(column_error, record.error);
-    row.set_time(column_created_at, record.created);
-    row.set_time(column_expires_at, record.expires);
-    row.set_time(column_since, record.created);
-    row.set_bool(column_redacted, record.redacted);
-    row.set_time(column_completed_at, pg::completed_at(record));
+    row.set_text(column_state, record.state() == core::State::completed ? "completed" : "failed");
+    set_finished(row, record,
+                 {column_attempt, column_created_at, column_redacted, column_completed_at});
+    row.set_time(column_since, record.created());
     return row;
 }
 
-Result row_of(const Sight& sight, const pg::KeyName& name, const pg::Scope& scope) {
-    switch (sight.standing) {
-        case Standing::absent:
-            return absent_row(scope, name.tenant);
-        case Standing::claimed:
-        case Standing::leased:
-            return held_row(sight);
-        case Standing::ended:
-            return finished_row(sight.found.record, scope);
-    }
-    pg_unreachable();
+Result row_of(const Progress& progress, const pg::Key& key, const pg::Scope& scope) {
+    if (has_ended(progress.verdict)) return finished_row(progress.found.record, scope);
+    if (progress.verdict == Verdict::claim) return absent_row(scope, key.tenant);
+    return unfinished_row(progress);
 }
 
 // ---- Waiting ------------------------------------------------------------------------------------
 
 // Whether the operation may end while this transaction waits. An absent key is of interest only on
 // a standby, where it may still arrive. A key that this transaction holds stays as it is.
-bool is_awaited(const pg::KeyName& name, const Sight& sight) {
-    if (sight.standing == Standing::ended || sight.found.presence == Presence::own) return false;
+bool is_awaited(const pg::Key& key, const Progress& progress) {
+    if (has_ended(progress.verdict) || progress.found.presence == Presence::own) return false;
     if (RecoveryInProgress()) return true;
-    return sight.standing != Standing::absent && !pg::KeyLock(name.digest).is_held();
+    return progress.verdict != Verdict::claim && !pg::key_lock(key.digest).is_held();
 }
 
 // Waits for what may end the operation: a transaction, if one is known, or else an event. It takes
 // no key lock, which would keep the key from a claim. Returns false when the bound came first.
-bool wait_for_change(const pg::KeyName& name, const Sight& sight, const pg::WaitBound& bound) {
-    const bool leased = sight.standing == Standing::leased;
-    const TimestampTz lease_end = leased ? sight.found.record.lease_end.value_or(0) : 0;
-    const bool running = lease_end > GetCurrentTimestamp();
+bool wait_for_change(const pg::Key& key, const Progress& progress, pg::WaitBound& bound) {
+    const bool running = progress.verdict == Verdict::leased;
     if (!RecoveryInProgress()) {
-        if (sight.found.writer.valid()) return bound.wait_for(sight.found.writer);
+        if (progress.found.writer.valid()) return bound.wait_for(progress.found.writer);
         // While a lease runs, a transaction that does not write the row releases the lock soon.
-        if (sight.holder && !running) return pg::KeyLock(name.digest).wait_for_holder(bound);
+        if (progress.holder && !running) return pg::key_lock(key.digest).wait_for_holder(bound);
     }
-    return bound.nap(pg::key_event(name.digest), running ? lease_end : DT_NOEND);
+    return bound.wait_for(pg::key_event(key.digest),
+                          running ? *progress.found.record.lease_end() : DT_NOEND);
 }
 
-Sight look_until_ended(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait) {
-    const pg::WaitBound bound(wait);
+Progress read_until_ended(const pg::Key& key, const pg::Scope& scope, std::int64_t wait) {
+    pg::WaitBound bound(wait);
     const MemoryContext memory =
         AllocSetContextCreate(CurrentMemoryContext, "idem lookup", ALLOCSET_SMALL_SIZES);
     for (;;) {
-        MemoryContextReset(memory);  // a call may look many times
+        MemoryContextReset(memory);  // a call may read many times
         const MemoryContext before = MemoryContextSwitchTo(memory);
-        const Sight sight = look(name, scope);
-        const bool again = is_awaited(name, sight) && wait_for_change(name, sight, bound);
+        const Progress progress = read_progress(key, scope);
+        const bool again = is_awaited(key, progress) && wait_for_change(key, progress, bound);
         MemoryContextSwitchTo(before);
         if (again) continue;
         pg::withdraw_wait();
-        return sight;
+        return progress;
     }
 }
 
 }  // namespace
 
-LookupRow look_up(const pg::KeyName& name, const pg::Scope& scope, std::int64_t wait) {
-    const Sight sight = wait > 0 ? look_until_ended(name, scope, wait) : look(name, scope);
-    return row_of(sight, name, scope);
+LookupRow look_up(const pg::Key& key, const pg::Scope& scope, std::int64_t wait) {
+    const Progress progress =
+        wait > 0 ? read_until_ended(key, scope, wait) : read_progress(key, scope);
+    return row_of(progress, key, scope);
 }
 
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_lookup) {
     using namespace idem;
-    api::require_leader("idem.lookup()");
-    const auto wait = pg::nonnegative_duration_arg(fcinfo, 3, "wait");
+    api::require_leader("lookup");
+    const auto wait = pg::duration_arg(fcinfo, 3, "wait", pg::Sign::not_negative);
     const api::KeyCall call = api::read_key(fcinfo, 2, "lookup");
-    api::LookupRow row = api::look_up(call.name, *call.scope, wait.value_or(0));
+    api::LookupRow row = api::look_up(call.key, *call.scope, wait.value_or(0));
     return row.as_result_of(fcinfo);
 }

@@ -4,14 +4,15 @@
 // Counters are numbers, never a key or a tenant, so roles that monitor the server may read them.
 // Keys are shown only to roles that may use their scope.
 #include "api/arguments.hpp"
-#include "pg/boundary.hpp"
-#include "pg/census.hpp"
-#include "pg/owner.hpp"
-#include "pg/report.hpp"
-#include "pg/scope.hpp"
-#include "pg/stats.hpp"
-#include "pg/table.hpp"
-#include "pg/wakeup.hpp"
+#include "pg/server/guc.hpp"
+#include "pg/server/owner.hpp"
+#include "pg/server/report.hpp"
+#include "pg/server/values.hpp"
+#include "pg/server/wakeup.hpp"
+#include "pg/shared/held_claims.hpp"
+#include "pg/shared/stats.hpp"
+#include "pg/store/scope.hpp"
+#include "pg/store/table.hpp"
 
 namespace idem::api {
 namespace {
@@ -19,13 +20,6 @@ namespace {
 // ---- Counters -----------------------------------------------------------------------------------
 
 enum CountersColumn { counters_since, counters_numbers, counters_columns };
-
-ArrayType* array_of(const pg::ScopeStats& stats) {
-    std::array<Datum, pg::number_count> values;
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = Int64GetDatum(stats.numbers[i]);
-    return construct_array(values.data(), static_cast<int>(values.size()), INT8OID,
-                           sizeof(std::int64_t), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE);
-}
 
 // ---- Keys that transactions hold ----------------------------------------------------------------
 
@@ -41,37 +35,25 @@ enum HeldColumn {
     held_keys,
     held_columns
 };
-using HeldRow = pg::Row<held_columns>;
 
-// False if the scope was dropped, or if the caller may not use it.
-bool set_claim(HeldRow& row, std::int32_t scope_id, std::string_view tenant, std::string_view key,
-               std::int32_t attempt, TimestampTz since) {
-    const pg::Scope* scope = pg::find_scope_by_id(scope_id);
-    if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) return false;
+// Unless the scope was dropped, or the caller may not use it.
+void show_claim(const pg::HeldClaim& claim, void* fcinfo) {
+    const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
+    if (scope == nullptr || !has_privs_of_role(GetUserId(), scope->owner)) return;
+    pg::Row<held_columns> row;
     row.set_text(held_scope, scope->name);
-    row.set_text(held_tenant, tenant);
-    row.set_text(held_key, key);
-    row.set_int(held_attempt, attempt);
-    row.set_time(held_since, since);
-    return true;
-}
-
-void show_running(FunctionCallInfo fcinfo, const pg::HeldClaim& claim, int pid) {
-    HeldRow row;
-    if (!set_claim(row, claim.scope_id, claim.tenant(), claim.key(), claim.attempt, claim.since))
-        return;
-    row.set_int(held_pid, pid);
-    row.set_text(held_state, claim.as == pg::HeldAs::open ? "open" : "uncommitted");
-    row.set_int(held_keys, claim.keys);
-    row.add_to_result_of(fcinfo);
-}
-
-void show_prepared(const pg::PreparedClaim& claim, void* fcinfo) {
-    HeldRow row;
-    if (!set_claim(row, claim.scope_id, claim.tenant, claim.key, claim.attempt, claim.created))
-        return;
-    row.set(held_transaction, TransactionIdGetDatum(claim.transaction));
-    row.set_text(held_state, "prepared");
+    row.set_text(held_tenant, claim.tenant);
+    row.set_text(held_key, claim.key);
+    row.set_int(held_attempt, claim.attempt);
+    row.set_time(held_since, claim.since);
+    if (claim.as == pg::HeldAs::prepared) {
+        row.set(held_transaction, TransactionIdGetDatum(claim.transaction));
+        row.set_text(held_state, "prepared");
+    } else {
+        row.set_int(held_pid, claim.pid);
+        row.set_text(held_state, claim.as == pg::HeldAs::open ? "open" : "uncommitted");
+        row.set_int(held_keys, claim.keys);
+    }
     row.add_to_result_of(static_cast<FunctionCallInfo>(fcinfo));
 }
 
@@ -88,7 +70,7 @@ IDEM_FUNCTION(idem_scope_counters) {
     if (!stats) return Datum{0};
     pg::Row<api::counters_columns> row;
     row.set_time(api::counters_since, stats->since);
-    row.set_pointer(api::counters_numbers, api::array_of(*stats));
+    row.set_pointer(api::counters_numbers, stats->numbers);
     row.add_to_result_of(fcinfo);
     return Datum{0};
 }
@@ -96,7 +78,7 @@ IDEM_FUNCTION(idem_scope_counters) {
 // The counters are not transactional, and neither is their reset.
 IDEM_FUNCTION(idem_stats_reset) {
     using namespace idem;
-    api::require_writable("idem.stats_reset()");
+    api::require_writable("stats_reset");
     std::optional<std::int32_t> scope_id;
     if (const auto name = pg::text_arg(fcinfo, 0)) {
         const pg::Scope* scope = pg::find_scope(*name);
@@ -110,7 +92,7 @@ IDEM_FUNCTION(idem_stats_reset) {
 
 // Whether idem has its shared memory, which the counters need.
 IDEM_FUNCTION(idem_preloaded) {
-    PG_RETURN_BOOL(idem::pg::stats_available());
+    PG_RETURN_BOOL(idem::pg::guc::preloaded);
 }
 
 // How many backends wait for a wake-up. No SQL script declares it; the tests do.
@@ -122,13 +104,9 @@ IDEM_FUNCTION(idem_announced_waits) {
 IDEM_FUNCTION(idem_held_keys) {
     using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
-    for (int backend = 0; backend < pg::backends_in_census(); ++backend) {
-        pg::HeldClaim claim;
-        const int pid = pg::read_held_claim(backend, claim);
-        if (pid != 0) api::show_running(fcinfo, claim, pid);
-    }
-    if (pg::bool_arg(fcinfo, 0).value_or(false))
-        pg::visit_prepared_claims(api::show_prepared, fcinfo);
+    pg::show_running_claims(api::show_claim, fcinfo);
+    if (pg::value_arg<bool>(fcinfo, 0).value_or(false))
+        pg::show_prepared_claims(api::show_claim, fcinfo);
     return Datum{0};
 }
 

@@ -4,35 +4,31 @@
 // once() takes the locks of claim() and complete().
 //
 // once_each() serves tens of thousands of keys in one call, so it takes no key locks: the unique
-// index alone keeps concurrent calls apart (see pg/record). It writes the keys in the order of
-// their digests, whatever their order in the array, so that calls do not deadlock with each other.
-// It waits for other transactions as a unique index does, not within the scope's bound. An atomic
-// claim in flight has no row yet, so once_each() does not wait for it; that claim gets 40001 when
-// it completes. A key with a live record is not new, whatever the record holds: once_each() does
-// not compare requests and does not raise stored failures.
+// index alone keeps concurrent calls apart (see pg/store/record). It waits for other transactions
+// as a unique index does, not within the scope's bound. A key with a live record is not new,
+// whatever the record holds: once_each() does not compare requests and does not raise stored
+// failures.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
 #include "api/locked_key.hpp"
-#include "pg/record.hpp"
-#include "pg/report.hpp"
-#include "pg/stats.hpp"
+#include "pg/server/report.hpp"
+#include "pg/shared/stats.hpp"
+#include "pg/store/record.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 using core::Verdict;
-using pg::Counter;
 
 // ---- once() -------------------------------------------------------------------------------------
 
 bool once(FunctionCallInfo fcinfo) {
-    ClaimCall call = make_claim_call(read_key(fcinfo, 3, "once"), pg::jsonb_arg(fcinfo, 2),
-                                     std::nullopt, std::nullopt);
-    call.writes_at_once = true;
-    call.wait_set_by = report::WaitSetBy::scope;
+    const KeyCall key_call = read_key(fcinfo, 3, "once");
+    ClaimCall call{key_call, pg::jsonb_arg(fcinfo, 2), key_call.scope->ttl, key_call.scope->wait};
+    call.completes = true;
     const ClaimResult result = claim_key(call);
     switch (result.outcome) {
         case Outcome::claimed:
@@ -63,11 +59,11 @@ struct Batch {
     std::string_view tenant;
     Oid table;  // where the records are
 
-    std::string_view key(const Element& element) const {
+    std::string_view text_at(const Element& element) const {
         return pg::view_of(DatumGetTextPP(texts[static_cast<std::size_t>(element.position)]));
     }
-    pg::KeyName name(const Element& element) const {
-        return {scope.id, tenant, key(element), element.digest, table};
+    pg::Key key(const Element& element) const {
+        return {scope.id, tenant, text_at(element), element.digest, table};
     }
 };
 
@@ -86,21 +82,14 @@ void read_keys(ArrayType* array, Batch& batch) {
         report::invalid_argument("keys", "The array must have one dimension.",
                                  "Pass the keys as ARRAY['order-1', 'order-2'].");
     const Oid type = ARR_ELEMTYPE(array);
-    std::int16_t length;
-    bool by_value;
-    char align;
-    get_typlenbyvalalign(type, &length, &by_value, &align);
-    Datum* keys = nullptr;
-    bool* nulls = nullptr;
-    int count = 0;
-    deconstruct_array(array, type, length, by_value, align, &keys, &nulls, &count);
-    batch.keys = batch.texts = {keys, static_cast<std::size_t>(count)};
-    if (type != TEXTOID) batch.texts = array_of<Datum>(batch.keys.size());
-    for (int i = 0; i < count; ++i) {
-        Datum& key = batch.texts[static_cast<std::size_t>(i)];
+    const auto [keys, nulls] = pg::elements_of(array);
+    batch.keys = batch.texts = keys;
+    if (type != TEXTOID) batch.texts = array_of<Datum>(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+        Datum& key = batch.texts[i];
         if (type != TEXTOID && !nulls[i]) key = PointerGetDatum(key_text(keys[i], type));
         (void)checked_key(nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(key))),
-                          i + 1);
+                          static_cast<int>(i) + 1);
     }
 }
 
@@ -113,7 +102,7 @@ void sort_by_digest(Batch& batch) {
     for (std::size_t i = 0; i < batch.keys.size(); ++i) {
         Element& element = batch.order[i];
         element.position = static_cast<int>(i);
-        element.digest = key_name(batch.scope, batch.tenant, batch.key(element)).digest;
+        element.digest = key_of(batch.scope, batch.tenant, batch.text_at(element)).digest;
         MemoryContextReset(scratch);
     }
     MemoryContextSwitchTo(before);
@@ -138,22 +127,19 @@ Batch read_batch(FunctionCallInfo fcinfo) {
 
 // An attempt whose lease has ended is taken over, as an atomic claim does it: the token of the old
 // attempt is fenced off.
-pg::Record new_record(Verdict verdict, const pg::Record& old, const Batch& batch, TimestampTz now) {
+pg::NewRecord new_record(const pg::Key& key, Verdict verdict, const pg::Record& old,
+                         const Batch& batch, TimestampTz now) {
     if (verdict == Verdict::take_over)
-        return completed_record(old.created, batch.scope.ttl, old.attempt + 1, old.fingerprint);
-    return completed_record(now, batch.scope.ttl, core::first_attempt, nullptr);
+        return completed_record(key, old.created(), batch.scope.ttl, old.attempt() + 1,
+                                old.fingerprint());
+    return completed_record(key, now, batch.scope.ttl, core::first_attempt, nullptr);
 }
 
-void note_new(const pg::KeyName& name, const Batch& batch, Verdict verdict,
-              const pg::Found& found) {
+void note_new(const pg::Key& key, const Batch& batch, Verdict verdict, const pg::Found& found) {
     const bool taken_over = verdict == Verdict::take_over;
-    pg::count(batch.scope.id, taken_over ? Counter::takeovers : Counter::claims);
-    pg::count(batch.scope.id, Counter::completions);
-    if (!taken_over && found.presence != core::Presence::absent)
-        pg::count(batch.scope.id, Counter::expired_reused);
-    if (!taken_over) return;
-    log_takeover(batch.scope, name, found.record);
-    pg::wake_at_commit(pg::key_event(name.digest));
+    note_claim(batch.scope, key, found, taken_over);
+    pg::count(batch.scope.id, pg::Counter::completions);
+    if (taken_over) pg::wake_at_commit(pg::key_event(key.digest));
 }
 
 void check_new_element(const Batch& batch, std::string_view key, TimestampTz now) {
@@ -165,29 +151,27 @@ void check_new_element(const Batch& batch, std::string_view key, TimestampTz now
 }
 
 // Whether the key is new; if so, its record is written. Looks at the key until that is decided.
-bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch& batch) {
+bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batch) {
     bool admitted = false;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
-        const pg::Found found = writer.look(name);
+        const pg::Found found = writer.look(key);
         const TimestampTz now = GetCurrentTimestamp();
-        const Verdict verdict = judge(found, true, batch.scope, now);
+        const Verdict verdict = core::decide(found_row(found, batch.scope), true, now);
         switch (verdict) {
             case Verdict::claim:
-                if (!admitted) check_new_element(batch, name.key, now);
+                if (!admitted) check_new_element(batch, key.key, now);
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:
-                if (!writer.write(name, new_record(verdict, found.record, batch, now), found))
-                    break;
-                note_new(name, batch, verdict, found);
+                if (!writer.write(new_record(key, verdict, found.record, batch, now), found)) break;
+                note_new(key, batch, verdict, found);
                 return true;
             case Verdict::in_flight:
                 writer.wait();
                 break;
             case Verdict::serialization_failure:
-                report::serialization_failure(
-                    "A key's record was committed after this transaction's snapshot was taken.");
+                refuse_unseen();
             case Verdict::leased:
             case Verdict::conflict:
             case Verdict::replay:
@@ -199,29 +183,25 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::KeyName& name, const Batch&
     }
 }
 
-void refuse_open(const pg::KeyName& name) {
-    if (is_open_here(name.digest))
-        report::claimed_by_this_transaction(
-            name.key, "Complete the claim first, or leave the key out of \"keys\".");
-}
-
 // Returns how many keys are new.
 std::size_t finish_new_keys(Batch& batch) {
-    const pg::Records records = pg::Records::to_write(batch.table);
+    const pg::Records records(batch.table, pg::Access::write);
     pg::check_place(batch.scope.id, batch.table);
     pg::BulkWriter writer(records);
     const Element* last = nullptr;
     std::size_t count = 0;
     for (const Element& element : batch.order) {
-        const pg::KeyName name = batch.name(element);
+        const pg::Key key = batch.key(element);
         // Equal digests do not prove that the keys are equal, and a key that is new in this call
         // cannot be compared with the table.
         const bool repeated = last != nullptr && last->digest == element.digest;
-        if (repeated && batch.key(*last) != name.key) report::digest_collision();
+        if (repeated && batch.text_at(*last) != key.key) report::digest_collision();
         if (repeated) continue;
         last = &element;
-        refuse_open(name);
-        if (!finish_if_new(writer, name, batch)) continue;
+        if (is_open_here(key.digest))
+            report::claimed_by_this_transaction(
+                key.key, "Complete the claim first, or leave the key out of \"keys\".");
+        if (!finish_if_new(writer, key, batch)) continue;
         batch.is_new[static_cast<std::size_t>(element.position)] = true;
         ++count;
     }
@@ -242,18 +222,17 @@ void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
 }
 
 }  // namespace
-
 }  // namespace idem::api
 
 IDEM_FUNCTION(idem_once) {
     using namespace idem;
-    api::require_writable("idem.once()", api::read_by_lookup);
+    api::require_writable("once", api::read_by_lookup);
     PG_RETURN_BOOL(api::once(fcinfo));
 }
 
 IDEM_FUNCTION(idem_once_each) {
     using namespace idem;
-    api::require_writable("idem.once_each()", api::read_by_lookup);
+    api::require_writable("once_each", api::read_by_lookup);
     api::Batch batch = api::read_batch(fcinfo);
     if (api::finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
     api::return_new(fcinfo, batch);

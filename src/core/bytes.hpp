@@ -1,14 +1,12 @@
 // Views of bytes, the byte order of numbers, and hexadecimal digits.
 //
-// Numbers in digests and tokens are big-endian, so that they mean the same on every machine. Texts
-// are preceded by their length, so that two different inputs never become the same bytes.
-//
-// Pure functions; no allocation, no exceptions.
+// Numbers in digests and tokens are big-endian, so that they mean the same on every machine.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string_view>
 
@@ -37,6 +35,13 @@ constexpr std::uint64_t from_big_endian(Bytes in) noexcept {
     return value;
 }
 
+// Writes the text to a hash, after its length: so two lists of texts never become the same bytes.
+template <class Sink>
+void write_text(Sink& sink, std::string_view text) noexcept {
+    sink.write(big_endian<4>(text.size()));
+    sink.write(as_bytes(text));
+}
+
 // Writes two lower-case hexadecimal digits per byte to an output iterator of char, and returns the
 // position after the last digit.
 template <class Out>
@@ -47,6 +52,21 @@ constexpr Out put_hex(Bytes bytes, Out out) noexcept {
         *out++ = digits[std::to_integer<std::size_t>(b & std::byte{0xf})];
     }
     return out;
+}
+
+// By character: the value of each digit, -1 for any other character. Each alphabet has all digits.
+using DigitValues = std::array<std::int8_t, 256>;
+constexpr DigitValues digit_values(std::initializer_list<std::string_view> alphabets) noexcept {
+    DigitValues table{};
+    table.fill(-1);
+    for (const std::string_view digits : alphabets)
+        for (std::size_t i = 0; i < digits.size(); ++i)
+            table[static_cast<unsigned char>(digits[i])] = static_cast<std::int8_t>(i);
+    return table;
+}
+
+constexpr int value_in(const DigitValues& table, char c) noexcept {
+    return table[static_cast<unsigned char>(c)];
 }
 
 }  // namespace idem::core

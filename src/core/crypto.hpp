@@ -3,52 +3,61 @@
 // OpenSSL computes them. Its objects are created on first use and kept until the process exits.
 // Every function that can fail returns false when OpenSSL does; its output is then undefined.
 //
-// Not thread-safe; no exceptions.
+// Not thread-safe.
 #pragma once
+
+#include <algorithm>
 
 #include "core/bytes.hpp"
 
-struct evp_mac_ctx_st;     // OpenSSL's EVP_MAC_CTX
+struct evp_md_ctx_st;      // OpenSSL's EVP_MD_CTX
 struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 
 namespace idem::core {
 
 using Hash = std::array<std::byte, 32>;
 
-// SHA-256 of a message that is written in pieces.
+// SHA-256 of a message that is written in pieces. They are buffered, so that a short message takes
+// one call into OpenSSL.
 //
-// A process computes one hash at a time: the constructor abandons any unfinished one.
+// A process computes one hash at a time: a new object abandons the message of any other.
 class Sha256 {
   public:
     Sha256() noexcept;
-    void write(Bytes bytes) noexcept;
+    // Inline, so that the many pieces of one and four bytes become single stores.
+    void write(Bytes bytes) noexcept {
+        if (bytes.size() > buffer_.size() - used_) return write_beyond(bytes);
+        std::copy(bytes.begin(), bytes.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
+        used_ += bytes.size();
+    }
     // False when OpenSSL has failed since construction.
     [[nodiscard]] bool finish(Hash& out) noexcept;
 
   private:
+    friend class Hmac;
+    // Continues the message that a context has hashed so far, which may be NULL after a failure.
+    explicit Sha256(const evp_md_ctx_st* begun) noexcept;
+    void write_beyond(Bytes bytes) noexcept;
+    void hash(Bytes bytes) noexcept;
+
+    std::array<std::byte, 512> buffer_;
+    std::size_t used_ = 0;
     bool good_;
 };
 
 using Secret = std::array<std::byte, 32>;
 
-// HMAC-SHA-256 of a message that is written in pieces.
+// HMAC-SHA-256 of a message that is written in pieces, as with Sha256.
 //
-// Setting the key costs more than hashing a short message. Keep an object for each use of it: it
-// sets the key only when the key changes. start() abandons any unfinished message.
+// Setting a key costs more than hashing a short message, so the process remembers the last one.
 class Hmac {
   public:
-    [[nodiscard]] bool start(const Secret& secret) noexcept;
-    void write(Bytes bytes) noexcept;
-    // False when OpenSSL has failed since start().
+    explicit Hmac(const Secret& secret) noexcept;
+    void write(Bytes bytes) noexcept { inner_.write(bytes); }
     [[nodiscard]] bool finish(Hash& out) noexcept;
 
   private:
-    bool key_with(const Secret& secret) noexcept;
-
-    evp_mac_ctx_st* context_ = nullptr;  // never freed
-    Secret keyed_with_{};
-    bool keyed_ = false;
-    bool good_ = false;
+    Sha256 inner_;
 };
 
 using AesKey = std::array<std::byte, 16>;

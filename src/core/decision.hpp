@@ -4,8 +4,6 @@
 // The caller reads the newest committed rows and the unfinished work of other transactions. The
 // rules here say what that means. All times are microseconds on one clock, read after the key lock
 // was granted.
-//
-// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +27,9 @@ enum class Presence {
     own,        // a row that the current transaction has written
 };
 
-struct Sighting {
+struct FoundRow {
     Presence presence;
-    bool in_snapshot;   // the transaction's snapshot can see it; always true in READ COMMITTED
-    bool same_request;  // the fingerprints are equal, or both are absent
+    bool in_snapshot;  // the transaction's snapshot can see it; always true in READ COMMITTED
     State state;
     std::int64_t expires;
     std::int64_t lease_end;  // of a row in progress
@@ -41,6 +38,12 @@ struct Sighting {
     std::int32_t extra_attempts = 0;
     bool replaced = false;  // another transaction is replacing the row, not deleting it
 };
+
+// Whether a row binds its key: one of the current transaction does not expire within that
+// transaction.
+constexpr bool binds(Presence presence, std::int64_t expires, std::int64_t now) noexcept {
+    return presence == Presence::own || (presence != Presence::absent && expires > now);
+}
 
 enum class Verdict {
     claim,                  // no row binds the key: the caller may claim it
@@ -83,29 +86,27 @@ constexpr std::int64_t answered_at(std::int64_t created,
 
 // Whether a scope that keeps answers for that long has kept this one long enough. Readers then get
 // none, and the purge worker removes it.
-constexpr bool is_answer_outlived(std::int64_t answered, std::optional<std::int64_t> answer_ttl,
-                                  std::int64_t now) noexcept {
+constexpr bool is_answer_expired(std::int64_t answered, std::optional<std::int64_t> answer_ttl,
+                                 std::int64_t now) noexcept {
     return answer_ttl && answered <= now - *answer_ttl;
 }
 
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
-// before its state. A row of the current transaction does not expire within that transaction. An
-// expired row that another transaction is deleting binds nothing, whether the deletion commits or
-// not. A finished record is replaced only to erase its answer: its outcome stays, so that a replay
-// need not wait.
-constexpr Verdict decide(const Sighting& seen, std::int64_t now) noexcept {
-    const bool own = seen.presence == Presence::own;
-    if (seen.presence == Presence::absent) return Verdict::claim;
-    if (seen.presence == Presence::inserting) return Verdict::in_flight;
-    if (!own && seen.expires <= now) return Verdict::claim;
-    const bool erasing = seen.replaced && seen.state != State::in_progress;
-    if (seen.presence == Presence::deleting && !erasing) return Verdict::in_flight;
-    if (!own && !seen.in_snapshot) return Verdict::serialization_failure;
-    if (!seen.same_request) return Verdict::conflict;
-    if (seen.state == State::completed) return Verdict::replay;
-    if (seen.state == State::failed) return Verdict::failed;
-    if (seen.lease_end > now) return Verdict::leased;
-    if (exhausted(seen.attempt, seen.max_attempts, seen.extra_attempts, seen.lease_end, now))
+// before its state. An expired row that another transaction is deleting binds nothing, whether the
+// deletion commits or not. A finished record is replaced only to erase its answer: its outcome
+// stays, so that a replay need not wait. same_request: the fingerprints are equal, or both are
+// absent.
+constexpr Verdict decide(const FoundRow& row, bool same_request, std::int64_t now) noexcept {
+    if (row.presence == Presence::inserting) return Verdict::in_flight;
+    if (!binds(row.presence, row.expires, now)) return Verdict::claim;
+    const bool erasing = row.replaced && row.state != State::in_progress;
+    if (row.presence == Presence::deleting && !erasing) return Verdict::in_flight;
+    if (row.presence != Presence::own && !row.in_snapshot) return Verdict::serialization_failure;
+    if (!same_request) return Verdict::conflict;
+    if (row.state == State::completed) return Verdict::replay;
+    if (row.state == State::failed) return Verdict::failed;
+    if (row.lease_end > now) return Verdict::leased;
+    if (exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, now))
         return Verdict::exhausted;
     return Verdict::take_over;
 }
@@ -122,20 +123,12 @@ enum class TokenStanding {
     lost,      // overtaken, released, expired or exhausted, or there is no such attempt
 };
 
-struct TokenSighting {
-    bool binds;         // there is a row that has not expired, or is the current transaction's own
-    bool same_attempt;  // the row's attempt number and random bits are the token's
-    State state;
-    std::int32_t attempt;
-    std::int64_t lease_end;
-    std::optional<std::int32_t> max_attempts;
-    std::int32_t extra_attempts = 0;
-};
-
-constexpr TokenStanding judge_token(const TokenSighting& seen, std::int64_t now) noexcept {
-    if (!seen.binds || !seen.same_attempt) return TokenStanding::lost;
-    if (seen.state != State::in_progress) return TokenStanding::finished;
-    if (exhausted(seen.attempt, seen.max_attempts, seen.extra_attempts, seen.lease_end, now))
+// same_attempt: the row's attempt number and random bits are the token's.
+constexpr TokenStanding judge_token(const FoundRow& row, bool same_attempt,
+                                    std::int64_t now) noexcept {
+    if (!binds(row.presence, row.expires, now) || !same_attempt) return TokenStanding::lost;
+    if (row.state != State::in_progress) return TokenStanding::finished;
+    if (exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, now))
         return TokenStanding::lost;
     return TokenStanding::holds;
 }

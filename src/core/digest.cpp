@@ -9,46 +9,10 @@ namespace {
 
 constexpr std::size_t time_bytes = 6;
 
-// Collects what is to be hashed: one call into OpenSSL costs less than five.
-class Message {
-  public:
-    template <std::size_t Width>
-    void add_number(std::uint64_t value) noexcept {
-        add(big_endian<Width>(value));
-    }
-    void add_text(std::string_view text) noexcept {
-        add_number<4>(text.size());
-        add(as_bytes(text));
-    }
-    Bytes bytes() const noexcept { return Bytes(buffer_).first(used_); }
-    bool fits() const noexcept { return fits_; }
-
-  private:
-    void add(Bytes piece) noexcept {
-        fits_ = fits_ && piece.size() <= buffer_.size() - used_;
-        if (!fits_) return;
-        std::copy(piece.begin(), piece.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
-        used_ += piece.size();
-    }
-
-    std::array<std::byte, 2048> buffer_;  // 255 bytes each of tenant and key can grow in UTF-8
-    std::size_t used_ = 0;
-    bool fits_ = true;
-};
-
-Message message_of(const QualifiedKey& key) noexcept {
-    Message message;
-    message.add_number<8>(static_cast<std::uint64_t>(key.scope_id));
-    message.add_text(key.tenant);
-    message.add_text(key.key);
-    return message;
-}
-
-bool hash(const Message& message, Hash& out) noexcept {
-    if (!message.fits()) return false;
-    Sha256 sha256;
-    sha256.write(message.bytes());
-    return sha256.finish(out);
+void write_key(Sha256& message, const QualifiedKey& key) noexcept {
+    message.write(big_endian<8>(static_cast<std::uint64_t>(key.scope_id)));
+    write_text(message, key.tenant);
+    write_text(message, key.key);
 }
 
 constinit BlockCipher lock_cipher(BlockCipher::Direction::encrypt);
@@ -58,8 +22,10 @@ constinit BlockCipher opener(BlockCipher::Direction::decrypt);
 }  // namespace
 
 bool key_digest(const QualifiedKey& key, Digest& out) noexcept {
+    Sha256 message;
+    write_key(message, key);
     Hash full;
-    if (!hash(message_of(key), full)) return false;
+    if (!message.finish(full)) return false;
 
     const auto time = embedded_time(key.key);
     const auto prefix = big_endian<time_bytes>(time.value_or(0));
@@ -71,10 +37,11 @@ bool key_digest(const QualifiedKey& key, Digest& out) noexcept {
 
 // With a third text, the message differs from that of every key.
 bool source_digest(const QualifiedKey& source, Digest& out) noexcept {
+    Sha256 message;
+    write_key(message, source);
+    write_text(message, "source");
     Hash full;
-    Message message = message_of(source);
-    message.add_text("source");
-    if (!hash(message, full)) return false;
+    if (!message.finish(full)) return false;
     std::copy_n(full.begin(), out.size(), out.begin());
     return true;
 }

@@ -4,8 +4,6 @@
 // finds a record; the scope id, tenant and key in the row then decide whether it is the right one.
 //
 // Every function here returns false when OpenSSL fails; its output is then undefined.
-//
-// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
 
 #include "core/crypto.hpp"
@@ -25,7 +23,6 @@ struct QualifiedKey {
 // its length. No secret is involved, so the digest is the same in every database, and a restored
 // record is found again. The digest of a key that contains a time (a UUIDv7 or a ULID) begins with
 // the 48 bits of that time, so that new entries go to the right edge of the index.
-// Also false when tenant and key together do not fit into 2 kB.
 [[nodiscard]] bool key_digest(const QualifiedKey& key, Digest& out) noexcept;
 
 // The same for a source of an ordered stream, without the time. A source and a key of the same name

@@ -1,11 +1,13 @@
-// Durations: PostgreSQL's intervals as a fixed number of microseconds, and their limits.
+// Durations: PostgreSQL's intervals as a fixed number of microseconds, their limits, and the
+// buckets of their histograms.
 //
 // An interval has months, days and microseconds. TTLs and waits are compared with a clock, so a day
 // always has 24 hours here, and a month 30 days.
-//
-// Pure functions; no allocation, no exceptions.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -34,16 +36,28 @@ constexpr std::optional<std::int64_t> fixed_duration(std::int32_t months, std::i
 // How long to wait, in microseconds, before trying again to claim a key whose holder claimed it
 // `age` ago and has not finished: as long again, between 0.1 and 10 seconds.
 constexpr std::int64_t retry_after(std::int64_t age) noexcept {
-    constexpr std::int64_t least = usecs_per_second / 10;
-    constexpr std::int64_t most = 10 * usecs_per_second;
-    return age < least ? least : age > most ? most : age;
+    return std::clamp(age, usecs_per_second / 10, 10 * usecs_per_second);
 }
 
 // The same for a leased claim, which can be taken over when its lease ends.
 constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) noexcept {
-    const std::int64_t guess = retry_after(age);
-    if (lease_left >= guess) return guess;
-    return lease_left > 0 ? lease_left : 0;
+    return std::clamp<std::int64_t>(lease_left, 0, retry_after(age));
+}
+
+// The buckets of a histogram; the view idem.durations computes quantiles of them. Their upper
+// bounds are powers of two of a microsecond, so that one set serves operations that take
+// microseconds and operations that take days, and finding the bucket takes a few instructions. A
+// bound is within its bucket. There are buckets up to 2^38 microseconds, which is three days, and
+// one without a bound.
+inline constexpr std::size_t bounded_buckets = 39;
+inline constexpr std::size_t bucket_count = bounded_buckets + 1;
+
+// The first bucket whose bound the duration does not exceed. A clock that was set back makes
+// durations below zero, which belong to the first bucket.
+constexpr std::size_t bucket_of(std::int64_t duration) noexcept {
+    if (duration <= 1) return 0;
+    const auto bits = std::bit_width(static_cast<std::uint64_t>(duration - 1));
+    return std::min(static_cast<std::size_t>(bits), bounded_buckets);
 }
 
 }  // namespace idem::core

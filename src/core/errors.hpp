@@ -1,15 +1,14 @@
 // What a SQLSTATE means: idem's own errors, and those of PostgreSQL that a retry may cure.
 //
-// From here come the codes under which errors are raised (pg/report), the verdict on a failed
-// operation (idem.execute), and the codes that a stored failure may have (idem.fail). What an HTTP
-// client is told stands in sql/functions_http.sql; test/release.pl compares its errors with these.
+// From here come the codes under which errors are raised (pg/server/report), the verdict on a
+// failed operation (idem.execute), and the codes that a stored failure may have (idem.fail). What
+// an HTTP client is told stands in sql/functions_http.sql; test/release.pl compares its errors with
+// these.
 //
 // A transient error says something about the moment: the same request may succeed later, without a
 // change of the operation. No record ever has such an error as its final failure. Any other may
 // become one, if the caller (idem.fail) or the scope (final_sqlstates) says so. In doubt an error
 // is transient: that costs a retry, while a wrong verdict lasts as long as the record.
-//
-// Pure functions; no allocation, nothing thrown.
 #pragma once
 
 #include <algorithm>

@@ -5,11 +5,7 @@
 // secret, a leaked table does not reveal requests that can be guessed. A fingerprint is stored with
 // the version of its form and the id of the secret. A retry is fingerprinted with the secret of
 // the stored record.
-//
-// Not thread-safe (see crypto.hpp); no exceptions.
 #pragma once
-
-#include <algorithm>
 
 #include "core/crypto.hpp"
 
@@ -34,6 +30,14 @@ constexpr Decimal normalized(Decimal n) noexcept {
     return n.digits.empty() ? Decimal{false, 0, {}} : n;
 }
 
+// Calls put(byte) for the bytes of a number: groups of seven bits, the lowest first, each but the
+// last with the high bit set.
+template <class Put>
+constexpr void write_groups(std::uint64_t number, Put put) noexcept {
+    for (; number > 0x7f; number >>= 7) put(static_cast<std::byte>(number | 0x80));
+    put(static_cast<std::byte>(number));
+}
+
 // Writes the canonical form of a JSON value: equal values give equal bytes, and different values
 // different bytes.
 //
@@ -53,7 +57,7 @@ class CanonicalWriter {
         const Decimal n = normalized(value);
         tag(n.negative ? '-' : '+');
         sink_.write(big_endian<4>(static_cast<std::uint32_t>(n.weight)));
-        sink_.write(big_endian<4>(n.digits.size()));
+        length(n.digits.size());
         sink_.write(n.digits);
     }
     void begin_array() noexcept { tag('['); }
@@ -66,8 +70,12 @@ class CanonicalWriter {
     void tag(char c) noexcept { sink_.write(as_bytes(std::string_view(&c, 1))); }
     void text(char kind, std::string_view utf8) noexcept {
         tag(kind);
-        sink_.write(big_endian<4>(utf8.size()));
+        length(utf8.size());
         sink_.write(as_bytes(utf8));
+    }
+    // Most requests fit in one or two blocks of the hash.
+    void length(std::size_t n) noexcept {
+        write_groups(n, [this](std::byte byte) { sink_.write(std::array{byte}); });
     }
 
     Sink& sink_;
@@ -82,10 +90,16 @@ using ListNumber = std::uint32_t;
 // cannot be computed without the secret, and is met by chance once in 2^128 attempts.
 inline constexpr std::size_t leading_mac_bytes = 16;
 
+// What is hashed: the canonical form with HMAC; or, as the SQL edition does it, the secret and the
+// text of the jsonb value in UTF-8, in which equal numbers are equal texts. Records that were moved
+// from the SQL edition keep the second form. The number is the stored version.
+enum class FingerprintForm : std::uint8_t { canonical = 1, text = 2 };
+
 struct Fingerprint {
     ListNumber list;
     std::uint32_t secret_id;
     Hash mac;  // only its leading bytes, if it was stored
+    FingerprintForm form = FingerprintForm::canonical;
 };
 
 // Stands for a fingerprint that every request has, and no request: one byte, a version of its own.
@@ -95,48 +109,23 @@ constexpr bool is_of_any(Bytes stored) noexcept {
     return stored.size() == fingerprint_of_any.size() && stored[0] == fingerprint_of_any[0];
 }
 
-// How a fingerprint is stored: the version of this form, the number of its list, the secret's id in
-// as few bytes as it needs, and the leading bytes of the MAC. The number is left out if it is 0;
-// else the version's high bit is set, and the number follows in groups of seven bits, the lowest
-// first, each but the last with the high bit set. Each release reads the versions of all earlier
-// releases, because records outlive a release.
+// How a fingerprint is stored: the version, which says what was hashed, the number of its list, the
+// secret's id, both as write_groups() writes them, and the leading bytes of the MAC. The number of
+// the list is left out if it is 0; else the version's high bit is set. Each release reads the
+// versions of all earlier releases, because records outlive a release.
 struct StoredFingerprint {
-    std::array<std::byte, 1 + 5 + 4 + leading_mac_bytes> buffer;
+    std::array<std::byte, 1 + 5 + 5 + leading_mac_bytes> buffer;
     std::size_t size;
 
     Bytes bytes() const noexcept { return Bytes(buffer).first(size); }
 };
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
-// False when the bytes are not a fingerprint of this version.
+// False when the bytes are not a fingerprint of a known version.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
 // The list of a fingerprint; 0 when the bytes are none.
 ListNumber list_number(Bytes stored) noexcept;
 
 // Compares the leading bytes of the MACs in constant time.
 bool same_mac(const Fingerprint& a, const Fingerprint& b) noexcept;
-
-// The sink of a CanonicalWriter: computes a fingerprint. It buffers, so that a small request takes
-// one call into OpenSSL. A process computes one fingerprint at a time: begin() abandons any
-// unfinished one, such as that of a walk that ended with an error. begin() and finish() return
-// false when OpenSSL fails.
-class FingerprintSink {
-  public:
-    [[nodiscard]] bool begin(const Secret& secret, std::uint32_t secret_id) noexcept;
-    // Here, so that the many pieces of one and four bytes become single stores.
-    void write(Bytes bytes) noexcept {
-        if (bytes.size() > buffer_.size() - used_) return write_beyond(bytes);
-        std::copy(bytes.begin(), bytes.end(), buffer_.begin() + static_cast<std::ptrdiff_t>(used_));
-        used_ += bytes.size();
-    }
-    [[nodiscard]] bool finish(Fingerprint& out) noexcept;
-
-  private:
-    void write_beyond(Bytes bytes) noexcept;
-    void flush() noexcept;
-
-    std::array<std::byte, 512> buffer_;
-    std::size_t used_ = 0;
-    std::uint32_t secret_id_ = 0;
-};
 
 }  // namespace idem::core

@@ -1,7 +1,5 @@
 // What a stored HTTP header may be: a name that is a token as in RFC 9110, and a value without
 // control characters, so that neither can end the header and begin another one.
-//
-// Pure functions; no allocation, nothing thrown.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,5 @@
 #include "core/key.hpp"
 
-#include <initializer_list>
-
 namespace idem::core {
 namespace {
 
@@ -9,32 +7,11 @@ constexpr std::size_t uuid_length = UuidText{}.size();
 constexpr std::size_t ulid_length = 26;
 constexpr std::size_t ulid_time_length = 10;
 
-using HexValues = std::array<std::int8_t, 256>;
-
-// The value of each digit, -1 for any other character.
-constexpr HexValues hex_values(std::initializer_list<std::string_view> alphabets) noexcept {
-    HexValues table{};
-    table.fill(-1);
-    for (const std::string_view digits : alphabets)
-        for (std::size_t i = 0; i < digits.size(); ++i)
-            table[static_cast<unsigned char>(digits[i])] = static_cast<std::int8_t>(i);
-    return table;
-}
-
-constexpr HexValues lower_hex = hex_values({"0123456789abcdef"});
-constexpr HexValues any_hex = hex_values({"0123456789abcdef", "0123456789ABCDEF"});
-
-constexpr int value_in(const HexValues& table, char c) noexcept {
-    return table[static_cast<unsigned char>(c)];
-}
-
+constexpr DigitValues lower_hex = digit_values({"0123456789abcdef"});
+constexpr DigitValues any_hex = digit_values({"0123456789abcdef", "0123456789ABCDEF"});
 // Crockford's base 32 has no I, L, O or U.
-constexpr int crockford_value(char c) noexcept {
-    constexpr std::string_view alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-    const char upper = (c >= 'a' && c <= 'z') ? static_cast<char>(c - 'a' + 'A') : c;
-    const auto at = alphabet.find(upper);
-    return at == std::string_view::npos ? -1 : static_cast<int>(at);
-}
+constexpr DigitValues crockford =
+    digit_values({"0123456789abcdefghjkmnpqrstvwxyz", "0123456789ABCDEFGHJKMNPQRSTVWXYZ"});
 
 // By the bytes of the UUID: the first group has four, the next three have two each.
 constexpr bool hyphen_precedes(std::size_t byte) noexcept {
@@ -43,7 +20,7 @@ constexpr bool hyphen_precedes(std::size_t byte) noexcept {
 
 // The UUID that is written with these digits. Looks at all characters, whichever does not fit: that
 // costs less than to stop at the first.
-std::optional<Uuid> uuid_of(std::string_view key, const HexValues& digits) noexcept {
+std::optional<Uuid> uuid_of(std::string_view key, const DigitValues& digits) noexcept {
     if (key.size() != uuid_length) return std::nullopt;
     Uuid uuid;
     bool fits = true;
@@ -66,18 +43,16 @@ std::optional<std::uint64_t> uuid_v7_time(std::string_view key) noexcept {
     return is_v7 ? std::optional(from_big_endian(Bytes(*uuid).first(6))) : std::nullopt;
 }
 
-bool is_ulid(std::string_view key) noexcept {
-    if (key.size() != ulid_length) return false;
-    for (char c : key)
-        if (crockford_value(c) < 0) return false;
-    return crockford_value(key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
-}
-
-std::uint64_t ulid_time(std::string_view key) noexcept {
+std::optional<std::uint64_t> ulid_time(std::string_view key) noexcept {
+    if (key.size() != ulid_length) return std::nullopt;
     std::uint64_t time = 0;
-    for (char c : key.substr(0, ulid_time_length))
-        time = time << 5 | static_cast<std::uint64_t>(crockford_value(c));
-    return time;
+    for (std::size_t i = 0; i < ulid_length; ++i) {
+        const int value = value_in(crockford, key[i]);
+        if (value < 0) return std::nullopt;
+        if (i < ulid_time_length) time = time << 5 | static_cast<std::uint64_t>(value);
+    }
+    const bool fits = value_in(crockford, key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
+    return fits ? std::optional(time) : std::nullopt;
 }
 
 }  // namespace
@@ -98,8 +73,7 @@ UuidText uuid_text(const Uuid& uuid) noexcept {
 
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
     if (const auto time = uuid_v7_time(key)) return time;
-    if (is_ulid(key)) return ulid_time(key);
-    return std::nullopt;
+    return ulid_time(key);
 }
 
 KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept {

@@ -1,6 +1,5 @@
-// How idem makes keys: from the current time and random bits (UUIDv7), or from other data.
-//
-// Not thread-safe (see crypto.hpp); no exceptions.
+// How idem makes keys: from the current time and random bits (UUIDv7), or for a step of an
+// operation.
 #pragma once
 
 #include "core/digest.hpp"
@@ -8,9 +7,7 @@
 
 namespace idem::core {
 
-// UUIDv7 (RFC 9562)
-//
-// Such a UUID has 48 bits for the milliseconds since 1970, 12 bits for the fraction of the
+// A UUIDv7 (RFC 9562) has 48 bits for the milliseconds since 1970, 12 bits for the fraction of the
 // millisecond (method 3 of the RFC) and 62 random bits. Time and fraction are handled as one number
 // of ticks of 1/4096 ms. A generator that never uses a tick twice produces UUIDs in order.
 
@@ -30,21 +27,12 @@ constexpr std::uint64_t next_uuid_tick(std::uint64_t last, std::int64_t unix_use
 // In lower case, with hyphens. Uses the low 60 bits of tick and the low 62 bits of random.
 UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept;
 
-// Derived keys
-//
-// The same input always gives the same key. Every text of the input is preceded by its length in
-// bytes, as four big-endian bytes: so ('a', 'bc') and ('ab', 'c') differ, and so do '' and no text
-// at all. The key is a 256-bit hash in lower-case hexadecimal.
-
+// The key for a step of an operation: HMAC-SHA-256 of the operation's digest and the step, in
+// lower-case hexadecimal. Every text is preceded by its length in bytes, as four big-endian bytes.
+// Such keys are sent to other services, so they must reveal neither the seed nor the digest. The
+// seed has other uses, too: the message begins with the name of this one. False when OpenSSL fails;
+// out is then undefined.
 using KeyText = std::array<char, 64>;
-
-// SHA-256 of the parts: the same in every database. The parts are UTF-8 and smaller than 4 GB each.
-// False when OpenSSL fails; out is then undefined.
-[[nodiscard]] bool derive_key(std::span<const std::string_view> parts, KeyText& out) noexcept;
-
-// HMAC-SHA-256 of the parent key's digest and the step. Child keys are sent to other services, so
-// they must reveal neither the seed nor the digest. The seed has other uses, too: the message
-// begins with the name of this one. False when OpenSSL fails; out is then undefined.
 [[nodiscard]] bool child_key(const Secret& seed, const Digest& digest, std::string_view step,
                              KeyText& out) noexcept;
 

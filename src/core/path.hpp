@@ -4,24 +4,17 @@
 // member "card". Arrays have no step of their own: where "card" is an array, the path applies to
 // each item. A name that looks like another notation is written in double quotes, in which \" and
 // \\ stand for " and \: '"a/b".c'.
-//
-// Pure functions; no allocation, no exceptions.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <string_view>
 
 namespace idem::core {
 
 inline constexpr std::size_t max_path_bytes = 255;
-
-// Why a path is refused, as what the message says of it; NULL if it is not. Most faults are what
-// other notations use.
-const char* path_fault(std::string_view path) noexcept;
 
 // A text of limited length. A piece that does not fit is omitted.
 struct PathText {
@@ -32,15 +25,12 @@ struct PathText {
     operator std::string_view() const noexcept { return view(); }
 };
 
-// The path as PathFilter compares it, without quotes; unchanged when it has a fault.
+// The path as PathFilter compares it, without quotes; unchanged when a quote is not closed, or not
+// by the end of a name. idem_internal.path_fault(), which is SQL, refuses paths with faults.
 PathText plain_path(std::string_view path) noexcept;
 
 // The name in double quotes: a step that stands for exactly this name.
 PathText quoted_name(std::string_view name) noexcept;
-
-// The path of a member of the object with this path, which is empty for the outermost; nothing when
-// it is too long.
-std::optional<PathText> member_path(std::string_view object, std::string_view name) noexcept;
 
 // Follows a walk through a jsonb value and says for each member whether its path is on a list.
 //
@@ -48,8 +38,9 @@ std::optional<PathText> member_path(std::string_view object, std::string_view na
 // is longer than 255 bytes, counts as not on the list.
 class PathFilter {
   public:
-    explicit constexpr PathFilter(std::span<const std::string_view> paths) noexcept
-        : paths_(paths) {}
+    explicit PathFilter(std::span<const std::string_view> paths) noexcept : paths_(paths) {
+        ends_[0] = 0;  // and the rest is written before it is read
+    }
 
     // Call these on entering and leaving an object.
     void begin_object() noexcept { ++depth_; }
@@ -79,9 +70,9 @@ class PathFilter {
     }
 
     std::span<const std::string_view> paths_;
-    std::size_t depth_ = 0;                      // number of objects entered
-    std::array<std::size_t, max_depth> ends_{};  // per depth: the length of the object's path
-    std::array<char, max_path_bytes> path_{};
+    std::size_t depth_ = 0;                    // number of objects entered
+    std::array<std::size_t, max_depth> ends_;  // per depth: the length of the object's path
+    std::array<char, max_path_bytes> path_;
 };
 
 }  // namespace idem::core

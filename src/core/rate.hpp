@@ -7,7 +7,7 @@
 // microsecond. Nothing is rounded, and exactly N claims per minute are admitted. Clock readings may
 // arrive slightly out of order.
 //
-// Pure functions; no allocation, no exceptions. The caller locks a bucket that is shared.
+// The caller locks a bucket that is shared.
 #pragma once
 
 #include <algorithm>

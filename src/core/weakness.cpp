@@ -1,4 +1,4 @@
-#include "core/weakness.hpp"
+#include "core/key.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,18 @@
-// What the launcher and the purge worker share, and the registration of the launcher.
 #include "worker/worker.hpp"
 
+#include "pg/server/values.hpp"
+
 namespace idem::worker {
+namespace {
+
+struct Shared {
+    slock_t lock;
+    Task task;  // the newest
+};
+
+constinit Shared* shared = nullptr;
+
+}  // namespace
 
 void catch_signals() {
     pqsignal(SIGHUP, SignalHandlerForConfigReload);
@@ -9,7 +20,7 @@ void catch_signals() {
     BackgroundWorkerUnblockSignals();
 }
 
-void sleep(std::int64_t usecs, std::uint32_t wait_event) {
+void wait_on_latch(std::int64_t usecs, std::uint32_t wait_event) {
     const auto ms = static_cast<long>(std::clamp<std::int64_t>((usecs + 999) / 1000, 1, INT_MAX));
     (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, wait_event);
     ResetLatch(MyLatch);
@@ -21,23 +32,43 @@ void sleep(std::int64_t usecs, std::uint32_t wait_event) {
     }
 }
 
-BackgroundWorker worker_named(const char* name, const char* function, int restart_time) {
-    BackgroundWorker worker{};
-    worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-    worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
-    worker.bgw_restart_time = restart_time;
-    strlcpy(worker.bgw_name, name, BGW_MAXLEN);
-    strlcpy(worker.bgw_type, name, BGW_MAXLEN);
-    strlcpy(worker.bgw_library_name, "idem", BGW_MAXLEN);
-    strlcpy(worker.bgw_function_name, function, BGW_MAXLEN);
-    return worker;
+Task open_task(Oid database, const core::Clocks& clocks) {
+    Assert(shared != nullptr && OidIsValid(database));
+    SpinLockAcquire(&shared->lock);
+    shared->task = {shared->task.number + 1, database, clocks, Outcome::absent, {}};
+    const Task task = shared->task;
+    SpinLockRelease(&shared->lock);
+    return task;
 }
 
-void register_launcher() {
-    constexpr int restart_after_seconds = 5;
-    if (!process_shared_preload_libraries_in_progress || IsBinaryUpgrade) return;
-    auto worker = worker_named("idem launcher", "idem_launcher_main", restart_after_seconds);
-    RegisterBackgroundWorker(&worker);
+Task find_task(std::int32_t number) {
+    SpinLockAcquire(&shared->lock);
+    Task task = shared->task;
+    SpinLockRelease(&shared->lock);
+    if (task.number != number) task.database = InvalidOid;
+    return task;
+}
+
+void report_task(const Task& task) {
+    Assert(shared != nullptr && task.counts.seen >= task.counts.deleted);
+    SpinLockAcquire(&shared->lock);
+    if (shared->task.number == task.number) shared->task = task;
+    SpinLockRelease(&shared->lock);
+}
+
+core::Clocks read_clocks() {
+    return {GetCurrentTimestamp(), pg::steady_now()};
+}
+
+Size task_size() {
+    return sizeof(Shared);
+}
+
+void attach_task(void* memory, LWLockPadded*, bool found) {
+    shared = static_cast<Shared*>(memory);
+    if (found) return;
+    SpinLockInit(&shared->lock);
+    shared->task = {};
 }
 
 }  // namespace idem::worker

@@ -1,13 +1,16 @@
 // The worker: deletes expired records in every database that has the extension.
 //
-// One launcher starts with the server and connects to no database. It starts one purge worker at a
-// time, which connects to one database, works there for at most two seconds and exits, so that a
-// DROP DATABASE does not wait for long. core/pacing decides how often a database is visited. Both
-// processes can be killed or terminated at any time: a worker holds only its batch, and the
-// postmaster restarts the launcher.
+// One launcher starts with the server. It starts one purge worker at a time, which connects to one
+// database, works there for at most two seconds and exits, so that a DROP DATABASE does not wait
+// for long. Both processes can be killed or terminated at any time (src/README.md, "The worker").
+//
+// There is one task at a time, in shared memory under a spinlock. The launcher opens it, and the
+// worker reports on it. Tasks are numbered, so that the report of a worker whose launcher has died
+// is ignored.
 #pragma once
 
-#include "pg/server.hpp"
+#include "core/pacing.hpp"
+#include "pg/server/postgres.hpp"
 
 namespace idem::worker {
 
@@ -15,14 +18,38 @@ namespace idem::worker {
 // not during a binary upgrade.
 void register_launcher();
 
-// Either process, as it is registered with the postmaster.
-BackgroundWorker worker_named(const char* name, const char* function, int restart_time);
-
 // Installs the signal handlers of both processes.
 void catch_signals();
 
-// Sleeps for the given microseconds, or until the latch is set. Processes interrupts and reloads a
+// Waits for the given microseconds, or until the latch is set. Processes interrupts and reloads a
 // changed configuration. Exits the process silently if it is to be terminated.
-void sleep(std::int64_t usecs, std::uint32_t wait_event);
+void wait_on_latch(std::int64_t usecs, std::uint32_t wait_event);
+
+core::Clocks read_clocks();
+
+enum class Outcome {
+    absent,     // no extension is in this database; or no report: the worker failed, or was killed
+    purged,     // the counts say what was found
+    postponed,  // the clocks disagree, or another transaction is rebuilding the tables
+};
+
+struct Task {
+    std::int32_t number;
+    Oid database;
+    core::Clocks clocks;  // as the launcher trusts them
+    Outcome outcome;
+    core::PurgeCounts counts;
+};
+
+// Makes this the task, with a new number.
+Task open_task(Oid database, const core::Clocks& clocks);
+
+// The task with this number; its database is InvalidOid when a newer task was opened.
+Task find_task(std::int32_t number);
+
+void report_task(const Task& task);
+
+Size task_size();
+void attach_task(void* memory, LWLockPadded* locks, bool found);
 
 }  // namespace idem::worker

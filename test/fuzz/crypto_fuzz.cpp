@@ -42,7 +42,6 @@ AesBlock encrypted(const AesKey& key, const AesBlock& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
-    static Hmac hmac;
     static BlockCipher encrypt(BlockCipher::Direction::encrypt);
     static BlockCipher decrypt(BlockCipher::Direction::decrypt);
 
@@ -63,10 +62,9 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     SHA256(raw(message), message.size(), reinterpret_cast<unsigned char*>(whole.data()));
     require(hash == whole);
 
-    if (flags & 2) require(hmac.start(hash));
-    if (flags & 4) hmac.write(as_bytes(message));  // abandoned
+    if (flags & 2) Hmac(hash).write(as_bytes(message));  // abandoned
     for (int repeat = 0; repeat < 2; ++repeat) {
-        require(hmac.start(secret));
+        Hmac hmac(secret);
         write_pieces(hmac, message, piece);
         require(hmac.finish(hash));
         HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), raw(message),

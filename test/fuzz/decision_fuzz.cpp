@@ -51,29 +51,37 @@ void check_attempts(const Row& row) {
     require(granted_attempts(row.attempt, row.max_attempts, granted) == granted);
 }
 
+FoundRow read_found(const Row& row, Input& in) {
+    constexpr State states[] = {State::in_progress, State::completed, State::failed};
+    FoundRow found{};
+    found.presence = static_cast<Presence>(in.byte() % 5);
+    found.state = states[in.byte() % 3];
+    const unsigned flags = in.byte();
+    found.in_snapshot = flags & 1;
+    found.replaced = flags & 2;
+    found.expires = in.number_to(max_duration);
+    found.attempt = row.attempt;
+    found.max_attempts = row.max_attempts;
+    found.extra_attempts = row.extra_attempts;
+    found.lease_end = row.lease_end;
+    return found;
+}
+
+bool is_live(const FoundRow& found, std::int64_t now) {
+    if (found.presence == Presence::own) return true;
+    return found.presence != Presence::absent && found.expires > now;
+}
+
 // A claim that is granted finds no live row, or one that may have another attempt; a stored answer
 // is that of a live row.
-void check_claim(const Row& row, Input& in) {
-    constexpr State states[] = {State::in_progress, State::completed, State::failed};
-    Sighting seen{};
-    seen.presence = static_cast<Presence>(in.byte() % 5);
-    seen.state = states[in.byte() % 3];
-    const unsigned flags = in.byte();
-    seen.in_snapshot = flags & 1;
-    seen.same_request = flags & 2;
-    seen.replaced = flags & 4;
-    seen.expires = in.number_to(max_duration);
-    seen.attempt = row.attempt;
-    seen.max_attempts = row.max_attempts;
-    seen.extra_attempts = row.extra_attempts;
-    seen.lease_end = row.lease_end;
-    const Verdict verdict = decide(seen, row.now);
+void check_claim(const Row& row, const FoundRow& seen, bool same_request) {
+    const Verdict verdict = decide(seen, same_request, row.now);
 
     const bool own = seen.presence == Presence::own;
     const bool committed = seen.presence == Presence::committed;
-    const bool live = own || (seen.presence > Presence::inserting && seen.expires > row.now);
+    const bool live = is_live(seen, row.now) && seen.presence != Presence::inserting;
     const bool unfinished = seen.state == State::in_progress;
-    const bool readable = live && seen.same_request && (own || seen.in_snapshot);
+    const bool readable = live && same_request && (own || seen.in_snapshot);
     switch (verdict) {
         case Verdict::claim:
             return require(!live && seen.presence != Presence::inserting);
@@ -82,7 +90,7 @@ void check_claim(const Row& row, Input& in) {
         case Verdict::serialization_failure:
             return require(live && !own && !seen.in_snapshot);
         case Verdict::conflict:
-            return require(live && !seen.same_request);
+            return require(live && !same_request);
         case Verdict::replay:
             return require(readable && seen.state == State::completed);
         case Verdict::failed:
@@ -100,25 +108,16 @@ void check_claim(const Row& row, Input& in) {
 }
 
 // A token that holds is that of the row's attempt, and never of one that counts as failed.
-void check_token(const Row& row, Input& in) {
-    const unsigned flags = in.byte();
-    TokenSighting seen{};
-    seen.binds = flags & 1;
-    seen.same_attempt = flags & 2;
-    seen.state = flags & 4 ? State::in_progress : State::completed;
-    seen.attempt = row.attempt;
-    seen.lease_end = row.lease_end;
-    seen.max_attempts = row.max_attempts;
-    seen.extra_attempts = row.extra_attempts;
-    const TokenStanding standing = judge_token(seen, row.now);
-    const bool bound = seen.binds && seen.same_attempt;
+void check_token(const Row& row, const FoundRow& seen, bool same_attempt) {
+    const TokenStanding standing = judge_token(seen, same_attempt, row.now);
+    const bool bound = is_live(seen, row.now) && same_attempt;
     const bool failed = is_used_up(row, row.extra_attempts) && row.lease_end <= row.now;
     const bool unfinished = seen.state == State::in_progress;
     require((standing == TokenStanding::finished) == (bound && !unfinished));
     require((standing == TokenStanding::holds) == (bound && unfinished && !failed));
 }
 
-// An answer is outlived at one moment, which a longer answer_ttl does not bring nearer.
+// An answer expires at one moment, which a longer answer_ttl does not bring nearer.
 void check_answer(const Row& row, Input& in) {
     const std::int64_t created = in.number_to(max_duration);
     const bool leased = in.byte() % 2 != 0;
@@ -126,11 +125,11 @@ void check_answer(const Row& row, Input& in) {
         answered_at(created, leased ? std::optional(row.lease_end) : std::nullopt);
     require(answered == (leased ? row.lease_end : created));
     const std::int64_t ttl = 1 + in.number_to(max_duration - 1);
-    require(!is_answer_outlived(answered, std::nullopt, row.now));
-    require(is_answer_outlived(answered, ttl, answered + ttl));
-    require(!is_answer_outlived(answered, ttl, answered + ttl - 1));
-    require(!is_answer_outlived(answered, ttl, row.now) ||
-            is_answer_outlived(answered, std::max<std::int64_t>(1, ttl / 2), row.now));
+    require(!is_answer_expired(answered, std::nullopt, row.now));
+    require(is_answer_expired(answered, ttl, answered + ttl));
+    require(!is_answer_expired(answered, ttl, answered + ttl - 1));
+    require(!is_answer_expired(answered, ttl, row.now) ||
+            is_answer_expired(answered, std::max<std::int64_t>(1, ttl / 2), row.now));
 }
 
 }  // namespace
@@ -139,8 +138,10 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     Input in({data, size});
     const Row row = read_row(in);
     check_attempts(row);
-    check_claim(row, in);
-    check_token(row, in);
+    const FoundRow found = read_found(row, in);
+    const bool same = in.byte() % 2 != 0;
+    check_claim(row, found, same);
+    check_token(row, found, same);
     check_answer(row, in);
     return 0;
 }

@@ -10,6 +10,9 @@
 
 #include "core/bytes.hpp"
 
+// What a fuzzer defines: libFuzzer or replay.cpp calls it with each input.
+extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size);
+
 inline void require(bool holds, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     if (holds) return;
     std::fprintf(stderr, "%s:%d: this does not hold\n", file, line);

@@ -4,7 +4,7 @@
 
 #include "core/digest.hpp"
 #include "core/key.hpp"
-#include "core/weakness.hpp"
+#include "input.hpp"
 
 using namespace idem::core;
 

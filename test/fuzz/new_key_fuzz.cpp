@@ -1,16 +1,13 @@
 // Takes any times, random bits and texts. Checks that new keys are UUIDv7s in order whose time can
-// be read back, and derived keys against the hash of a message that is put together in a string.
+// be read back, and child keys against the hash of a message that is put together in a string.
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/sha.h>
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "core/key.hpp"
 #include "core/new_key.hpp"
-#include "core/weakness.hpp"
 #include "input.hpp"
 
 using namespace idem::core;
@@ -52,21 +49,6 @@ void check_uuids(Input& in) {
     require(uuid_tick(usecs) <= uuid_tick(usecs + 1));
 }
 
-void check_derived(Input& in) {
-    std::vector<std::string_view> parts;
-    std::string message;
-    for (unsigned i = in.byte() % 5; i > 0; --i) {
-        parts.push_back(in.text(in.byte()));
-        message += with_length(parts.back());
-    }
-    KeyText key;
-    Hash hash;
-    require(derive_key(parts, key));
-    SHA256(reinterpret_cast<const unsigned char*>(message.data()), message.size(),
-           reinterpret_cast<unsigned char*>(hash.data()));
-    require(view(key) == hex(hash));
-}
-
 void check_child(Input& in) {
     const auto seed = in.bits<Secret>();
     const auto digest = in.bits<Digest>();
@@ -90,7 +72,6 @@ void check_child(Input& in) {
 extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
     Input in({data, size});
     check_uuids(in);
-    check_derived(in);
     check_child(in);
     return 0;
 }

@@ -27,6 +27,16 @@ struct Event {
     friend bool operator==(const Event&, const Event&) = default;
 };
 
+// A length in groups of seven bits.
+std::size_t read_length(Input& in) {
+    std::size_t length = 0;
+    for (unsigned shift = 0;; shift += 7) {
+        const std::size_t group = in.byte();
+        length |= (group & 0x7f) << shift;
+        if (group <= 0x7f) return length;
+    }
+}
+
 // Reads a canonical form back.
 std::vector<Event> read_back(std::string_view form) {
     std::vector<Event> events;
@@ -35,8 +45,7 @@ std::vector<Event> read_back(std::string_view form) {
         Event event{static_cast<char>(in.byte()), {}, 0};
         const bool number = event.kind == '+' || event.kind == '-';
         if (number) event.weight = static_cast<int>(from_big_endian(as_bytes(in.text(4))));
-        if (number || event.kind == 's' || event.kind == 'm')
-            event.text = in.text(from_big_endian(as_bytes(in.text(4))));
+        if (number || event.kind == 's' || event.kind == 'm') event.text = in.text(read_length(in));
         events.push_back(event);
     }
     return events;
@@ -75,13 +84,12 @@ class PlainFilter {
 };
 
 std::string fingerprint(std::string_view form, std::size_t piece) {
-    FingerprintSink sink;
-    Fingerprint out{};
-    if (!sink.begin(Secret{}, 1)) std::abort();
+    Hmac hmac(Secret{});
+    Hash out{};
     for (std::size_t at = 0; at < form.size(); at += piece)
-        sink.write(as_bytes(form.substr(at, piece)));
-    if (!sink.finish(out)) std::abort();
-    return {reinterpret_cast<const char*>(out.mac.data()), out.mac.size()};
+        hmac.write(as_bytes(form.substr(at, piece)));
+    require(hmac.finish(out));
+    return {reinterpret_cast<const char*>(out.data()), out.size()};
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "core/token.hpp"
+#include "input.hpp"
 
 using namespace idem::core;
 
@@ -29,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
         any.attempt = static_cast<std::uint32_t>(from_big_endian(as_bytes(text.substr(0, 4))));
         any.random = from_big_endian(as_bytes(text.substr(4, 8)));
     }
-    if (any.kind == TokenKind::leased && size >= 16)
+    if (size >= 16)
         any.table = static_cast<std::uint32_t>(from_big_endian(as_bytes(text.substr(12, 4))));
     TokenText written = encode(any);
     Token token{};
@@ -37,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const char* data, std::size_t size) {
 
     // Texts that differ little from a token are more likely to be accepted than arbitrary ones.
     for (std::size_t i = 0; i + 1 < size; i += 2) {
-        written.digits[static_cast<unsigned char>(data[i]) % written.size] = data[i + 1];
+        written.digits[static_cast<unsigned char>(data[i]) % written.digits.size()] = data[i + 1];
         check(written.view());
     }
     return 0;

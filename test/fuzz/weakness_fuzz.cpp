@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/key.hpp"
-#include "core/weakness.hpp"
 #include "input.hpp"
 
 using namespace idem::core;

@@ -404,7 +404,7 @@ inline give_lock_back(t) {
 /* A row that expired binds nothing; but a claim that writes at once would wait for its deletion. */
 #define IN_FLIGHT (verdict == in_flight || (GRANTS && at_once && presence == deleting))
 
-/* As look_until_decided(). Leaves GRANTS with the lock held, or any other verdict with the lock free. */
+/* As claim_within_bound(). Leaves GRANTS with the lock held, or any other verdict with the lock free. */
 inline claim_key(t, at_once) {
     locked = false;
     take_lock(t);
@@ -429,7 +429,7 @@ inline claim_key(t, at_once) {
        :: verdict == leased ->
             give_lock_back(t);
             WAITS_FOR_LEASE(t, found)
-            if  /* a nap: looks again when the lease may have ended, or gives up */
+            if  /* a wait: looks again when the lease may have ended, or gives up */
             :: NO_LONGER_LEASED(found) -> GOES(t) skip
             :: DEADLINE -> break
             fi

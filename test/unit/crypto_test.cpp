@@ -40,8 +40,8 @@ TEST(Sha256, AbandonsAnUnfinishedMessage) {
 
 namespace {
 
-std::string code(Hmac& hmac, const Secret& secret, std::string_view text, std::size_t piece) {
-    EXPECT_TRUE(hmac.start(secret));
+std::string code(const Secret& secret, std::string_view text, std::size_t piece) {
+    Hmac hmac(secret);
     for (; !text.empty(); text.remove_prefix(std::min(piece, text.size())))
         hmac.write(as_bytes(text.substr(0, piece)));
     Hash out{};
@@ -58,28 +58,43 @@ constexpr std::string_view of_abc_other_key =
 }  // namespace
 
 TEST(Hmac, MatchesAnotherImplementation) {
-    static constinit Hmac hmac;
     for (std::size_t piece : {1U, 2U, 3U})
-        EXPECT_EQ(code(hmac, counting<Secret>(), "abc", piece), of_abc);
+        EXPECT_EQ(code(counting<Secret>(), "abc", piece), of_abc);
 }
 
 TEST(Hmac, ChangesWithTheKey) {
-    static constinit Hmac hmac;
-    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
-    EXPECT_EQ(code(hmac, counting<Secret>(1), "abc", 3), of_abc_other_key);
-    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
+    EXPECT_EQ(code(counting<Secret>(), "abc", 3), of_abc);
+    EXPECT_EQ(code(counting<Secret>(1), "abc", 3), of_abc_other_key);
+    EXPECT_EQ(code(counting<Secret>(), "abc", 3), of_abc);
+}
+
+TEST(Hmac, DoesNotDependOnTheSizesOfWrites) {
+    for (std::size_t size : {0U, 1U, 511U, 512U, 513U, 1024U, 5000U}) {
+        const std::string text(size, 'x');
+        const std::string whole = code(counting<Secret>(), text, size + 1);
+        for (std::size_t piece : {1U, 7U, 511U, 512U, 513U})
+            EXPECT_EQ(code(counting<Secret>(), text, piece), whole) << size << " by " << piece;
+        EXPECT_NE(code(counting<Secret>(), text + "x", 100), whole) << size;
+    }
+}
+
+TEST(Hmac, KeepsTheOrderOfShortAndLongWrites) {
+    const std::string pieces[] = {"a", std::string(600, 'b'), "c", std::string(513, 'd'), "e"};
+    std::string text;
+    Hmac hmac(counting<Secret>());
+    for (const std::string& piece : pieces) {
+        hmac.write(as_bytes(piece));
+        text += piece;
+    }
+    Hash out{};
+    ASSERT_TRUE(hmac.finish(out));
+    EXPECT_EQ(hex(out), code(counting<Secret>(), text, text.size()));
 }
 
 TEST(Hmac, AbandonsAnUnfinishedMessage) {
-    static constinit Hmac hmac;
-    ASSERT_TRUE(hmac.start(counting<Secret>()));
-    hmac.write(as_bytes("half a message"));
-    EXPECT_EQ(code(hmac, counting<Secret>(), "abc", 3), of_abc);
-}
-
-TEST(Hmac, FailsBeforeStart) {
-    static constinit Hmac hmac;
-    hmac.write(as_bytes("abc"));
-    Hash out{};
-    EXPECT_FALSE(hmac.finish(out));
+    for (std::size_t left_behind : {0U, 1U, 511U, 512U, 2000U}) {
+        Hmac abandoned(counting<Secret>());
+        abandoned.write(as_bytes(std::string(left_behind, 'y')));
+        EXPECT_EQ(code(counting<Secret>(), "abc", 3), of_abc) << left_behind;
+    }
 }

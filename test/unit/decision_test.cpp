@@ -68,15 +68,14 @@ TEST(Decision, FollowsTheTable) {
     for (const Row& row : table) {
         // A record has expired when the clock reads `expires`, and not a microsecond earlier.
         for (std::int64_t expires : {row.expired ? now : now + 1, row.expired ? 0 : 2 * now}) {
-            const Sighting seen{.presence = row.presence,
+            const FoundRow seen{.presence = row.presence,
                                 .in_snapshot = row.in_snapshot,
-                                .same_request = row.same_request,
                                 .state = row.state,
                                 .expires = expires,
                                 .lease_end = 0,
                                 .attempt = 1,
                                 .max_attempts = std::nullopt};
-            EXPECT_EQ(decide(seen, now), row.verdict)
+            EXPECT_EQ(decide(seen, row.same_request, now), row.verdict)
                 << "presence " << static_cast<int>(row.presence) << " expires " << expires
                 << " in_snapshot " << row.in_snapshot << " same_request " << row.same_request
                 << " state " << static_cast<char>(row.state);
@@ -93,13 +92,12 @@ TEST(Decision, KeepsItsInvariants) {
                     for (std::int64_t expires : {now - 1, now, now + 1}) {
                         const Verdict v = decide({.presence = presence,
                                                   .in_snapshot = in_snapshot,
-                                                  .same_request = same_request,
                                                   .state = state,
                                                   .expires = expires,
                                                   .lease_end = now,
                                                   .attempt = 1,
                                                   .max_attempts = std::nullopt},
-                                                 now);
+                                                 same_request, now);
                         const bool answered = v == V::replay || v == V::failed;
                         EXPECT_FALSE(answered && !same_request);
                         EXPECT_FALSE(answered && !in_snapshot && presence != P::own);
@@ -149,15 +147,14 @@ constexpr Leased leased_table[] = {
 
 TEST(Decision, FollowsTheTableOfLeases) {
     for (const Leased& row : leased_table) {
-        const Sighting seen{.presence = row.presence,
+        const FoundRow seen{.presence = row.presence,
                             .in_snapshot = true,
-                            .same_request = row.same_request,
                             .state = State::in_progress,
                             .expires = now + 1000,
                             .lease_end = row.lease_end,
                             .attempt = row.attempt,
                             .max_attempts = row.max_attempts};
-        EXPECT_EQ(decide(seen, now), row.verdict)
+        EXPECT_EQ(decide(seen, row.same_request, now), row.verdict)
             << "presence " << static_cast<int>(row.presence) << " lease_end " << row.lease_end - now
             << " attempt " << row.attempt;
     }
@@ -168,14 +165,13 @@ TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
                             std::int32_t extra) {
         return decide({.presence = P::committed,
                        .in_snapshot = true,
-                       .same_request = true,
                        .state = State::in_progress,
                        .expires = now + 1000,
                        .lease_end = now,
                        .attempt = attempt,
                        .max_attempts = max,
                        .extra_attempts = extra},
-                      now);
+                      true, now);
     };
     EXPECT_EQ(verdict(3, 3, 0), V::exhausted);
     EXPECT_EQ(verdict(3, 3, 1), V::take_over);
@@ -194,14 +190,13 @@ TEST(Claims, AFinishedRecordThatIsReplacedIsAnswered) {
                             bool expired) {
         return decide({.presence = presence,
                        .in_snapshot = in_snapshot,
-                       .same_request = same_request,
                        .state = state,
                        .expires = expired ? now : now + 1000,
                        .lease_end = now,
                        .attempt = 1,
                        .max_attempts = std::nullopt,
                        .replaced = true},
-                      now);
+                      same_request, now);
     };
     EXPECT_EQ(verdict(P::deleting, done, true, true, false), V::replay);
     EXPECT_EQ(verdict(P::deleting, bad, true, true, false), V::failed);
@@ -229,23 +224,22 @@ TEST(Answer, IsGivenWhenTheOperationFinishes) {
     EXPECT_EQ(answered_at(now, now + 5), now + 5);
 }
 
-TEST(Answer, IsOutlivedAfterTheTimeThatTheScopeKeepsIt) {
-    EXPECT_FALSE(is_answer_outlived(now - 1'000'000'000, std::nullopt, now));
-    EXPECT_FALSE(is_answer_outlived(now - 9, 10, now));
-    EXPECT_TRUE(is_answer_outlived(now - 10, 10, now));
-    EXPECT_FALSE(is_answer_outlived(now + 5, 10, now));  // the clock was set back
+TEST(Answer, IsExpiredAfterTheTimeThatTheScopeKeepsIt) {
+    EXPECT_FALSE(is_answer_expired(now - 1'000'000'000, std::nullopt, now));
+    EXPECT_FALSE(is_answer_expired(now - 9, 10, now));
+    EXPECT_TRUE(is_answer_expired(now - 10, 10, now));
+    EXPECT_FALSE(is_answer_expired(now + 5, 10, now));  // the clock was set back
 }
 
 TEST(Decision, AnExpiredRowInProgressBindsNothing) {
     EXPECT_EQ(decide({.presence = P::committed,
                       .in_snapshot = true,
-                      .same_request = false,
                       .state = State::in_progress,
                       .expires = now,
                       .lease_end = now - 10,
                       .attempt = 3,
                       .max_attempts = 3},
-                     now),
+                     false, now),
               V::claim);
 }
 
@@ -253,63 +247,65 @@ TEST(Decision, AnExpiredRowInProgressBindsNothing) {
 
 namespace {
 
-constexpr TokenSighting running{.binds = true,
-                                .same_attempt = true,
-                                .state = State::in_progress,
-                                .attempt = 2,
-                                .lease_end = now + 1,
-                                .max_attempts = std::nullopt};
+constexpr FoundRow running{.presence = P::committed,
+                           .in_snapshot = true,
+                           .state = State::in_progress,
+                           .expires = now + 1000,
+                           .lease_end = now + 1,
+                           .attempt = 2,
+                           .max_attempts = std::nullopt};
 
-TokenSighting with(auto change) {
-    TokenSighting seen = running;
-    change(seen);
-    return seen;
+TokenStanding standing(auto change, bool same_attempt = true) {
+    FoundRow row = running;
+    change(row);
+    return judge_token(row, same_attempt, now);
 }
 
 }  // namespace
 
 TEST(TokenStanding, OfTheCurrentAttemptHolds) {
-    EXPECT_EQ(judge_token(running, now), TokenStanding::holds);
+    EXPECT_EQ(judge_token(running, true, now), TokenStanding::holds);
 }
 
 TEST(TokenStanding, HoldsAfterTheLeaseUntilATakeover) {
-    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.lease_end = now - 1000; }), now),
-              TokenStanding::holds);
+    EXPECT_EQ(standing([](FoundRow& row) { row.lease_end = now - 1000; }), TokenStanding::holds);
 }
 
 TEST(TokenStanding, OfAnOlderAttemptIsLost) {
-    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.same_attempt = false; }), now),
-              TokenStanding::lost);
-    EXPECT_EQ(judge_token(with([](TokenSighting& t) { t.binds = false; }), now),
-              TokenStanding::lost);
+    EXPECT_EQ(judge_token(running, false, now), TokenStanding::lost);
+}
+
+TEST(TokenStanding, IsLostWithItsRow) {
+    EXPECT_EQ(standing([](FoundRow& row) { row.presence = P::absent; }), TokenStanding::lost);
+    EXPECT_EQ(standing([](FoundRow& row) { row.expires = now; }), TokenStanding::lost);
+    // A row of the current transaction does not expire within it.
+    EXPECT_EQ(standing([](FoundRow& row) {
+                  row.presence = P::own;
+                  row.expires = now;
+              }),
+              TokenStanding::holds);
 }
 
 TEST(TokenStanding, OfAFinishedAttemptIsFinished) {
     for (State state : {State::completed, State::failed}) {
-        EXPECT_EQ(judge_token(with([=](TokenSighting& t) { t.state = state; }), now),
-                  TokenStanding::finished);
+        const auto finish = [=](FoundRow& row) { row.state = state; };
+        EXPECT_EQ(standing(finish), TokenStanding::finished);
         // A token that has been overtaken is lost, whichever attempt has finished the operation.
-        EXPECT_EQ(judge_token(with([=](TokenSighting& t) {
-                                  t.state = state;
-                                  t.same_attempt = false;
-                              }),
-                              now),
-                  TokenStanding::lost);
+        EXPECT_EQ(standing(finish, false), TokenStanding::lost);
     }
 }
 
 TEST(TokenStanding, OfTheLastAttemptIsLostWhenItsLeaseEnds) {
-    const auto last = [](std::int64_t lease_end) {
-        return with([=](TokenSighting& t) {
-            t.max_attempts = 2;
-            t.lease_end = lease_end;
+    const auto last = [](std::int64_t lease_end, std::int32_t extra_attempts) {
+        return standing([=](FoundRow& row) {
+            row.max_attempts = 2;
+            row.lease_end = lease_end;
+            row.extra_attempts = extra_attempts;
         });
     };
-    EXPECT_EQ(judge_token(last(now + 1), now), TokenStanding::holds);
-    EXPECT_EQ(judge_token(last(now), now), TokenStanding::lost);
-    TokenSighting granted = last(now);
-    granted.extra_attempts = 1;
-    EXPECT_EQ(judge_token(granted, now), TokenStanding::holds);
+    EXPECT_EQ(last(now + 1, 0), TokenStanding::holds);
+    EXPECT_EQ(last(now, 0), TokenStanding::lost);
+    EXPECT_EQ(last(now, 1), TokenStanding::holds);
 }
 
 // The rule of the watermark, with the limits of its type

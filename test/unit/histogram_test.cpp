@@ -1,5 +1,5 @@
 // Histograms: which bucket a duration is in.
-#include "core/histogram.hpp"
+#include "core/duration.hpp"
 
 #include <limits>
 

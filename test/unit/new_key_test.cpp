@@ -1,4 +1,4 @@
-// UUIDv7 and derived keys. Expected values come from the RFC and from other implementations.
+// UUIDv7 and child keys. Expected values come from the RFC and from other implementations.
 #include "core/new_key.hpp"
 
 #include <set>
@@ -60,50 +60,7 @@ TEST(Uuid, TicksAlwaysIncrease) {
     EXPECT_GT(tick >> 12, first >> 12);
 }
 
-// Derived keys
-
-namespace {
-
-std::string derived(const std::vector<std::string_view>& parts) {
-    KeyText out{};
-    EXPECT_TRUE(derive_key(parts, out));
-    return {out.data(), out.size()};
-}
-
-}  // namespace
-
-TEST(DeriveKey, IsSha256OfLengthPrefixedParts) {
-    // printf '\0\0\0\5order\0\0\0\00442\303\274' | sha256sum
-    EXPECT_EQ(derived({"order", "42\xc3\xbc"}),
-              "f174319a395f61738490f0c94771afe3d8c2ba55069ffb519750f33ff4b44db9");
-    // printf '\0\0\0\0' | sha256sum
-    EXPECT_EQ(derived({""}), "df3f619804a92fdb4057192dc43dd748ea778adc52bc498ce80524c014b81119");
-}
-
-TEST(DeriveKey, DiffersForDifferentParts) {
-    const std::set<std::string> all = {
-        derived({"a", "bc"}),
-        derived({"ab", "c"}),
-        derived({"abc"}),
-        derived({"abc", ""}),
-        derived({"", "abc"}),
-        derived({"a", "b", "c"}),
-        derived({"a", "", "bc"}),
-        derived({"A", "bc"}),
-        derived({"bc", "a"}),
-        derived({"a,bc"}),
-        derived({""}),
-        derived({"", ""}),
-        derived({"a,", "bc"}),
-        derived({std::string_view("a\0bc", 4)}),
-    };
-    EXPECT_EQ(all.size(), 14U);
-}
-
-TEST(DeriveKey, AcceptsPartsOfAnyLength) {
-    const std::string large(3'000'000, 'x');
-    EXPECT_NE(derived({large}), derived({std::string_view(large).substr(1)}));
-}
+// Child keys
 
 namespace {
 

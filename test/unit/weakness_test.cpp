@@ -1,5 +1,5 @@
 // Which keys are weak, and why.
-#include "core/weakness.hpp"
+#include "core/key.hpp"
 
 #include <random>
 #include <string>

@@ -1,0 +1,25 @@
+// Work in an internal subtransaction, which commits, or rolls back and returns its error.
+//
+// The only place outside the worker that catches errors. Locks that the work takes pass to the
+// surrounding transaction when the subtransaction commits, and are released when it rolls back.
+#pragma once
+
+#include "pg/server/values.hpp"
+
+namespace idem::pg {
+
+// What becomes of work that raises no error.
+enum class Ending : bool { commit, undo };
+
+// Returns NULL when the work has come to its end, else its error, in the caller's memory context.
+// Raise it again with ReThrowError() or drop it with FreeErrorData().
+ErrorData* run_in_subtransaction(void (*work)(void*), void* argument, Ending ending);
+
+template <class Work>
+ErrorData* in_subtransaction(Work work, Ending ending = Ending::commit) {
+    trivial<Work>();
+    return run_in_subtransaction([](void* argument) { (*static_cast<Work*>(argument))(); }, &work,
+                                 ending);
+}
+
+}  // namespace idem::pg

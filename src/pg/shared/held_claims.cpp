@@ -1,0 +1,127 @@
+#include "pg/shared/held_claims.hpp"
+
+#include "core/key.hpp"
+#include "pg/server/compat.hpp"
+#include "pg/server/wakeup.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+struct alignas(PG_CACHE_LINE_SIZE) Slot {
+    int st_changecount;                // as the server's macros call it
+    VirtualTransactionId transaction;  // not valid: no claim is noted
+    Oid database;
+    HeldClaim claim;  // its texts are these:
+    char tenant[core::max_tenant_bytes];
+    char key[core::max_key_bytes];
+};
+
+constinit Slot* slots = nullptr;
+
+Slot& my_slot() {
+    return slots[backend_number()];
+}
+
+std::string_view copy(std::string_view from, char* to) {
+    std::copy(from.begin(), from.end(), to);
+    return {to, from.size()};
+}
+
+void read(const Slot& slot, Slot& copied) {
+    for (;;) {
+        int before;
+        int after;
+        pgstat_begin_read_activity(&slot, before);
+        copied = slot;
+        pgstat_end_read_activity(&slot, after);
+        if (pgstat_read_activity_complete(before, after)) break;
+        CHECK_FOR_INTERRUPTS();
+    }
+    copied.claim.tenant = {copied.tenant, copied.claim.tenant.size()};
+    copied.claim.key = {copied.key, copied.claim.key.size()};
+}
+
+// A prepared transaction is in progress and has no process. top is not a subtransaction.
+bool is_prepared(TransactionId top) {
+    return !TransactionIdIsCurrentTransactionId(top) && TransactionIdIsInProgress(top) &&
+           BackendXidGetPid(top) == 0;
+}
+
+// The transaction that is changing the row, if it is a prepared one. An update shows in the new
+// version; a deletion shows in the row itself.
+TransactionId prepared_writer(const SnapshotData& dirty, TupleTableSlot* slot) {
+    TransactionId writer = dirty.xmin;
+    if (!TransactionIdIsValid(writer) && TransactionIdIsValid(dirty.xmax) && !has_successor(slot))
+        writer = dirty.xmax;
+    if (!TransactionIdIsValid(writer)) return InvalidTransactionId;
+    const TransactionId top = SubTransGetTopmostTransaction(writer);
+    return is_prepared(top) ? top : InvalidTransactionId;
+}
+
+}  // namespace
+
+void note_claim(const HeldClaim& claim) {
+    Assert(claim.tenant.size() <= core::max_tenant_bytes &&
+           claim.key.size() <= core::max_key_bytes);
+    Assert(claim.keys > 0);
+    Slot& slot = my_slot();
+    PGSTAT_BEGIN_WRITE_ACTIVITY(&slot);
+    GET_VXID_FROM_PGPROC(slot.transaction, *MyProc);
+    slot.database = MyDatabaseId;
+    slot.claim = claim;
+    slot.claim.tenant = copy(claim.tenant, slot.tenant);
+    slot.claim.key = copy(claim.key, slot.key);
+    PGSTAT_END_WRITE_ACTIVITY(&slot);
+}
+
+void note_no_claim() {
+    Slot& slot = my_slot();
+    PGSTAT_BEGIN_WRITE_ACTIVITY(&slot);
+    slot.transaction.localTransactionId = InvalidLocalTransactionId;
+    PGSTAT_END_WRITE_ACTIVITY(&slot);
+}
+
+void show_running_claims(ShowClaim show, void* to) {
+    for (int i = 0; slots != nullptr && i < MaxBackends; ++i) {
+        Slot slot;
+        read(slots[i], slot);
+        if (!VirtualTransactionIdIsValid(slot.transaction) || slot.database != MyDatabaseId)
+            continue;
+        const PGPROC* process = compat::process_running(slot.transaction);
+        if (process == nullptr) continue;
+        slot.claim.pid = process->pid;
+        show(slot.claim, to);
+    }
+}
+
+void show_prepared_claims(ShowClaim show, void* to) {
+    if (max_prepared_xacts == 0 || RecoveryInProgress()) return;
+    SnapshotData dirty;
+    InitDirtySnapshot(dirty);
+    scan_table(Table::record, &dirty, [&](TupleTableSlot* slot) {
+        const TransactionId xid = prepared_writer(dirty, slot);
+        if (!TransactionIdIsValid(xid)) return;
+        const Record row(slot);
+        show({.scope_id = row.scope_id(),
+              .attempt = row.attempt(),
+              .since = row.created(),
+              .tenant = row.tenant(),
+              .key = row.key(),
+              .as = HeldAs::prepared,
+              .transaction = xid},
+             to);
+    });
+}
+
+Size held_claims_size() {
+    return mul_size(sizeof(Slot), static_cast<Size>(MaxBackends));
+}
+
+void attach_held_claims(void* memory, LWLockPadded*, bool found) {
+    slots = static_cast<Slot*>(memory);
+    if (!found) std::fill_n(slots, MaxBackends, Slot{});
+}
+
+}  // namespace idem::pg

@@ -1,0 +1,433 @@
+#include "pg/shared/purge.hpp"
+
+#include "pg/server/compat.hpp"
+#include "pg/server/hash_table.hpp"
+#include "pg/server/lock.hpp"
+#include "pg/server/owner.hpp"
+#include "pg/server/report.hpp"
+#include "pg/server/subtransaction.hpp"
+#include "pg/shared/stats.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
+#include "pg/store/scope_ids.hpp"
+#include "pg/store/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+// The number of blocks per scan: each scan fills its ring of buffers anew.
+constexpr BlockNumber stretch = 1024;
+
+bool is_in_subscription(Oid relation) {
+    CatCList* subscriptions = SearchSysCacheList1(SUBSCRIPTIONRELMAP, ObjectIdGetDatum(relation));
+    const bool found = subscriptions->n_members > 0;
+    ReleaseSysCacheList(subscriptions);
+    return found;
+}
+
+// Whether a subscription of this database, enabled or not, writes the table, by its name or that of
+// a partitioned table. Its rows then belong to the publisher, which may still change what has
+// expired here, because the subscription may lag.
+bool is_subscribed(Relation relation) {
+    const Oid table = RelationGetRelid(relation);
+    List* parents = relation->rd_rel->relispartition ? get_partition_ancestors(table) : NIL;
+    bool subscribed = is_in_subscription(table);
+    for (int i = 0; i < list_length(parents); ++i)
+        subscribed = subscribed || is_in_subscription(list_nth_oid(parents, i));
+    list_free(parents);
+    return subscribed;
+}
+
+// What the error says may be of a tenant, so only the log has it.
+void warn_of_passed(const char* what, const ErrorData* error) {
+    const char* sqlstate = unpack_sql_state(error->sqlerrcode);
+    ereport(
+        WARNING,
+        (errcode(error->sqlerrcode), errmsg("the purge has passed over %s", what),
+         errdetail("An error with the SQLSTATE %s was raised.", sqlstate),
+         errdetail_log("An error with the SQLSTATE %s was raised: %s.", sqlstate, error->message),
+         errhint("Correct what the error names. The next purge reads these rows again.")));
+}
+
+void warn_of_passed_rows(Relation table, std::uint32_t block, const ErrorData* error) {
+    warn_of_passed(psprintf("rows of table %s, from block %u on",
+                            qualified_name(RelationGetRelid(table)), block),
+                   error);
+}
+
+struct KnownScope {
+    std::int32_t id;  // the hash key
+    bool dropped;
+    std::optional<std::int64_t> answer_ttl;
+};
+
+struct Purge {
+    TimestampTz now;
+    PurgeLimits limits;
+    RecordBlock position;  // where the next step begins
+    Relation progress;     // the table idem.purge_progress
+    bool saves_progress;   // false: another step does
+    List* notes;           // what is in it, and what is to be
+    Relation records;      // the record table that is being read
+    bool rewrites;         // its answers may be removed
+    bool timed_out;        // reading it: what follows is for the next step
+    MemoryContext memory;  // for one row
+    PurgeResult result;
+    HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
+
+    bool is_full() const {
+        return result.purged == limits.records || result.blocks == limits.blocks || timed_out;
+    }
+};
+
+// Reads all scopes at once: looking up each by itself takes too long where there are thousands. A
+// scope that exists was not dropped, whatever is noted.
+void learn_scopes(Purge& purge) {
+    auto& scopes = purge.scopes;
+    scopes.create("idem scopes of a purge", 16, CurrentMemoryContext);
+    scan_committed(Table::scope, [&scopes](TupleTableSlot* slot) {
+        bool known;
+        KnownScope* scope = scopes.enter(scope_row::id_of(slot), known);
+        scope->dropped = false;
+        scope->answer_ttl = scope_row::answer_ttl(slot);
+    });
+    const List* dropped = dropped_scopes();
+    for (int i = 0; i < list_length(dropped); ++i) {
+        bool known;
+        KnownScope* scope = scopes.enter(list_nth_int(dropped, i), known);
+        if (!known) *scope = {scope->id, true, std::nullopt};
+    }
+}
+
+// ---- A row --------------------------------------------------------------------------------------
+
+// What another transaction is changing is left as it is; the next round comes back to it.
+
+void delete_record(Purge& purge, TupleTableSlot* slot) {
+    if (compat::delete_row(purge.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
+    count(Record(slot).scope_id(), Counter::purged);
+    ++purge.result.purged;
+}
+
+void erase_expired_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
+    if (!purge.rewrites) return;
+    MemoryContextReset(purge.memory);
+    const MemoryContext before = MemoryContextSwitchTo(purge.memory);
+    if (pg::erase_expired_answer(purge.records, slot, answer_ttl, purge.now)) ++purge.result.purged;
+    MemoryContextSwitchTo(before);
+}
+
+// A record of our own transaction does not expire within it, and keeps its answer.
+void purge_row(Purge& purge, TupleTableSlot* slot) {
+    const Record row(slot);
+    const bool expired = row.expires() <= purge.now;
+    const KnownScope* scope = expired ? nullptr : purge.scopes.find(row.scope_id());
+    const bool stays = scope == nullptr || (!scope->dropped && !scope->answer_ttl);
+    if ((!expired && stays) || written_here(slot)) return;
+    if (expired || scope->dropped)
+        delete_record(purge, slot);
+    else
+        erase_expired_answer(purge, slot, *scope->answer_ttl);
+}
+
+// ---- The table idem.purge_progress --------------------------------------------------------------
+
+// A row of the table: the position, or blocks that were passed over. The table is unlogged: after a
+// crash or the promotion of a standby there is no row, and the purge begins anew.
+struct Note {
+    RecordBlock block;     // stored as a signed number
+    const char* sqlstate;  // of the error; NULL: the position
+    ItemPointerData tid;   // not valid: the row is to be inserted
+    bool outdated;         // it is to be deleted
+};
+constexpr int max_notes = 100;
+
+List* add_note(List* notes, const Note& note) {
+    return lappend(notes, memcpy(palloc(sizeof(Note)), &note, sizeof(Note)));
+}
+
+List* read_notes(Relation progress) {
+    List* notes = NIL;
+    scan_rows(progress, SnapshotSelf, [&notes](TupleTableSlot* slot) {
+        bool null;
+        const auto block = static_cast<RecordBlock>(DatumGetInt64(slot_getattr(slot, 1, &null)));
+        const Datum sqlstate = slot_getattr(slot, 2, &null);
+        notes = add_note(
+            notes, {block, null ? nullptr : TextDatumGetCString(sqlstate), slot->tts_tid, false});
+    });
+    return notes;
+}
+
+template <class Visit>
+void for_each_note(const List* notes, Visit visit) {
+    for (int i = 0; i < list_length(notes); ++i) visit(*static_cast<Note*>(list_nth(notes, i)));
+}
+
+// Notes that these blocks were passed over because of the error; or, if there is none, that they
+// were read. The worker logs what is not noted yet; a caller of purge() is told each time.
+void note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* error) {
+    const char* sqlstate = error == nullptr ? "" : pstrdup(unpack_sql_state(error->sqlerrcode));
+    bool known = false;
+    for_each_note(purge.notes, [&](Note& note) {
+        if (note.sqlstate == nullptr || note.block < from || note.block >= until) return;
+        if (strcmp(note.sqlstate, sqlstate) == 0)
+            known = true;
+        else
+            note.outdated = true;
+    });
+    if (error == nullptr) return;
+    if (!known && list_length(purge.notes) < max_notes)
+        purge.notes = add_note(purge.notes, {from, sqlstate, {}, false});
+    if (!known || purge.limits.patience == 0)
+        warn_of_passed_rows(purge.records, number_of(from), error);
+}
+
+// The lock is kept until the transaction ends. A concurrent step begins where the first began and
+// saves nothing, so that no step waits and there is one position.
+void read_progress(Purge& purge) {
+    purge.saves_progress =
+        ConditionalLockRelationOid(table_oid(Table::purge_progress), ShareRowExclusiveLock);
+    purge.progress = open_table(Table::purge_progress, AccessShareLock);
+    purge.notes = read_notes(purge.progress);
+    for_each_note(purge.notes, [&purge](const Note& note) {
+        if (note.sqlstate == nullptr) purge.position = note.block;
+    });
+}
+
+void note_position(Purge& purge) {
+    bool known = false;
+    for_each_note(purge.notes, [&](Note& note) {
+        if (note.sqlstate != nullptr) return;
+        note.outdated = known || note.block != purge.position;
+        known = known || !note.outdated;
+    });
+    if (!known) purge.notes = add_note(purge.notes, {purge.position, nullptr, {}, false});
+}
+
+void insert_note(Relation progress, const Note& note) {
+    Row<2> row;
+    row.set(0, Int64GetDatum(static_cast<std::int64_t>(note.block)));
+    if (note.sqlstate != nullptr) row.set_text(1, note.sqlstate);
+    insert_row(progress, row.values(), row.nulls());
+}
+
+// As the table's owner. If it fails, the table stays as it is. A row that another transaction has
+// locked stays too, until a later step deletes it.
+void save_progress(Purge& purge) {
+    if (!purge.saves_progress) return;
+    note_position(purge);
+    ErrorData* error = in_subtransaction([&purge] {
+        AsOwner owner(purge.progress);
+        for_each_note(purge.notes, [&purge](Note& note) {
+            const bool stored = ItemPointerIsValid(&note.tid);
+            if (!stored && !note.outdated) insert_note(purge.progress, note);
+            if (stored && note.outdated)
+                (void)compat::delete_row(purge.progress, &note.tid, compat::Waiting::no);
+        });
+        owner.end();
+    });
+    if (error != nullptr) warn_of_passed_rows(purge.progress, 0, error);
+}
+
+// ---- A stretch ----------------------------------------------------------------------------------
+
+constexpr int longest_wait = 1000;  // for a lock, in milliseconds
+
+// Runs work() in a subtransaction. Returns its error, after which it counts as not done.
+template <class Work>
+ErrorData* attempt(Purge& purge, Work work) {
+    const PurgeResult before = purge.result;
+    ErrorData* error = in_subtransaction(work);
+    if (error != nullptr) purge.result = before;
+    return error;
+}
+
+bool is_cancelled(const ErrorData* error) {
+    return error != nullptr && error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+}
+
+// A statement that is cancelled ends, unless it was the time limit of the table.
+template <class Work>
+ErrorData* attempt_on_table(Purge& purge, Work work) {
+    const int patience = purge.limits.patience;
+    if (patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, patience);
+    ErrorData* error = attempt(purge, [&] {
+        AsOwner owner(purge.records);
+        set_lock_timeout(longest_wait);
+        work();
+        owner.end();
+    });
+    if (patience > 0) {
+        disable_timeout(STATEMENT_TIMEOUT, false);
+        QueryCancelPending = false;
+    } else if (is_cancelled(error)) {
+        ReThrowError(error);
+    }
+    return error;
+}
+
+enum class Rows : bool { together, one_by_one };  // in a subtransaction for each
+
+// Reads the stretch and sets next to the block at which to go on: the one after the stretch, or the
+// one where the limit was reached. Returns the error that ended it, or else the first of a row.
+ErrorData* read_stretch(Purge& purge, BlockNumber first, BlockNumber size, Rows rows,
+                        BlockNumber& next) {
+    ErrorData* of_a_row = nullptr;
+    next = first + size;
+    ErrorData* error = attempt_on_table(purge, [&] {
+        scan_blocks(purge.records, first, size, [&](TupleTableSlot* slot) {
+            if (purge.result.purged == purge.limits.records) {
+                next = ItemPointerGetBlockNumber(&slot->tts_tid);
+                return false;
+            }
+            ++purge.result.seen;
+            if (rows == Rows::together) {
+                purge_row(purge, slot);
+                return true;
+            }
+            ErrorData* failure = attempt(purge, [&] { purge_row(purge, slot); });
+            if (is_cancelled(failure)) ReThrowError(failure);
+            if (of_a_row == nullptr)
+                of_a_row = failure;
+            else if (failure != nullptr)
+                FreeErrorData(failure);
+            return true;
+        });
+    });
+    Assert(next >= first && next <= first + size);
+    if (error == nullptr) return of_a_row;
+    next = first + size;
+    return error;
+}
+
+BlockNumber purge_stretch(Purge& purge, BlockNumber first, BlockNumber size) {
+    const Oid table = RelationGetRelid(purge.records);
+    BlockNumber next;
+    ErrorData* error = read_stretch(purge, first, size, Rows::together, next);
+    purge.timed_out = is_cancelled(error);
+    if (error != nullptr && !purge.timed_out)
+        error = read_stretch(purge, first, size, Rows::one_by_one, next);
+    note(purge, record_block(table, first), record_block(table, next), error);
+    return next;
+}
+
+// Reads the table from one block to another. False if a limit was reached before that.
+bool purge_blocks(Purge& purge, BlockNumber from, BlockNumber until) {
+    const Oid table = RelationGetRelid(purge.records);
+    for (BlockNumber block = from; block < until;) {
+        if (purge.is_full()) return false;
+        const auto size = static_cast<BlockNumber>(std::min<std::int64_t>(
+            {stretch, until - block, purge.limits.blocks - purge.result.blocks}));
+        const BlockNumber next = purge_stretch(purge, block, size);
+        purge.result.blocks += next - block;
+        block = next;
+        purge.position = record_block(table, block);
+    }
+    return true;
+}
+
+// ---- All tables ---------------------------------------------------------------------------------
+
+// How many blocks there are to read. A table that is locked against the purge, or not a record
+// table, has none.
+void measure(PurgeResult& result, const List* tables) {
+    for (int i = 0; i < list_length(tables); ++i) {
+        const Oid table = list_nth_oid(tables, i);
+        ErrorData* error = in_subtransaction([&result, table] {
+            Relation relation = open_records_at_once(table, RowExclusiveLock);
+            if (relation == nullptr) return;
+            if (is_subscribed(relation))
+                result.subscribed = true;
+            else
+                result.all_blocks += RelationGetNumberOfBlocks(relation);
+            table_close(relation, RowExclusiveLock);
+        });
+        if (error != nullptr) warn_of_passed(psprintf("the table with the OID %u", table), error);
+    }
+    result.subscribed &= result.all_blocks == 0;
+}
+
+// Of the table with this number, or of the first one after the last.
+RecordBlock first_block(const List* tables, int number) {
+    return number == list_length(tables) ? 0 : record_block(list_nth_oid(tables, number), 0);
+}
+
+// Reads the table's blocks from one to another. The lock on a table that was changed is kept until
+// the transaction ends. False if a limit was reached.
+bool purge_table(Purge& purge, Oid table, BlockNumber from, BlockNumber until) {
+    purge.records = open_records_at_once(table, RowExclusiveLock);
+    if (purge.records == nullptr) return true;
+    const std::int64_t before = purge.result.purged;
+    bool complete = true;
+    if (!is_subscribed(purge.records)) {
+        purge.rewrites = !OidIsValid(keeps_from_rewriting(purge.records));
+        const BlockNumber blocks = RelationGetNumberOfBlocks(purge.records);
+        complete = purge_blocks(purge, from, std::min(until, blocks));
+        if (complete && until > blocks)  // what VACUUM has cut off is in order
+            note(purge, record_block(table, blocks), record_block(table, MaxBlockNumber), nullptr);
+    }
+    table_close(purge.records, purge.result.purged == before ? RowExclusiveLock : NoLock);
+    return complete;
+}
+
+// From the position through all tables and, at last, up to the position again: each block at most
+// once. If the table of the position is gone, the step begins at the next one.
+void purge_tables(Purge& purge, const List* tables) {
+    const int count = list_length(tables);
+    int table = 0;
+    while (table < count &&
+           record_block(list_nth_oid(tables, table), MaxBlockNumber) < purge.position)
+        ++table;
+    if (table == count || first_block(tables, table) > purge.position)
+        purge.position = first_block(tables, table);
+    const RecordBlock start = purge.position;
+    for (int i = 0; i <= count && !purge.is_full(); ++i, ++table) {
+        if (table == count) table = 0;
+        const bool last = i == count;
+        const BlockNumber from = i == 0 ? number_of(start) : 0;
+        const BlockNumber until = last ? number_of(start) : MaxBlockNumber;
+        if (last && until == 0) return;
+        if (!purge_table(purge, list_nth_oid(tables, table), from, until)) return;
+        purge.position = last ? start : first_block(tables, table + 1);
+    }
+}
+
+}  // namespace
+
+PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
+    table_close(open_table(Table::record, RowExclusiveLock), NoLock);
+    const List* tables = record_tables();
+    Purge purge{};
+    purge.now = now;
+    purge.limits = limits;
+    measure(purge.result, tables);
+    if (purge.result.subscribed) return purge.result;
+    learn_scopes(purge);
+    purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
+    read_progress(purge);
+    purge_tables(purge, tables);
+    for_each_note(purge.notes, [tables](Note& note) {
+        const Oid table = table_of(note.block);
+        if (table != common_records && !list_member_oid(tables, table))  // it was dropped
+            note.outdated = note.sqlstate != nullptr;
+    });
+    save_progress(purge);
+    table_close(purge.progress, NoLock);
+    CommandCounterIncrement();
+    return purge.result;
+}
+
+// An unlogged table cannot be read on a standby.
+std::optional<PassedOver> passed_over(Oid table) {
+    if (RecoveryInProgress()) return std::nullopt;
+    std::optional<PassedOver> first;
+    Relation progress = open_table(Table::purge_progress, AccessShareLock);
+    for_each_note(read_notes(progress), [&first, table = normalize_table(table)](const Note& note) {
+        if (note.sqlstate == nullptr || table_of(note.block) != table) return;
+        if (!first || note.block < first->block) first = {note.block, note.sqlstate};
+    });
+    table_close(progress, AccessShareLock);
+    return first;
+}
+
+}  // namespace idem::pg

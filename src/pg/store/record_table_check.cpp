@@ -1,0 +1,346 @@
+#include "pg/store/record_table_check.hpp"
+
+#include "pg/server/compat.hpp"
+#include "pg/server/owner.hpp"
+#include "pg/store/table.hpp"
+
+namespace idem::pg {
+
+Oid digest_type() {
+    const Oid schema = own_schema();
+    if (!OidIsValid(schema)) return InvalidOid;
+    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
+                                     ObjectIdGetDatum(schema));
+    const bool ours = OidIsValid(type) &&
+                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
+    return ours ? type : InvalidOid;
+}
+
+namespace {
+
+using Fault = RecordTableFault;
+
+std::optional<FormData_pg_class> class_of(Oid relation) {
+    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+    if (!HeapTupleIsValid(tuple)) return std::nullopt;
+    const FormData_pg_class form = *reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
+    ReleaseSysCache(tuple);
+    return form;
+}
+
+const char* role_name(Oid role) {
+    return OidIsValid(role) ? psprintf("role \"%s\"", GetUserNameFromId(role, false)) : "PUBLIC";
+}
+
+const char* quoted_role(Oid role) {
+    return OidIsValid(role) ? quote_identifier(GetUserNameFromId(role, false)) : "PUBLIC";
+}
+
+// ---- What any relation shows --------------------------------------------------------------------
+
+// The first column of the type that marks record tables; NULL if there is none.
+const char* marked_column(Oid table, AttrNumber columns) {
+    const Oid type = digest_type();
+    for (AttrNumber i = 1; OidIsValid(type) && i <= columns; ++i)
+        if (get_atttype(table, i) == type) return get_attname(table, i, false);
+    return nullptr;
+}
+
+Fault kind_fault(Oid table, const FormData_pg_class& form) {
+    if (form.relkind != RELKIND_RELATION)
+        return {"It is not an ordinary table.",
+                "Choose a table that idem.create_record_table() has created."};
+    if (form.relpersistence != RELPERSISTENCE_PERMANENT)
+        return {
+            "It is temporary or unlogged: a crash would empty it, and operations would be "
+            "executed twice.",
+            psprintf("ALTER TABLE %s SET LOGGED", qualified_name(table))};
+    if (form.relam != HEAP_TABLE_AM_OID)
+        return {"It is not a heap: it has another access method.",
+                "Create another table with idem.create_record_table() and move the rows there."};
+    return {};
+}
+
+Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
+    if (form.relowner == owner) return {};
+    return {psprintf("Table %s is owned by %s, and idem.record by %s.", qualified_name(relation),
+                     role_name(form.relowner), role_name(owner)),
+            psprintf("ALTER TABLE %s OWNER TO %s", qualified_name(relation), quoted_role(owner)),
+            Fault::owner};
+}
+
+}  // namespace
+
+RecordTableFault outward_fault(Oid table) {
+    const auto form = class_of(table);
+    if (!form)
+        return {psprintf("There is no table with OID %u. It may have been dropped.", table),
+                "Name an existing table in idem.use_records().", Fault::gone};
+    if (marked_column(table, form->relnatts) == nullptr)
+        return {"It has no column of the type idem.key_digest.",
+                "Choose a table that idem.create_record_table() has created.", Fault::unmarked};
+    if (const Fault fault = kind_fault(table, *form)) return fault;
+    const auto common = class_of(table_oid(Table::record));
+    return owner_fault(table, *form, common ? common->relowner : InvalidOid);
+}
+
+namespace {
+
+// ---- Who may change it --------------------------------------------------------------------------
+
+// A trigger, or a foreign key to the table, would be skipped by what idem writes.
+constexpr AclMode changing =
+    ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE | ACL_REFERENCES | ACL_TRIGGER;
+
+// The grantee, other than the owner, that the list of a table or a column allows to change rows.
+std::optional<Oid> writer_in(SysCacheIdentifier cache, HeapTuple tuple, AttrNumber list,
+                             Oid owner) {
+    std::optional<Oid> writer;
+    bool null = true;
+    const Datum value = HeapTupleIsValid(tuple) ? SysCacheGetAttr(cache, tuple, list, &null) : 0;
+    const Acl* acl = null ? nullptr : DatumGetAclP(value);
+    for (int i = 0; acl != nullptr && !writer && i < ACL_NUM(acl); ++i) {
+        const AclItem& item = ACL_DAT(acl)[i];
+        if (item.ai_grantee != owner && (ACLITEM_GET_PRIVS(item) & changing) != 0)
+            writer = item.ai_grantee;
+    }
+    if (HeapTupleIsValid(tuple)) ReleaseSysCache(tuple);
+    return writer;
+}
+
+// Who owns the relation, and who else may change it. Only the catalog is read: a partition's parent
+// is not locked after the partition.
+Fault privileges_fault(Oid relation, Oid owner) {
+    const auto form = class_of(relation);
+    if (!form) return {};
+    if (const Fault fault = owner_fault(relation, *form, owner)) return fault;
+    auto writer = writer_in(RELOID, SearchSysCache1(RELOID, ObjectIdGetDatum(relation)),
+                            Anum_pg_class_relacl, owner);
+    for (AttrNumber i = 1; !writer && i <= form->relnatts; ++i)
+        writer =
+            writer_in(ATTNUM, SearchSysCache2(ATTNUM, ObjectIdGetDatum(relation), Int16GetDatum(i)),
+                      Anum_pg_attribute_attacl, owner);
+    if (!writer) return {};
+    return {psprintf("Table %s may be changed by %s, which could write answers that idem then "
+                     "returns.",
+                     qualified_name(relation), role_name(*writer)),
+            psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON %s FROM %s",
+                     qualified_name(relation), quoted_role(*writer)),
+            Fault::privileges};
+}
+
+// Of a partition, its parents count as well: through them its rows can be written, and their keys
+// are checked for each row.
+Fault parents_fault(Relation relation, Oid owner) {
+    const Oid table = RelationGetRelid(relation);
+    List* parents = relation->rd_rel->relispartition ? get_partition_ancestors(table) : NIL;
+    for (int i = 0; i < list_length(parents); ++i) {
+        const Oid parent = list_nth_oid(parents, i);
+        if (const Fault fault = privileges_fault(parent, owner)) return fault;
+        if (calls_foreign_code(parent))
+            return {psprintf("The partition key of %s calls a function that is not built in.",
+                             qualified_name(parent)),
+                    psprintf("ALTER TABLE %s DETACH PARTITION %s",
+                             qualified_name(linitial_oid(parents)), qualified_name(table))};
+    }
+    return {};
+}
+
+// ---- Columns and constraints --------------------------------------------------------------------
+
+// The types that a tenant's column may have: none runs a check when a value is read or written.
+bool is_tenant_type(Oid type) {
+    return type == TEXTOID || type == INT4OID || type == INT8OID || type == UUIDOID;
+}
+
+bool is_stored_as_given(const FormData_pg_attribute* column) {
+    return !column->atthasdef && column->attidentity == '\0';
+}
+
+bool is_like(const FormData_pg_attribute* column, const FormData_pg_attribute* wanted, Oid type) {
+    return !column->attisdropped &&
+           namestrcmp(const_cast<Name>(&column->attname), NameStr(wanted->attname)) == 0 &&
+           column->atttypid == type && column->attnotnull == wanted->attnotnull &&
+           is_stored_as_given(column);
+}
+
+Fault unlike(Relation relation, const char* difference) {
+    const Oid table = RelationGetRelid(relation);
+    const char* marked = marked_column(table, relation->rd_rel->relnatts);
+    return {
+        difference,
+        psprintf("Create another table with idem.create_record_table() and move the rows "
+                 "there; or, if idem is not to use it: ALTER TABLE %s ALTER COLUMN %s TYPE "
+                 "uuid.",
+                 qualified_name(table), quote_identifier(marked == nullptr ? "digest" : marked))};
+}
+
+// The columns of idem.record may stand after one of the tenant. What a table has lost leaves its
+// place behind.
+Fault columns_fault(Relation relation, TupleDesc common) {
+    const TupleDesc table = RelationGetDescr(relation);
+    const FormData_pg_attribute* tenant = TupleDescAttr(table, 0);
+    const int first = !tenant->attisdropped && has_tenant_column(table) ? 1 : 0;
+    if (table->natts < first + common->natts)
+        return unlike(relation, "It has fewer columns than idem.record.");
+    if (first == 1 && !(is_tenant_type(tenant->atttypid) && is_stored_as_given(tenant)))
+        return unlike(relation,
+                      psprintf("Its column \"%s\" is neither a column of idem.record nor a tenant "
+                               "of type text, integer, bigint or uuid.",
+                               NameStr(tenant->attname)));
+    for (int i = 0; i < common->natts; ++i) {
+        const FormData_pg_attribute* wanted = TupleDescAttr(common, i);
+        const Oid type = i == 0 ? digest_type() : wanted->atttypid;
+        if (!is_like(TupleDescAttr(table, first + i), wanted, type))
+            return unlike(relation,
+                          psprintf("Its column %d is not like the column \"%s\" of idem.record.",
+                                   first + i + 1, NameStr(wanted->attname)));
+    }
+    for (int i = first + common->natts; i < table->natts; ++i) {
+        const char* name = NameStr(TupleDescAttr(table, i)->attname);
+        if (!TupleDescAttr(table, i)->attisdropped)
+            return {psprintf("Its column \"%s\" is not in idem.record.", name),
+                    psprintf("ALTER TABLE %s DROP COLUMN %s",
+                             qualified_name(RelationGetRelid(relation)), quote_identifier(name))};
+    }
+    return {};
+}
+
+// The conditions of the table's checks, in their order, with the names of columns, whose numbers
+// may differ.
+List* conditions_of(Relation relation) {
+    const TupleConstr* constraints = RelationGetDescr(relation)->constr;
+    List* context =
+        deparse_context_for(RelationGetRelationName(relation), RelationGetRelid(relation));
+    List* conditions = NIL;
+    for (int i = 0; constraints != nullptr && i < constraints->num_check; ++i) {
+        auto* check = static_cast<Node*>(stringToNode(constraints->check[i].ccbin));
+        conditions =
+            lappend(conditions, makeString(deparse_expression(check, context, false, false)));
+    }
+    return conditions;
+}
+
+Fault unknown_constraint(Relation relation, const char* constraint) {
+    return {psprintf("It has the constraint \"%s\", which idem.record does not have.", constraint),
+            psprintf("ALTER TABLE %s DROP CONSTRAINT %s",
+                     qualified_name(RelationGetRelid(relation)), quote_identifier(constraint))};
+}
+
+Fault checks_fault(Relation relation, Relation common) {
+    const List* present = conditions_of(relation);
+    const List* wanted = conditions_of(common);
+    for (int i = 0; i < list_length(present); ++i)
+        if (!list_member(wanted, list_nth(present, i)))
+            return unknown_constraint(relation,
+                                      RelationGetDescr(relation)->constr->check[i].ccname);
+    const List* missing = list_difference(wanted, present);
+    if (missing == NIL) return {};
+    return {"It lacks a constraint of idem.record.",
+            psprintf("ALTER TABLE %s ADD CHECK (%s)", qualified_name(RelationGetRelid(relation)),
+                     strVal(linitial(missing)))};
+}
+
+// ---- What idem's writes would skip --------------------------------------------------------------
+
+// A trigger of TRUNCATE is never skipped: idem does not truncate.
+Fault trigger_fault(Relation relation, const Trigger& trigger) {
+    if ((trigger.tgtype & (TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)) == 0)
+        return {};
+    if (!trigger.tgisinternal)
+        return {psprintf("It has the trigger \"%s\", which idem does not fire.", trigger.tgname),
+                psprintf("DROP TRIGGER %s ON %s", quote_identifier(trigger.tgname),
+                         qualified_name(RelationGetRelid(relation)))};
+    return {"It has a foreign key, or one refers to it, whose trigger idem does not fire.",
+            "Drop the table's foreign keys and those that refer to it."};
+}
+
+Fault skipped_fault(Relation relation) {
+    const char* name = qualified_name(RelationGetRelid(relation));
+    const TriggerDesc* triggers = relation->trigdesc;
+    for (int i = 0; triggers != nullptr && i < triggers->numtriggers; ++i)
+        if (const Fault fault = trigger_fault(relation, triggers->triggers[i])) return fault;
+    if (relation->rd_rules != nullptr)
+        return {"It has a rule, which idem does not obey.",
+                psprintf("Drop the rules of table %s.", name)};
+    if (relation->rd_rel->relrowsecurity)
+        return {"It has row security, which idem does not obey.",
+                psprintf("ALTER TABLE %s DISABLE ROW LEVEL SECURITY", name)};
+    if (!relation->rd_rel->relispartition && has_superclass(RelationGetRelid(relation)))
+        return {"It inherits from another table, through which its rows can be changed.",
+                psprintf("End the inheritance, with ALTER TABLE %s NO INHERIT.", name)};
+    return {};
+}
+
+// ---- Indexes ------------------------------------------------------------------------------------
+
+// The constraint of the index, unless it is the primary key. The constraint says so itself, because
+// REINDEX CONCURRENTLY may move it to another index after the relation cache was read.
+const char* other_constraint(Oid index) {
+    const Oid constraint = get_index_constraint(index);
+    HeapTuple tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(constraint));
+    if (!HeapTupleIsValid(tuple)) return nullptr;
+    const auto* form = reinterpret_cast<const FormData_pg_constraint*>(GETSTRUCT(tuple));
+    const char* name =
+        form->contype == CONSTRAINT_PRIMARY ? nullptr : pstrdup(NameStr(form->conname));
+    ReleaseSysCache(tuple);
+    return name;
+}
+
+Fault indexes_fault(Relation relation) {
+    List* indexes = RelationGetIndexList(relation);
+    for (int i = 0; i < list_length(indexes); ++i) {
+        const Oid index = list_nth_oid(indexes, i);
+        if (calls_foreign_code(index))
+            return {psprintf("Its index %s calls a function that is not built in.",
+                             qualified_name(index)),
+                    psprintf("DROP INDEX %s", qualified_name(index))};
+        if (const char* constraint = other_constraint(index))
+            return unknown_constraint(relation, constraint);
+    }
+    list_free(indexes);
+    return {};
+}
+
+Fault missing_index(Relation relation) {
+    const Oid table = RelationGetRelid(relation);
+    const Oid primary_key = compat::primary_key_of(relation);
+    bool is_usable = false;
+    if (OidIsValid(primary_key)) {
+        Relation index = index_open(primary_key, AccessShareLock);
+        is_usable = is_digest_index(index, relation);
+        index_close(index, AccessShareLock);
+    }
+    if (!is_usable)
+        return {
+            "It has no primary key on the digest, and the tenant if it has a column for that, "
+            "checked at once.",
+            psprintf("ALTER TABLE %s %sADD PRIMARY KEY (%s)", qualified_name(table),
+                     OidIsValid(primary_key) ? psprintf("DROP CONSTRAINT %s, ",
+                                                        quote_identifier(get_rel_name(primary_key)))
+                                             : "",
+                     digest_columns(RelationGetDescr(relation)))};
+    if (!OidIsValid(find_unfinished_index(relation)))
+        return {"It has no index of unfinished operations.",
+                psprintf("CREATE INDEX ON %s (scope) WHERE state = 'p'", qualified_name(table))};
+    return {};
+}
+
+}  // namespace
+
+// The indexes are looked at before anything reads their conditions, because reading evaluates calls
+// with constants.
+RecordTableFault fault_of(Relation relation, Relation common) {
+    const Oid owner = common->rd_rel->relowner;
+    Fault fault = kind_fault(RelationGetRelid(relation), *relation->rd_rel);
+    if (!fault) fault = columns_fault(relation, RelationGetDescr(common));
+    if (!fault) fault = privileges_fault(RelationGetRelid(relation), owner);
+    if (!fault) fault = parents_fault(relation, owner);
+    if (!fault) fault = checks_fault(relation, common);
+    if (!fault) fault = indexes_fault(relation);
+    if (!fault) fault = skipped_fault(relation);
+    if (!fault) fault = missing_index(relation);
+    return fault;
+}
+
+}  // namespace idem::pg

@@ -1,0 +1,156 @@
+#include "pg/store/scope_ids.hpp"
+
+#include "pg/server/compat.hpp"
+#include "pg/server/owner.hpp"
+#include "pg/store/record.hpp"
+#include "pg/store/scope.hpp"
+#include "pg/store/watermark.hpp"
+
+namespace idem::pg {
+namespace {
+
+enum DroppedColumn { column_id, column_dropped, dropped_columns };
+
+std::int32_t id_of_dropped(TupleTableSlot* slot) {
+    bool null;
+    return DatumGetInt32(slot_getattr(slot, column_id + 1, &null));
+}
+
+// Rows in any state count: a row that was deleted, or is not committed yet, has used its id too.
+std::int64_t highest_id(Table which, std::int32_t (*id_of)(TupleTableSlot*)) {
+    std::int64_t highest = 0;
+    scan_table(which, SnapshotAny, [&](TupleTableSlot* slot) {
+        highest = std::max<std::int64_t>(highest, id_of(slot));
+    });
+    return highest;
+}
+
+struct SequenceState {
+    std::int64_t last;  // the highest id that the sequence has given, 0 before the first
+    bool called;        // it has given one since this database was created or restored
+};
+
+// The sequence is read as a table, because its SQL functions check the caller's privileges.
+SequenceState read_sequence() {
+    SequenceState sequence{0, false};
+    scan_table(Table::scope_id, SnapshotAny, [&](TupleTableSlot* slot) {
+        bool null;
+        sequence.called = DatumGetBool(slot_getattr(slot, SEQ_COL_CALLED, &null));
+        sequence.last = DatumGetInt64(slot_getattr(slot, SEQ_COL_LASTVAL, &null));
+        if (!sequence.called) --sequence.last;
+    });
+    return sequence;
+}
+
+// setval() checks privileges on the sequence, which a role that may create scopes does not have.
+void set_last_id(std::int64_t id) {
+    Assert(id >= 1 && id <= PG_INT32_MAX);
+    Relation sequence = open_table(Table::scope_id, AccessShareLock);
+    AsOwner owner(sequence);
+    (void)DirectFunctionCall2(setval_oid, ObjectIdGetDatum(RelationGetRelid(sequence)),
+                              Int64GetDatum(id));
+    owner.end();
+    table_close(sequence, AccessShareLock);
+}
+
+// The column of a table that is marked as a record table; InvalidAttrNumber if it has none like it.
+AttrNumber column_of(Relation table, const char* name, Oid type) {
+    const Oid relation = RelationGetRelid(table);
+    const AttrNumber column = get_attnum(relation, name);
+    if (column > 0 && get_atttype(relation, column) == type) return column;
+    return InvalidAttrNumber;
+}
+
+// The value of the column; without one, or without the column, what stands for it.
+Datum value_in(TupleTableSlot* slot, AttrNumber column, Datum otherwise) {
+    if (column == InvalidAttrNumber) return otherwise;
+    bool null;
+    const Datum value = slot_getattr(slot, column, &null);
+    return null ? otherwise : value;
+}
+
+std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
+    return DatumGetInt32(value_in(slot, column, Int32GetDatum(0)));
+}
+
+// In any state, as highest_id().
+std::int64_t highest_id_in_records(bool common_too) {
+    std::int64_t highest = 0;
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber column = column_of(table, "scope", INT4OID);
+        if (column == InvalidAttrNumber) return;
+        if (!common_too && normalize_table(RelationGetRelid(table)) == common_records) return;
+        scan_rows(table, SnapshotAny, [&](TupleTableSlot* slot) {
+            highest = std::max<std::int64_t>(highest, id_in(slot, column));
+        });
+    });
+    return highest;
+}
+
+}  // namespace
+
+// The lock on each table is kept until the transaction ends.
+Keys keys_of(std::optional<std::int32_t> scope) {
+    Keys keys;
+    const TimestampTz now = GetCurrentTimestamp();
+    for_each_marked_table([&](Relation table) {
+        const AttrNumber ids = column_of(table, "scope", INT4OID);
+        const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
+        if (ids == InvalidAttrNumber) return;
+        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
+        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+            const TimestampTz expiry =
+                DatumGetTimestampTz(value_in(slot, expires, TimestampTzGetDatum(DT_NOEND)));
+            if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
+            keys.until = std::max(keys.until, expiry);
+            ++keys.records;
+        });
+    });
+    LockRelationOid(table_oid(Table::watermark), ShareRowExclusiveLock);
+    scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
+        if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
+    });
+    return keys;
+}
+
+std::int32_t next_scope_id() {
+    const SequenceState sequence = read_sequence();
+    const std::int64_t noted = std::max(highest_id(Table::scope, scope_row::id_of),
+                                        highest_id(Table::dropped_scope, id_of_dropped));
+    const bool is_behind = !sequence.called || sequence.last < noted;
+    std::int64_t highest = std::max({sequence.last, noted, highest_id_in_records(is_behind)});
+    if (is_behind) highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
+    const std::int64_t id = highest + 1;
+    if (id > PG_INT32_MAX)
+        ereport(
+            ERROR,
+            (errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED), errmsg("scope ids are used up"),
+             errdetail("The id of a new scope must be greater than every id in idem.scope, "
+                       "idem.dropped_scope, idem.record and idem.watermark, greater than the "
+                       "last value of sequence idem.scope_id, and at most %d.",
+                       PG_INT32_MAX),
+             errhint("Look for rows with an id that no scope has had, and delete them. If the "
+                     "sequence was set too high, set it back with ALTER SEQUENCE.")));
+    set_last_id(id);
+    return static_cast<std::int32_t>(id);
+}
+
+// The id may be noted already, if a superuser has restored a dropped scope.
+void note_dropped_scope(std::int32_t id) {
+    if (list_member_int(dropped_scopes(), id)) return;
+    Relation relation = open_table(Table::dropped_scope, RowExclusiveLock);
+    Row<dropped_columns> row;
+    row.set_int(column_id, id);
+    row.set_time(column_dropped, GetCurrentTransactionStartTimestamp());
+    insert_row(relation, row.values(), row.nulls());
+    table_close(relation, NoLock);
+}
+
+List* dropped_scopes() {
+    List* ids = NIL;
+    scan_table(Table::dropped_scope, SnapshotSelf,
+               [&](TupleTableSlot* slot) { ids = lappend_int(ids, id_of_dropped(slot)); });
+    return ids;
+}
+
+}  // namespace idem::pg

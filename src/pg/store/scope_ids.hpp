@@ -1,0 +1,35 @@
+// The ids of scopes. An id is a part of the digest of every key, so it is never given twice: a new
+// scope would inherit the records that an old one left, and answer with them.
+//
+// The sequence idem.scope_id alone does not ensure that: replication leaves it behind. So a new id
+// is also above all ids in idem.scope and idem.dropped_scope, which are replicated and dumped, and
+// in all record tables but idem.record, which may have been restored from another database. Where
+// the sequence is behind, or nothing shows that it is not, idem.record and watermarks count too.
+#pragma once
+
+#include "pg/server/postgres.hpp"
+
+namespace idem::pg {
+
+// The id of a new scope. The caller has locked the scope table. The first call in a database that
+// was restored or replicated reads all records; no claim waits for it.
+std::int32_t next_scope_id();
+
+// Notes that the scope is dropped, as part of the caller's transaction and under the same lock.
+void note_dropped_scope(std::int32_t id);
+
+// What a scope has left behind, or all scopes if none is named: records that have not expired, and
+// watermarks. Waits until every transaction that writes to these tables has ended, and keeps others
+// from writing until this one ends.
+struct Keys {
+    std::int64_t records = 0;
+    std::int64_t watermarks = 0;
+    TimestampTz until = 0;  // when the last of the records expires
+    bool any() const { return records > 0 || watermarks > 0; }
+};
+Keys keys_of(std::optional<std::int32_t> scope);
+
+// The ids of the scopes that were noted, as a list of integers.
+List* dropped_scopes();
+
+}  // namespace idem::pg

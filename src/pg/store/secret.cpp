@@ -1,0 +1,192 @@
+#include "pg/store/secret.hpp"
+
+#include "pg/server/report.hpp"
+#include "pg/server/values.hpp"
+#include "pg/store/table.hpp"
+
+namespace idem::pg {
+namespace {
+
+enum Column { column_id, column_purpose, column_secret, column_created, columns };
+
+constexpr std::int32_t seed_id = 0;
+constexpr std::int32_t first_fingerprint_id = 1;
+constexpr const char* missing_hint =
+    "Restore the rows of idem.secret from the dump that the records came from.";
+
+constinit Secrets cache{};
+constinit bool cached = false;
+
+struct StoredSecret {
+    std::int32_t id;  // seed_id, or that of a fingerprint secret
+    core::Secret secret;
+};
+
+// The older fingerprint secret that was used last: after a rotation, most retries need the same.
+// With the id of the seed, there is none.
+constinit StoredSecret older{};
+
+// Counts the invalidations. One that arrives while the table is being read may concern rows that
+// were read already, so only what was read without one is cached.
+constinit std::uint64_t invalidations = 0;
+
+void forget_secrets() {
+    ++invalidations;
+    cached = false;
+    older.id = seed_id;
+}
+
+core::Secret secret_of(Datum value) {
+    const bytea* bytes = DatumGetByteaPP(value);
+    core::Secret secret{};
+    const auto* from = reinterpret_cast<const std::byte*>(VARDATA_ANY(bytes));
+    std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
+                secret.begin());
+    return secret;
+}
+
+// All of them, by id; palloc'd. Empty before the first scope.
+std::span<const StoredSecret> stored_secrets() {
+    std::size_t count = 0;
+    auto* found = static_cast<StoredSecret*>(palloc(sizeof(StoredSecret)));
+    scan_committed(Table::secret, [&](TupleTableSlot* slot) {
+        found = static_cast<StoredSecret*>(repalloc(found, (count + 1) * sizeof(StoredSecret)));
+        slot_getallattrs(slot);
+        found[count++] = {DatumGetInt32(slot->tts_values[column_id]),
+                          secret_of(slot->tts_values[column_secret])};
+    });
+    std::ranges::sort(found, found + count, {}, &StoredSecret::id);
+    return {found, count};
+}
+
+// Nothing when the seed or every fingerprint secret is missing.
+std::optional<Secrets> current_secrets() {
+    const std::span<const StoredSecret> stored = stored_secrets();
+    if (stored.size() < 2 || stored.front().id != seed_id) return std::nullopt;
+    Secrets found{};
+    found.seed = stored.front().secret;
+    const auto half = found.seed.begin() + core::LockSeed{}.size();
+    std::copy(found.seed.begin(), half, found.lock_seed.begin());
+    std::copy(half, found.seed.end(), found.seal_key.begin());
+    found.fingerprint_id = static_cast<std::uint32_t>(stored.back().id);
+    found.fingerprint = stored.back().secret;
+    return found;
+}
+
+void make_secret(Relation relation, std::int32_t id) {
+    core::Secret made;
+    if (!pg_strong_random(made.data(), made.size())) report::crypto_failure();
+    Row<columns> row;
+    row.set_int(column_id, id);
+    row.set_text(column_purpose, id == seed_id ? "seed" : "fingerprint");
+    row.set_pointer(column_secret,
+                    cstring_to_text_with_len(reinterpret_cast<const char*>(made.data()),
+                                             static_cast<int>(made.size())));
+    row.set_time(column_created, GetCurrentTimestamp());
+    insert_row(relation, row.values(), row.nulls());
+}
+
+constinit std::array<std::uint64_t, 64> stock{};
+constinit std::size_t left = 0;
+
+}  // namespace
+
+void init_secrets() {
+    on_invalidation(Table::secret, forget_secrets);
+}
+
+const Secrets& secrets() {
+    if (cached) return cache;
+    const std::uint64_t before = invalidations;
+    const std::optional<Secrets> found = current_secrets();
+    if (!found)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("idem has no secrets in this database"),
+                        errdetail("The secrets are created with the first scope, and a dump of the "
+                                  "database contains them."),
+                        errhint("%s", missing_hint)));
+    cache = *found;
+    cached = invalidations == before;
+    return cache;
+}
+
+core::Secret fingerprint_secret(std::uint32_t id) {
+    const Secrets& current = secrets();
+    if (current.fingerprint_id == id) return current.fingerprint;
+    const auto wanted = static_cast<std::int32_t>(id);
+    if (wanted != seed_id && older.id == wanted) return older.secret;
+    const std::uint64_t before = invalidations;
+    const auto stored = stored_secrets();
+    const auto found = std::ranges::find(stored, wanted, &StoredSecret::id);
+    if (found == stored.end())
+        ereport(ERROR,
+                (errcode(ERRCODE_DATA_CORRUPTED), errmsg("fingerprint secret %u is missing", id),
+                 errdetail("A record's fingerprint was computed with this secret."),
+                 errhint("%s", missing_hint)));
+    if (invalidations == before) older = *found;
+    return found->secret;
+}
+
+void create_secrets() {
+    Relation relation = open_to_change(Table::secret);
+    if (current_secrets()) return table_close(relation, NoLock);
+    make_secret(relation, seed_id);
+    make_secret(relation, first_fingerprint_id);
+    close_changed(relation);
+}
+
+std::int32_t rotate_fingerprint_secret() {
+    create_secrets();
+    Relation relation = open_to_change(Table::secret);
+    const std::int32_t newest = stored_secrets().back().id;
+    if (newest == INT_MAX) elog(ERROR, "fingerprint secrets have run out of ids");
+    Assert(newest >= first_fingerprint_id);
+    make_secret(relation, newest + 1);
+    close_changed(relation);
+    return newest + 1;
+}
+
+std::uint64_t random_bits() {
+    if (left == 0) {
+        if (!pg_strong_random(stock.data(), sizeof stock)) report::crypto_failure();
+        left = stock.size();
+    }
+    Assert(left <= stock.size());
+    --left;
+    const std::uint64_t drawn = stock[left];
+    stock[left] = 0;
+    return drawn;
+}
+
+KeyLock key_lock(const core::Digest& digest) {
+    std::uint64_t id;
+    if (!core::lock_id(secrets().lock_seed, digest, id)) report::crypto_failure();
+    return KeyLock(id);
+}
+
+core::TokenText token_text(const core::Token& token) {
+    Assert(token.attempt >= 1);
+    core::Token shown = token;
+    if (token.kind == core::TokenKind::leased &&
+        !core::seal(secrets().seal_key, token.digest, shown.digest))
+        report::crypto_failure();
+    return core::encode(shown);
+}
+
+core::Token read_token(std::optional<std::string_view> text) {
+    core::Token token;
+    if (!text)
+        report::not_claimed("The token is null.",
+                            "A replay has no token. Test \"claimed\" first, and return the stored "
+                            "answer if it is false.");
+    if (!core::decode(*text, token))
+        report::not_claimed("The text is not a token of idem.claim().",
+                            "Pass the column \"token\" of the claim's result, unchanged.");
+    const core::Digest sealed = token.digest;
+    if (token.kind == core::TokenKind::leased &&
+        !core::unseal(secrets().seal_key, sealed, token.digest))
+        report::crypto_failure();
+    return token;
+}
+
+}  // namespace idem::pg
