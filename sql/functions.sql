@@ -18,15 +18,6 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.claim IS
-    'Claims (scope, tenant, key) for this transaction, or returns the stored answer of the '
-    'operation that completed under it. With lease, the claim outlives the transaction for that '
-    'long. Waits for a claim in flight, up to wait (NULL: the scope''s wait). Takes over a leased '
-    'claim whose lease has ended: attempt increases by one, and the recovery point is kept. '
-    'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
-    'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
-
 CREATE FUNCTION idem.try_claim(
     scope text,
     key anycompatible,
@@ -40,12 +31,6 @@ RETURNS idem.claim_result
 AS 'MODULE_PATHNAME', 'idem_try_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.try_claim IS
-    'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
-    'conflict, stale_key, limited) as data, and does not wait unless wait is given. Raises ID007 '
-    'invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, '
-    '54000.';
-
 CREATE FUNCTION idem.complete(
     token text,
     response jsonb DEFAULT NULL,
@@ -56,14 +41,6 @@ CREATE FUNCTION idem.complete(
 RETURNS jsonb
 AS 'MODULE_PATHNAME', 'idem_complete'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.complete IS
-    'Stores the answer of a claimed operation; every retry gets it until the record expires. '
-    'Returns the response as given, even if the scope keeps parts of it out of the record. The '
-    'answer becomes visible to others when this transaction commits. headers is an object of '
-    'names with a string or an array of strings each, without control characters. Raises ID005 '
-    'not_claimed, ID001 in_progress, 40001, 22023, 54000 beyond max_answer_size; for a leased '
-    'claim also ID004 lease_lost.';
 
 CREATE FUNCTION idem.fail(
     token text,
@@ -76,13 +53,6 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_fail'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.fail IS
-    'Stores a final failure; every retry raises it again until the record expires. error is an '
-    'object with the members sqlstate, message, detail and hint, of which sqlstate or message is '
-    'required. A sqlstate that tells clients to retry is refused. headers is as for complete. '
-    'Raises ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000; for a leased claim '
-    'also ID004 lease_lost.';
-
 CREATE FUNCTION idem.release(
     token text,
     retry_after interval DEFAULT NULL,
@@ -92,52 +62,15 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_release'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.release IS
-    'Gives up a claim without an answer: the key becomes free when this transaction ends. A '
-    'leased operation keeps its number of attempts and its recovery point for the next claim, '
-    'which is not admitted before retry_after has passed, unless this was the last attempt. '
-    'error, an object as for idem.fail(), is kept as the last error. Raises ID005 not_claimed, '
-    '22023; for a leased claim also ID004 lease_lost, ID001 in_progress, 40001, 54000.';
-
-CREATE FUNCTION idem.backoff(
-    attempt integer,
-    base interval DEFAULT '1 second',
-    cap interval DEFAULT '5 minutes'
-)
-RETURNS interval
-LANGUAGE sql VOLATILE STRICT PARALLEL RESTRICTED
-RETURN make_interval(
-    secs => least(
-        extract(epoch FROM base)::double precision * 2 ^ (least(attempt, 64) - 1),
-        extract(epoch FROM cap)::double precision
-    ) * (0.5 + random() / 2)
-);
-
-COMMENT ON FUNCTION idem.backoff IS
-    'Returns how long to wait after an attempt has failed, for the argument retry_after of '
-    'idem.release(): base after the first attempt, twice as long after each further one, at most '
-    'cap; of that a random part, between half and all. '
-    'Raises 22008.';
-
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
 AS 'MODULE_PATHNAME', 'idem_renew'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.renew IS
-    'Renews the lease of a claim: it ends that long from now (NULL: the scope''s lease). Returns '
-    'the new end of the lease. Raises ID004 lease_lost, ID005 not_claimed, ID001 in_progress, '
-    '40001, 22023, 54000.';
-
 CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_checkpoint'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.checkpoint IS
-    'Stores a recovery point of a leased claim. A claim that takes over the operation returns its '
-    'name (1 to 255 bytes) and state as recovery_point and recovery_state. Raises ID004 '
-    'lease_lost, ID005 not_claimed, ID001 in_progress, 40001, 22004, 22023, 54000.';
 
 CREATE FUNCTION idem.take(
     scope text,
@@ -148,14 +81,6 @@ CREATE FUNCTION idem.take(
 RETURNS idem.take_result
 AS 'MODULE_PATHNAME', 'idem_take'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.take IS
-    'Takes over the unfinished leased operation that has been due longest: its lease has ended, '
-    'or the retry_after of its release has passed, and it has attempts left. Returns its token, '
-    'key, tenant, stored request, recovery point and last error; all NULL if nothing is due '
-    'within wait (NULL: does not wait). tenant NULL means every tenant, unless idem.tenant is '
-    'set. Concurrent calls get different operations and never wait for each other. Raises ID008 '
-    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.execute(
     scope text,
@@ -170,13 +95,6 @@ RETURNS idem.execute_result
 AS 'MODULE_PATHNAME', 'idem_execute'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.execute IS
-    'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
-    'with its result. If the operation fails, rolls back its effect: an error that is listed in '
-    'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
-    'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
-    'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
-
 CREATE FUNCTION idem.cancel(
     scope text,
     key anycompatible,
@@ -186,14 +104,6 @@ CREATE FUNCTION idem.cancel(
 RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_cancel'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.cancel IS
-    'Cancels an operation that has not run: stores a final failure under a key that has no '
-    'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
-    'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
-    'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
-    'ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
-    'stale_key, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
 
 CREATE FUNCTION idem.lookup(
     scope text,
@@ -205,13 +115,6 @@ RETURNS idem.lookup_result
 AS 'MODULE_PATHNAME', 'idem_lookup'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.lookup IS
-    'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
-    'the stored answer and, while it is in progress, since when and in which process. Never '
-    'claims. With wait, waits for at most that long while the key is in progress, and on a '
-    'standby also while it is absent. Works on a standby. Raises ID007, ID008, ID013, 42501, '
-    '22021, 22023.';
-
 -- ---------------------------------------------------------------------------------------------
 -- Keys
 -- ---------------------------------------------------------------------------------------------
@@ -221,42 +124,15 @@ RETURNS text
 AS 'MODULE_PATHNAME', 'idem_new_key'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.new_key IS
-    'Returns a new idempotency key: a UUIDv7 in lower case with hyphens. The keys of one session '
-    'are in ascending order, even if the clock is set back.';
-
-CREATE FUNCTION idem.derive_key(VARIADIC parts text[])
-RETURNS text
-AS 'MODULE_PATHNAME', 'idem_derive_key'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION idem.derive_key IS
-    'Computes an idempotency key from parts: the SHA-256, in hexadecimal, of each part''s length '
-    'and UTF-8. The same parts give the same key in every database; (''a'', ''bc'') and '
-    '(''ab'', ''c'') give different keys. '
-    'Raises 22004 for a null part, 22023 for no parts, 22021.';
-
 CREATE FUNCTION idem.child_key(token text, step text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_child_key'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.child_key IS
-    'Returns the idempotency key to send to another service in this step of the operation. The '
-    'key is the same in every attempt, and does not reveal the operation''s own key. Takes the '
-    'token of a claim of this transaction, open or not, or of a leased claim in a scope that the '
-    'caller may use. '
-    'Raises ID004 lease_lost, ID005 not_claimed, 22004, 22023, 22021, 55000 without secrets.';
-
 CREATE FUNCTION idem.current_key()
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_current_key'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.current_key IS
-    'Returns the key of the newest open claim of this transaction; NULL if there is none. Can be '
-    'the DEFAULT of a column. '
-    'Raises 25000 in a parallel worker.';
 
 CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
@@ -277,12 +153,6 @@ RETURNS trigger
 AS 'MODULE_PATHNAME', 'idem_require_claim'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.require_claim IS
-    'Trigger function that refuses a write unless this transaction has claimed a key in one of '
-    'the scopes that the trigger''s arguments name, and has not released it. For triggers BEFORE '
-    'INSERT OR UPDATE OR DELETE, FOR EACH STATEMENT or FOR EACH ROW. '
-    'Raises ID011 claim_required, ID008 unknown_scope, 22023 without arguments, 39P01.';
-
 -- ---------------------------------------------------------------------------------------------
 -- Message consumers
 -- ---------------------------------------------------------------------------------------------
@@ -297,27 +167,10 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_once'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.once IS
-    'Claims and completes a key in one call: true the first time, false for every retry. The '
-    'record commits or rolls back together with the effect that the caller has in the same '
-    'transaction. Waits for a claim in flight, up to the scope''s wait. Raises ID001 in_progress, '
-    'ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, '
-    'ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, '
-    '42501, 22021, 22023, 22004, 54000.';
-
 CREATE FUNCTION idem.once_each(scope text, keys anycompatiblearray, tenant text DEFAULT NULL)
 RETURNS SETOF anycompatible
 AS 'MODULE_PATHNAME', 'idem_once_each'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.once_each IS
-    'Claims and completes many keys in one call, and returns those that are new, each once, in '
-    'the order of the array. Handles tens of thousands of keys: it takes no key locks, and waits '
-    'for transactions that write the same keys as a unique index does. A key that has completed '
-    'or failed, or is claimed under a running lease, is not new. A concurrent atomic claim of a '
-    'key that it returns gets 40001 when it completes. Raises ID001 in_progress (claimed by this '
-    'transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 CREATE FUNCTION idem.advance(
     scope text,
@@ -330,27 +183,111 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_advance'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION idem.advance IS
-    'Advances the watermark of a source, for ordered streams: true if seq is higher than every '
-    'number that the source has sent so far, false for a duplicate. With contiguous, seq must be '
-    'the next number; the first number of a source may be any. Waits for a transaction that is '
-    'advancing the same source, up to the scope''s wait. Watermarks do not expire. Raises ID001 '
-    'in_progress, ID007 invalid_key, ID008 unknown_scope, ID012 sequence_gap, ID013 '
-    'invalid_tenant, 0A000 (the scope has records => true), 40001, 42501, 22021, '
-    '22004, 54000.';
-
 -- ---------------------------------------------------------------------------------------------
 -- Record tables beside idem.record
 -- ---------------------------------------------------------------------------------------------
 
+-- default_schema is where CREATE TABLE would create a table whose name has no schema.
+CREATE FUNCTION idem_internal.make_record_table(
+    name text,
+    tenant_column name,
+    tenant_type regtype,
+    default_schema name
+)
+RETURNS regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    parts text[];
+    qualified text;
+    created regclass;
+    grantee text;
+BEGIN
+    IF name IS NULL THEN
+        PERFORM idem_internal.refuse('name', name, NULL, NULL);
+    ELSIF (tenant_column IS NULL) <> (tenant_type IS NULL) THEN
+        PERFORM idem_internal.refuse(
+            'tenant_column', '', 'The arguments "tenant_column" and "tenant_type" belong together.',
+            'Pass both, or neither for a table with the columns of idem.record alone.');
+    ELSIF tenant_column = '' THEN
+        PERFORM idem_internal.refuse(
+            'tenant_column', '', 'The name is empty.',
+            'Pass the name of the column, such as ''tenant_id''.');
+    ELSIF tenant_type NOT IN ('text'::regtype, 'integer', 'bigint', 'uuid') THEN
+        PERFORM idem_internal.refuse(
+            'tenant_type', '', 'The type must be text, integer, bigint or uuid.',
+            'Pass one of these, such as ''bigint''.');
+    END IF;
+    BEGIN
+        parts := parse_ident(name);
+    EXCEPTION WHEN invalid_parameter_value THEN
+    END;
+    IF parts IS NULL OR cardinality(parts) > 2 THEN
+        RAISE invalid_name USING
+            MESSAGE = 'invalid name syntax',
+            DETAIL = 'The argument "name" is not the name of a table, with or without a schema.',
+            HINT = 'Pass a name such as ''acme.record'', quoted as in SQL.';
+    ELSIF cardinality(parts) = 1 AND default_schema IS NULL THEN
+        RAISE invalid_schema_name USING
+            MESSAGE = 'no schema has been selected to create in',
+            DETAIL = 'None of the schemas in the search_path exists.',
+            HINT = 'Pass the name with a schema, such as ''acme.record''.';
+    ELSIF cardinality(parts) = 1 THEN
+        parts := default_schema || parts;
+    END IF;
+    qualified := format('%I.%I', parts[1], parts[2]);
+    -- The columns as they are in this database, and the constraint; not the indexes, which others
+    -- may have added to idem.record.
+    EXECUTE format(
+        'CREATE TABLE %s (%sLIKE idem.record INCLUDING CONSTRAINTS INCLUDING STORAGE '
+        'INCLUDING COMPRESSION) USING heap',
+        qualified, quote_ident(tenant_column) || format(' %s NOT NULL, ', tenant_type));
+    created := qualified;
+    IF (SELECT relpersistence FROM pg_class WHERE oid = created) <> 'p' THEN
+        RAISE wrong_object_type USING
+            MESSAGE = format('"%s" is not a record table', created),
+            DETAIL = 'It is temporary: when the session ends, its keys would be forgotten.',
+            HINT = 'Pass the name with a schema that is not for temporary tables.';
+    END IF;
+    EXECUTE format(
+        'ALTER TABLE %s ALTER COLUMN digest TYPE idem.key_digest, ADD PRIMARY KEY (digest%s)',
+        created, ', ' || quote_ident(tenant_column));
+    EXECUTE format('CREATE INDEX ON %s (scope) WHERE state = ''p''', created);
+    EXECUTE format(
+        'COMMENT ON TABLE %s IS ''Records of idem, as in idem.record. Written and read by '
+        'idem''''s functions only.''', created);
+    EXECUTE format(
+        'ALTER TABLE %s OWNER TO %s', created,
+        (SELECT relowner::regrole FROM pg_class WHERE oid = 'idem.record'::regclass));
+    -- Default privileges may have granted some.
+    FOR grantee IN
+        SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+        FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.oid = created AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('REVOKE ALL ON TABLE %s FROM %s', created, grantee);
+    END LOOP;
+    RETURN created;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem_internal.make_record_table FROM PUBLIC;
+
+COMMENT ON FUNCTION idem_internal.make_record_table IS
+    'Creates a table for idem.create_record_table(), which passes the current schema: the '
+    'search_path of this function is fixed. '
+    'Raises 42P07, 42602, 3F000, 42701, 42809, 42501, 25006, 22023, 22004.';
+
+-- Only superusers have EXECUTE on the inner function.
 CREATE FUNCTION idem.create_record_table(
     name text,
     tenant_column name DEFAULT NULL,
     tenant_type regtype DEFAULT NULL
 )
 RETURNS regclass
-AS 'MODULE_PATHNAME', 'idem_create_record_table'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN idem_internal.make_record_table(name, tenant_column, tenant_type, current_schema());
 
 REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
 
@@ -370,15 +307,6 @@ CREATE FUNCTION idem.use_records(records regclass)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_use_records'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem.use_records IS
-    'Chooses the record table of this transaction, for the keys of scopes with records => true: a '
-    'table that idem.create_record_table() has created. Other scopes are not affected. '
-    'idem.record ends the choice, and so does the end of the transaction; a rollback to a '
-    'savepoint undoes it. Every call for a key must use the same table, so choose it by what the '
-    'key belongs to, such as its tenant. '
-    'Raises 42809 (not a record table), 42501 (it has another owner than idem.record, or another '
-    'role may change it), 42P01 (there is no such table), 25000, 22004.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Scopes: administered by roles that are granted EXECUTE on these functions
@@ -417,16 +345,6 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.create_scope IS
-    'Creates a scope: a named family of operations, in which keys are claimed. The comments on the '
-    'columns of the view idem.scopes say what each setting means; those with the default NULL have '
-    'no limit then. settings passes settings as text, each as name=value, as those must be passed '
-    'that a later release adds. owner is the current user if NULL. With if_not_exists, a scope '
-    'that has exactly these settings is left as it is. For superusers and roles that are granted '
-    'EXECUTE; the caller must be able to SET ROLE to the owner. '
-    'Raises 42710, 42501, 42704 (no such owner), 55000 (a limit without preload), 22023, 22004. A '
-    'text in settings that is no value of its type raises the error of the type.';
-
 CREATE FUNCTION idem.alter_scope(
     name text,
     ttl interval DEFAULT NULL,
@@ -459,28 +377,11 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.alter_scope IS
-    'Changes the settings of a scope. The arguments are those of idem.create_scope(): NULL keeps a '
-    'setting, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
-    'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
-    'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
-    'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
-    'scope''s owner, and must be able to SET ROLE to a new owner. '
-    'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
-    'live keys, or an open claim of this transaction), 22023, 22004 (force). A text in settings '
-    'that is no value of its type raises the error of the type.';
-
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_scope_ddl'
 LANGUAGE C STABLE PARALLEL UNSAFE
 SET intervalstyle = 'postgres';
-
-COMMENT ON FUNCTION idem.scope_ddl IS
-    'Returns the SQL statement that creates the scope: a call of idem.create_scope() with the '
-    'owner and the settings that differ from the defaults. For users of the scope; works on a '
-    'standby. '
-    'Raises ID008 unknown_scope, 42501.';
 
 CREATE FUNCTION idem.drop_scope(name text)
 RETURNS void
@@ -488,12 +389,6 @@ AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.drop_scope IS
-    'Drops a scope. All its records count as expired when this transaction commits, and the purge '
-    'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID008 unknown_scope, 42501, 55000 (an open claim of this transaction).';
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance
@@ -505,15 +400,6 @@ AS 'MODULE_PATHNAME', 'idem_revoke'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.revoke IS
-    'Takes an unfinished leased operation away from its holder: its lease, or the time until a '
-    'retry, ends now, and its token gets ID004. The next claim continues from the recovery point; '
-    'if the attempts are used up, it is granted one more. Returns true if there was such an '
-    'operation. Waits for a transaction that holds the key, up to the scope''s wait, but not for '
-    'the lease. For superusers and roles that are granted EXECUTE; the caller needs the '
-    'privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
-    'unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023.';
 
 CREATE FUNCTION idem.forget(
     scope text,
@@ -527,29 +413,12 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.forget IS
-    'Deletes the record of a key, with its answer: the next claim runs the operation again from '
-    'the beginning. Refuses an unfinished operation that has a recovery point, unless force is '
-    'true. Returns true if there was a record that had not expired. Waits for a claim in flight, '
-    'up to the scope''s wait. For superusers and roles that are granted EXECUTE; the caller needs '
-    'the privileges of the scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 '
-    'unknown_scope, ID013 invalid_tenant, 55000 with a recovery point, 40001, 42501, 22004, '
-    '22021, 22023.';
-
 CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_forget_tenant'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.forget_tenant IS
-    'Deletes all records of a tenant as idem.forget() does, and the tenant''s watermarks; all of '
-    'them or, after an error, none. Returns how many records had not expired. A claim in flight '
-    'that has no record yet is not found. Reads all records. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner. Raises ID001 '
-    'in_progress, ID008 unknown_scope, ID013 invalid_tenant, 55000 with a recovery point, 40001, '
-    '42501, 22004, 22021.';
 
 CREATE FUNCTION idem.erase(
     scope text,
@@ -563,31 +432,12 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.erase IS
-    'Erases the answer of a key, and a stored request, the state of a recovery point and the text '
-    'of an error. The key, its outcome, the status and the SQLSTATE of a failure stay, so that no '
-    'retry runs the operation again: a replay is completed and redacted. Refuses an unfinished '
-    'operation that needs what would be erased, unless force is true. Returns true if there was a '
-    'record that had not expired. Waits for a claim in flight, up to the scope''s wait. For '
-    'superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
-    'scope''s owner. Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID013 '
-    'invalid_tenant, 55000 for an unfinished operation, 40001, 42501, 22004, 22021, 22023.';
-
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_erase_tenant'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.erase_tenant IS
-    'Erases all records of a tenant as idem.erase() does; all of them or, after an error, none. '
-    'For superusers, the scope NULL means all scopes. Returns how many records had not expired. '
-    'Reads all record tables, and warns of those that it cannot use. A claim in flight that has no '
-    'record yet is not found; a notice says that there is no record at all. For superusers and '
-    'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID008 unknown_scope, ID013 invalid_tenant, 55000 for an unfinished '
-    'operation, 40001, 42501, 22004, 22021, 22023.';
 
 CREATE FUNCTION idem.reset_stream(
     scope text,
@@ -601,14 +451,6 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.reset_stream IS
-    'Sets the watermark of a source to seq, forwards or backwards; NULL forgets the source, so '
-    'that its next number may be any. Returns the watermark before, NULL if there was none. Waits '
-    'for a transaction that is advancing the source, up to the scope''s wait. For superusers and '
-    'roles that are granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID013 invalid_tenant, '
-    '40001, 42501, 22021.';
-
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_purge'
@@ -616,25 +458,12 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
 
-COMMENT ON FUNCTION idem.purge IS
-    'Deletes expired records and those of dropped scopes, and removes answers that are older than '
-    'their scope''s answer_ttl: at most max_records together (NULL: 10000), starting where the '
-    'last purge stopped. Returns how many. Changes none where the records '
-    'arrive by subscription: there, the publisher purges. Each call is one transaction, which '
-    'suits cron. For superusers and roles that are granted EXECUTE. '
-    'Raises 22023.';
-
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer
 AS 'MODULE_PATHNAME', 'idem_rotate_secret'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.rotate_secret IS
-    'Creates a new secret for the fingerprints of later requests, and returns its id. Old secrets '
-    'are kept: a stored fingerprint is compared under the secret with which it was made. For '
-    'superusers and roles that are granted EXECUTE.';
 
 -- What idem.export_identity() exports: rows of the tables, so that a new column travels too.
 CREATE TYPE idem_internal.identity AS (
@@ -682,28 +511,186 @@ COMMENT ON FUNCTION idem.export_identity IS
     'caller''s privileges. '
     'Raises 42501.';
 
-CREATE FUNCTION idem_internal.import_identity(identity idem_internal.identity, is_whole boolean)
+CREATE FUNCTION idem_internal.begin_import()
 RETURNS void
-AS 'MODULE_PATHNAME', 'idem_import_identity'
+AS 'MODULE_PATHNAME', 'idem_begin_import'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem_internal.import_identity FROM PUBLIC;
+REVOKE ALL ON FUNCTION idem_internal.begin_import FROM PUBLIC;
 
-COMMENT ON FUNCTION idem_internal.import_identity IS
-    'Imports an identity for idem.import_identity(), which says whether it found all members of '
-    'the type and no others. Raises 55000, 42710, 42704, 42501, 22023, 22004.';
+COMMENT ON FUNCTION idem_internal.begin_import IS
+    'Locks the scopes for idem.import_identity(). Raises 25006, 25000.';
 
--- Only superusers have EXECUTE on the inner function.
+CREATE FUNCTION idem_internal.import_scope(scope idem.scope, add boolean)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_import_scope'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem_internal.import_scope FROM PUBLIC;
+
+COMMENT ON FUNCTION idem_internal.import_scope IS
+    'Checks a scope for idem.import_identity(). With add, adds it, unless there is one of its '
+    'name, which must have the same settings. '
+    'Raises 42710 (a scope of this name has other settings), 23505 (the id is taken), 42704, '
+    '42501, 55000, 22023, 22004.';
+
+CREATE FUNCTION idem_internal.refuse_keys(detail text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_refuse_keys'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem_internal.refuse_keys FROM PUBLIC;
+
+COMMENT ON FUNCTION idem_internal.refuse_keys IS
+    'Refuses a change for which idem.import_identity() needs a database without keys; the detail '
+    'says which. '
+    'Raises 55000, 22004.';
+
+-- An import is for a database without unexpired records and watermarks, or for one that has the
+-- same identity already: then it adds new scopes and secrets. Everything else raises 55000, because
+-- it would make records unreachable: they are found by their digests, and compared under the
+-- secrets of their fingerprints. It takes the locks of create_scope() and rotate_secret(), in their
+-- order. Only superusers have EXECUTE on the inner functions.
 CREATE FUNCTION idem.import_identity(identity jsonb)
 RETURNS void
-LANGUAGE sql VOLATILE PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
 AS $$
-    SELECT idem_internal.import_identity(i, to_jsonb(i) = identity)
-    FROM jsonb_populate_record(NULL::idem_internal.identity, identity) AS i
+DECLARE
+    given idem_internal.identity;
+    member text;
+    fault text;
+    there idem.scope;
+    here record;
+    is_same_seed boolean;
+BEGIN
+    PERFORM idem_internal.begin_import();
+    IF identity IS NULL THEN
+        PERFORM idem_internal.refuse('identity', NULL, NULL, NULL);
+    END IF;
+    given := jsonb_populate_record(given, identity);
+    IF given.version <> 1 THEN
+        PERFORM idem_internal.refuse(
+            'identity', '',
+            format('The identity has version %s. This release reads version 1.', given.version),
+            'Install on this server the release of idem that exported the identity.');
+    ELSIF given.version IS NULL THEN
+        fault := 'Member "version" is missing.';
+    ELSIF to_jsonb(given) <> identity THEN
+        fault := 'A member is missing, unknown, or not written as that function writes it.';
+    ELSE
+        FOREACH member IN ARRAY '{scopes,dropped_scopes,last_scope_id,secrets}'::text[] LOOP
+            fault := CASE
+                WHEN identity -> member = 'null' THEN format('Member "%s" is missing.', member)
+                WHEN identity -> member @> '[null]'
+                    THEN format('An element of "%s" is null.', member)
+            END;
+            EXIT WHEN fault IS NOT NULL;
+        END LOOP;
+        fault := CASE
+            WHEN fault IS NOT NULL THEN fault
+            WHEN EXISTS (
+                SELECT FROM unnest(given.secrets) s
+                WHERE NOT (s IS NOT NULL) OR length(s.secret) <> 32
+            ) THEN 'A secret is incomplete, or does not have 32 bytes.'
+            WHEN given.secrets[1].id IS DISTINCT FROM 0 OR cardinality(given.secrets) < 2
+                THEN 'It lacks the seed, or has no fingerprint secret.'
+        END;
+    END IF;
+    IF fault IS NOT NULL THEN
+        PERFORM idem_internal.refuse(
+            'identity', '', fault, 'Pass the result of idem.export_identity() unchanged.');
+    END IF;
+
+    -- A snapshot that is older than the lock must not hide a change: this raises 40001 then.
+    PERFORM FROM idem.scope FOR SHARE;
+    PERFORM idem_internal.import_scope(s, false) FROM unnest(given.scopes) s;
+
+    -- An id must be free, or be that of a scope that is going to get another id.
+    SELECT h.id, h.name, g.name AS name_there INTO here
+    FROM (
+        SELECT s.id, s.name FROM unnest(given.scopes) s
+        UNION ALL
+        SELECT d, NULL FROM unnest(given.dropped_scopes) d
+    ) g
+        JOIN idem.scope h ON h.id = g.id
+    WHERE h.name IS DISTINCT FROM g.name
+        AND NOT EXISTS (
+            SELECT FROM unnest(given.scopes) s WHERE s.name = h.name AND s.id <> h.id)
+    ORDER BY g.name, h.id
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE duplicate_object USING
+            MESSAGE = format('scope id %s belongs to scope "%s" in this database', here.id,
+                             here.name),
+            DETAIL = CASE
+                WHEN here.name_there IS NULL
+                    THEN 'In the identity, the scope with this id was dropped.'
+                ELSE format('In the identity, it belongs to scope "%s".', here.name_there)
+            END,
+            HINT = format('Drop scope "%s" here with idem.drop_scope(), and import the identity '
+                          'again.', here.name);
+    END IF;
+
+    -- A scope of the same name gives way if its id differs, as does the note that an id was
+    -- dropped.
+    FOR there IN SELECT s.* FROM unnest(given.scopes) s LOOP
+        IF EXISTS (SELECT FROM idem.dropped_scope d WHERE d.id = there.id) THEN
+            PERFORM idem_internal.refuse_keys(format(
+                'Scope id %s was dropped in this database and would belong to a scope again.',
+                there.id));
+            DELETE FROM idem.dropped_scope d WHERE d.id = there.id;
+        END IF;
+        SELECT h.id INTO here FROM idem.scope h WHERE h.name = there.name AND h.id <> there.id;
+        IF FOUND THEN
+            PERFORM idem_internal.import_scope(there, true);
+            PERFORM idem_internal.refuse_keys(format(
+                'Scope "%s" would get id %s instead of %s.', there.name, there.id, here.id));
+            DELETE FROM idem.scope h WHERE h.id = here.id;
+        END IF;
+    END LOOP;
+    PERFORM idem_internal.import_scope(s, true) FROM unnest(given.scopes) s;
+    INSERT INTO idem.dropped_scope
+    SELECT d, transaction_timestamp() FROM unnest(given.dropped_scopes) d
+    ON CONFLICT DO NOTHING;
+    PERFORM setval('idem.scope_id', given.last_scope_id)
+    FROM idem.scope_id i
+    WHERE given.last_scope_id >= i.last_value + i.is_called::integer;
+
+    -- With another seed, every record would be lost. Without any secret, as on a subscriber, no
+    -- record was made here, so there is nothing to lose.
+    LOCK TABLE idem.secret IN SHARE ROW EXCLUSIVE MODE;
+    is_same_seed := EXISTS (
+        SELECT FROM idem.secret h WHERE h.id = 0 AND h.secret = given.secrets[1].secret);
+    IF NOT is_same_seed AND EXISTS (SELECT FROM idem.secret) THEN
+        PERFORM idem_internal.refuse_keys('The seed of this database would change.');
+    END IF;
+    FOR here IN
+        SELECT h.id, s.secret
+        FROM idem.secret h LEFT JOIN unnest(given.secrets) s ON s.id = h.id
+        WHERE is_same_seed AND s.secret IS DISTINCT FROM h.secret
+        ORDER BY h.id
+    LOOP
+        IF here.secret IS NULL THEN
+            RAISE object_not_in_prerequisite_state USING
+                MESSAGE = format('the identity does not have fingerprint secret %s', here.id),
+                DETAIL = 'This database has the same seed, and a fingerprint secret that was added '
+                         'after the identity was exported, or on this server only.',
+                HINT = 'Run idem.rotate_secret() on one server only, export the identity there, '
+                       'and import it on the others.';
+        END IF;
+        PERFORM idem_internal.refuse_keys(format(
+            'Fingerprint secret %s of this database would change.', here.id));
+    END LOOP;
+    DELETE FROM idem.secret h
+    WHERE NOT EXISTS (
+        SELECT FROM unnest(given.secrets) s WHERE s.id = h.id AND s.secret = h.secret);
+    -- This, too, raises 40001 if the snapshot hides a change.
+    INSERT INTO idem.secret SELECT s.* FROM unnest(given.secrets) s ON CONFLICT DO NOTHING;
+END
 $$;
 
 REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
@@ -716,4 +703,4 @@ COMMENT ON FUNCTION idem.import_identity IS
     'identity contains the secrets, so keep it out of logs. For superusers. '
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
-    '42501, 22023, 22004. What is no value of its type raises the error of the type.';
+    '40001, 42501, 22023, 22004. What is no value of its type raises the error of the type.';

@@ -242,7 +242,7 @@ BEGIN
         headers := idem_internal.header_lines('result', result.headers);
     END IF;
     IF sqlstate = 'ID003' OR result.outcome = 'completed' THEN
-        headers := headers || jsonb '{"Idempotency-Replayed": "true"}';
+        headers := headers || jsonb '{"Idempotent-Replayed": "true"}';
     END IF;
     IF result.retry_after IS NOT NULL THEN
         headers := headers || jsonb_build_object('Retry-After',
@@ -254,7 +254,7 @@ $$;
 
 COMMENT ON FUNCTION idem.http_headers IS
     'Returns the HTTP headers of what a claim returned, as an array of objects with one member: '
-    'the headers in it, Idempotency-Replayed for a stored answer, and Retry-After in seconds if '
+    'the headers in it, Idempotent-Replayed for a stored answer, and Retry-After in seconds if '
     'there is a time to wait. '
     'Raises 22004, 22023.';
 

@@ -1,11 +1,10 @@
 -- ---------------------------------------------------------------------------------------------
--- Health: figures without keys
+-- Health: figures without keys, as both editions have them
 -- ---------------------------------------------------------------------------------------------
 
 -- The retention check assumes that retries arrive while their caller waits, and after each lease of
 -- the operation, with a fixed network delay and clock skew; bounds on the factors keep the
--- intervals in range. A key lock is a heavyweight lock in the class of advisory locks, with an
--- objsubid of its own: 7651, which is lock_class in the library.
+-- intervals in range. What only one edition can check is in its own_checks().
 CREATE FUNCTION idem.health(
     long_held interval DEFAULT '5 minutes',
     OUT check_name text,
@@ -24,10 +23,10 @@ AS $$
 WITH server AS MATERIALIZED (
     SELECT
         idem_internal.preloaded() AS preloaded,
-        pg_is_in_recovery() AS standby,
-        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
-        EXISTS (SELECT FROM pg_stat_activity
-                WHERE backend_type = 'idem launcher') AS launched
+        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
+),
+own AS MATERIALIZED (
+    SELECT * FROM idem_internal.own_checks()
 ),
 overview AS MATERIALIZED (
     SELECT
@@ -55,52 +54,20 @@ known AS MATERIALIZED (
 storage AS MATERIALIZED (
     SELECT * FROM idem.storage
 ),
-record_table AS MATERIALIZED (
-    SELECT * FROM idem_internal.record_tables()
-),
 relation AS (
     SELECT r.oid::regclass AS owned_by, c.oid, c.reloptions
     FROM pg_class r
         JOIN pg_class c ON c.oid IN (r.oid, r.reltoastrelid)
     WHERE r.oid = 'idem.watermark'::regclass
-        OR r.oid IN (SELECT t.records FROM record_table t WHERE t.fault IS NULL)
+        OR r.oid IN (SELECT t.records FROM storage t)
 ),
 holder AS (
-    SELECT
-        l.pid,
-        p.gid,
-        coalesce(a.xact_start, p.prepared) AS since,
-        CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys
-    FROM pg_locks l
-        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-        LEFT JOIN pg_locks x ON l.pid IS NULL
-            AND x.pid IS NULL
-            AND x.locktype = 'transactionid'
-            AND x.virtualtransaction = l.virtualtransaction
-        LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
-    WHERE l.locktype = 'advisory'
-        AND l.objsubid = 7651
-        AND l.granted
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    GROUP BY 1, 2, 3
+    SELECT * FROM idem_internal.key_holders()
 ),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
         ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('cancel'),
         ('revoke'), ('forget'), ('forget_tenant'), ('erase'), ('erase_tenant'), ('reset_stream')
-),
--- Of this session, and of others by ALTER ROLE or ALTER DATABASE. pg_settings shows them only to
--- sessions that have loaded the library.
-test_setting (name, setting) AS (
-    SELECT name, current_setting(name, true)
-    FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
-
-    UNION
-    SELECT o.option_name, o.option_value
-    FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
-    WHERE o.option_name LIKE 'idem\_test.%'
-        AND d.setdatabase IN (
-            0, (SELECT oid FROM pg_database WHERE datname = current_database()))
 ),
 -- Each row is a test that can find something; found says whether it does.
 test (found, check_name, status, scope, detail, hint) AS (
@@ -199,20 +166,9 @@ test (found, check_name, status, scope, detail, hint) AS (
     ) AS f (found, check_name, status, detail, hint)
 
     UNION ALL
-    SELECT f.found, 'worker', f.status, NULL, f.detail, f.hint
-    FROM server v, LATERAL (VALUES
-        (NOT v.preloaded, 'warn',
-         'idem is not preloaded: no worker purges expired records, and there are no statistics.',
-         'Add idem to shared_preload_libraries and restart the server; or call idem.purge() from '
-         'cron.'),
-        (v.preloaded AND NOT v.standby AND NOT v.launched, 'fail',
-         'idem is preloaded, but its launcher does not run: no worker purges expired records.',
-         'Search the server log for "idem launcher". If the log says that there are too many '
-         'background workers, raise max_worker_processes and restart the server.'),
-        (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
-         'idem.purge_naptime is 0: no worker purges expired records.',
-         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();')
-    ) AS f (found, status, detail, hint)
+    SELECT true, o.check_name, o.status, NULL, o.detail, o.hint
+    FROM own o
+    WHERE o.status <> 'ok'
 
     UNION ALL
     SELECT
@@ -223,32 +179,13 @@ test (found, check_name, status, scope, detail, hint) AS (
         format('%s%s expired record%s to be purged, the first since %s.', w.about, w.expired,
                CASE w.expired WHEN 1 THEN ' waits' ELSE 's wait' END,
                date_trunc('second', w.since)),
-        'Run SELECT idem.purge(1000000) until it returns 0. If the purge worker runs but does not '
-        'keep up, raise idem.purge_rate.'
+        'Run SELECT idem.purge(1000000) until it returns 0. '
+        || CASE idem.edition()
+               WHEN 'sql' THEN 'Run it more often from cron.'
+               ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
+           END
     FROM (SELECT sum(expired) AS expired, min(expired_since) AS since, max(about) AS about
           FROM overview) AS w, server v
-
-    UNION ALL
-    SELECT f.found, f.check_name, 'warn', NULL, f.detail, t.remedy
-    FROM record_table t, LATERAL (VALUES
-        (t.fault IS NOT NULL, 'record tables',
-         format('%s has a column of the type idem.key_digest, but idem does not use it: its '
-                'records are neither found nor purged. %s', t.records, t.fault)),
-        (t.passed_over IS NOT NULL, 'purge',
-         format('The purge does not reach everything in %s. %s', t.records, t.passed_over))
-    ) AS f (found, check_name, detail)
-
-    UNION ALL
-    SELECT
-        t.setting !~ '^[0.]*$',
-        'tests',
-        'warn',
-        NULL,
-        format('The setting %s is %s: idem_test disturbs calls, for tests of clients.', t.name,
-               t.setting),
-        format('In production, reset it where it is set: ALTER SYSTEM RESET %1$s, '
-               'ALTER DATABASE ... RESET %1$s or ALTER ROLE ... RESET %1$s', t.name)
-    FROM test_setting t
 
     UNION ALL
     SELECT
@@ -317,26 +254,6 @@ test (found, check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT
-        NOT EXISTS (
-            SELECT FROM pg_index i
-            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
-                AND i.indkey::text = (
-                    SELECT a.attnum::text FROM pg_attribute a
-                    WHERE a.attrelid = r.oid AND a.attname = 'digest')),
-        'indexes',
-        'fail',
-        NULL,
-        format('%s has no primary key on digest alone, checked at once: idem cannot find its rows.',
-               r.oid::regclass),
-        format('ALTER TABLE %s %sADD PRIMARY KEY (digest)', r.oid::regclass,
-               (SELECT format('DROP CONSTRAINT %I, ', k.conname)
-                FROM pg_constraint k
-                WHERE k.conrelid = r.oid AND k.contype = 'p'))
-    FROM relation r
-    WHERE r.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
-
-    UNION ALL
-    SELECT
         NOT (i.indisvalid AND i.indisready),
         'indexes',
         CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END,
@@ -350,24 +267,6 @@ test (found, check_name, status, scope, detail, hint) AS (
     FROM pg_index i
         JOIN relation r ON r.oid = i.indrelid
     WHERE r.oid = r.owned_by
-
-    UNION ALL
-    SELECT
-        NOT EXISTS (
-            SELECT FROM pg_index i
-            WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
-                AND pg_get_indexdef(i.indexrelid)
-                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")'),
-        'indexes',
-        'warn',
-        NULL,
-        format('%s has no index of unfinished operations: a search for them reads the whole table.',
-               r.oid::regclass),
-        format('CREATE INDEX CONCURRENTLY %sON %s (scope) WHERE state = ''p''',
-               CASE r.oid WHEN 'idem.record'::regclass THEN 'record_unfinished ' ELSE '' END,
-               r.oid::regclass)
-    FROM relation r
-    WHERE r.oid = r.owned_by AND r.oid <> 'idem.watermark'::regclass
 
     UNION ALL
     SELECT
@@ -387,23 +286,6 @@ test (found, check_name, status, scope, detail, hint) AS (
     WHERE n.nspname IN ('idem', 'idem_internal')
         AND a.privilege_type = 'CREATE'
         AND a.grantee <> n.nspowner
-
-    UNION ALL
-    SELECT
-        NOT EXISTS (SELECT FROM pg_trigger g
-                    WHERE g.tgrelid = t.cached
-                        AND g.tgname = 'announce_change'
-                        AND g.tgenabled = 'A'),
-        'triggers',
-        'warn',
-        NULL,
-        format('Trigger announce_change on %s is missing or not ENABLE ALWAYS: sessions do not '
-               'notice changes that a subscription or a restore makes there.', t.cached),
-        format('CREATE OR REPLACE TRIGGER announce_change '
-               'AFTER INSERT OR UPDATE OR DELETE ON %1$s '
-               'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change(); '
-               'ALTER TABLE %1$s ENABLE ALWAYS TRIGGER announce_change', t.cached)
-    FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
 
     UNION ALL
     SELECT
@@ -434,11 +316,6 @@ test (found, check_name, status, scope, detail, hint) AS (
 -- are for every role that may use one.
 checked (n, of_scopes, check_name, detail) AS (
     VALUES
-        (1, false, 'worker', (SELECT CASE
-                                  WHEN standby THEN 'The server is a standby: the primary purges.'
-                                  ELSE 'The launcher runs.'
-                              END
-                              FROM server)),
         (2, false, 'purge', (SELECT format('%s expired records wait to be purged.',
                                            coalesce(nullif(sum(expired), 0)::text, 'No'))
                              FROM overview)),
@@ -455,22 +332,21 @@ checked (n, of_scopes, check_name, detail) AS (
                                              pg_size_pretty(sum(index_bytes)))
                                FROM storage)),
         (11, false, 'wraparound', 'Vacuum freezes old rows in time.'),
-        (12, false, 'indexes', 'The primary keys and the indexes of unfinished operations are in '
-            'place, and every index is valid.'),
         (13, false, 'secrets', 'The secrets are in place.'),
         (14, true, 'owners', 'Every scope has an owner.'),
         (15, true, 'limits', 'Every limit is enforced.'),
         (16, true, 'statistics', 'No scope lacks a place in the statistics.'),
         (17, false, 'schema',
          'Only superusers and their owner can create functions in the schemas of idem.'),
-        (18, false, 'triggers', 'Sessions notice every change of scopes and secrets.'),
         (19, false, 'functions', 'Every function that calls idem to write is VOLATILE.'),
-        (20, false, 'tests', 'No setting disturbs calls for tests.'),
         (21, true, 'lifetimes',
          'No record lives for far less than its scope''s TTL, or for years.'),
-        (22, true, 'tenants', 'No key is used with different tenants.'),
-        (23, false, 'record tables',
-         'Every table with a column of the type idem.key_digest is used.')
+        (22, true, 'tenants', 'No key is used with different tenants.')
+
+    UNION ALL
+    SELECT n, false, check_name, detail
+    FROM own
+    WHERE status = 'ok'
 )
 SELECT
     c.check_name,

@@ -1,5 +1,5 @@
 -- ---------------------------------------------------------------------------------------------
--- Views of the tables
+-- Views of the tables, as both editions have them
 -- ---------------------------------------------------------------------------------------------
 
 -- A view of other roles' rows must not reveal anything about them, not even through the way in
@@ -99,31 +99,18 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         r.status,
         r.created AS created_at,
         r.expires AS expires_at,
-        CASE WHEN r.state = 'p' THEN r.lease_end END AS lease_end,
+        r.lease_end,
         r.recovery_point,
         r.redacted
-            OR (r.state <> 'p'
-                AND r.has_answer
-                AND extract(epoch FROM pg_catalog.statement_timestamp()
-                                - coalesce(r.lease_end, r.created))
+            OR (r.has_answer
+                AND extract(epoch FROM pg_catalog.statement_timestamp() - r.completed)
                     >= extract(epoch FROM s.answer_ttl)) IS TRUE AS redacted,
         r.answer_bytes,
-        CASE WHEN r.state <> 'p' THEN coalesce(r.lease_end, r.created) END AS completed_at,
+        r.completed AS completed_at,
         idem_internal.key_weakness(r.key) AS weakness
     FROM (
         SELECT
-            scope,
-            tenant,
-            coalesce(key, key_uuid::text) AS key,
-            state,
-            coalesce(attempt, 1) AS attempt,
-            coalesce(extra_attempts, 0) AS extra_attempts,
-            status,
-            created,
-            expires,
-            lease_end,
-            recovery_point,
-            coalesce(redacted, false) AS redacted,
+            *,
             headers IS NOT NULL
                 OR response IS NOT NULL
                 OR body IS NOT NULL
@@ -135,7 +122,7 @@ CREATE VIEW idem.records WITH (security_barrier) AS
                 + coalesce(pg_catalog.pg_column_size(body), 0)
                 + coalesce(pg_catalog.pg_column_size(error), 0)
                 + coalesce(pg_catalog.pg_column_size(request), 0) AS answer_bytes
-        FROM idem.record
+        FROM idem_internal.stored
     ) AS r
         JOIN idem.scope s ON s.id = r.scope
     WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
@@ -172,29 +159,6 @@ COMMENT ON VIEW idem.streams IS
 -- Operations in flight
 -- ---------------------------------------------------------------------------------------------
 
-CREATE FUNCTION idem_internal.held_keys(
-    with_prepared boolean,
-    OUT scope text,
-    OUT tenant text,
-    OUT key text,
-    OUT attempt integer,
-    OUT since timestamptz,
-    OUT pid integer,
-    OUT transaction xid,
-    OUT state text,
-    OUT keys integer
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_held_keys'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.held_keys IS
-    'Returns, for the scopes that the current role may use, one key per running transaction that '
-    'holds keys: its newest open atomic claim (state open) or, if it has none, the newest key that '
-    'is finished or leased but not committed (state uncommitted); keys is how many keys it holds. '
-    'with_prepared: also all keys that prepared transactions have written to idem.record (state '
-    'prepared), for which it reads all records.';
-
 -- A leased claim that was released, or has used up its attempts, has no holder: its row waits for
 -- the next attempt, or for an administrator. A key has one holder: the key that a transaction holds
 -- is joined with the leased claim, if any, that the transaction is changing.
@@ -226,23 +190,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
                 AND x.state <> 'exhausted' AS lapsed,
             r.recovery_point,
             x.state,
-            r.last_error
-        FROM (
-            SELECT
-                scope,
-                tenant,
-                coalesce(key, key_uuid::text) AS key,
-                coalesce(attempt, 1) AS attempt,
-                coalesce(extra_attempts, 0) AS extra_attempts,
-                created,
-                expires,
-                lease_end,
-                nonce IS NULL AS released,
-                recovery_point,
-                error AS last_error
-            FROM idem.record
-            WHERE state = 'p'
-        ) AS r
+            r.error AS last_error
+        FROM idem_internal.stored r
             JOIN idem.scope s ON s.id = r.scope
             CROSS JOIN LATERAL (
                 SELECT CASE
@@ -252,7 +201,8 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
                     ELSE 'leased'
                 END AS state
             ) AS x
-        WHERE pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
+        WHERE r.state = 'p'
+            AND pg_catalog.pg_has_role(s.owner::pg_catalog.oid, 'USAGE')
             AND r.expires > pg_catalog.statement_timestamp()
     ) AS l
     FULL JOIN (
@@ -274,122 +224,6 @@ COMMENT ON VIEW idem.in_flight IS
     'number of keys that it holds. Reads all records.';
 
 -- ---------------------------------------------------------------------------------------------
--- Statistics
--- ---------------------------------------------------------------------------------------------
-
-CREATE FUNCTION idem_internal.preloaded()
-RETURNS boolean
-AS 'MODULE_PATHNAME', 'idem_preloaded'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.preloaded IS
-    'Returns whether the server has preloaded idem. The purge worker, statistics, limits and the '
-    'list of open atomic claims need that.';
-
-CREATE FUNCTION idem_internal.scope_counters(
-    scope_id integer,
-    OUT since timestamptz,
-    OUT numbers bigint[]
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_scope_counters'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.scope_counters IS
-    'Returns what is counted in the scope: 17 counters, then 40 buckets and the sum in '
-    'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
-    'the statistics, or if the current role neither may use the scope nor is a member of '
-    'pg_monitor.';
-
--- The order of the numbers is that of the enum Counter in the library.
-CREATE VIEW idem.stats WITH (security_barrier) AS
-    SELECT
-        s.name AS scope,
-        c.numbers[1] AS claims,
-        c.numbers[2] AS replays,
-        c.numbers[3] AS in_flight,
-        c.numbers[4] AS waits,
-        c.numbers[5] * interval '1 microsecond' AS wait_time,
-        c.numbers[6] AS conflicts,
-        c.numbers[7] AS takeovers,
-        c.numbers[8] AS completions,
-        c.numbers[9] AS failures,
-        c.numbers[10] AS releases,
-        c.numbers[11] AS stale,
-        c.numbers[12] AS weak,
-        c.numbers[13] AS limited,
-        c.numbers[14] AS expired_reused,
-        c.numbers[15] AS purged,
-        c.since AS stats_reset,
-        c.numbers[16] AS advances,
-        c.numbers[17] AS duplicates
-    FROM idem.scope s
-        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
-    OFFSET 0;
-
-GRANT SELECT ON idem.stats TO PUBLIC;
-
-COMMENT ON VIEW idem.stats IS
-    'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
-    'has. Members of pg_monitor see every scope. No rows unless idem is preloaded.';
-
--- The upper bound of bucket i is 2 ^ (i - 1) microseconds; the last bucket has none.
-CREATE FUNCTION idem_internal.quantile(counts bigint[], percent integer)
-RETURNS interval
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-BEGIN ATOMIC
-    SELECT 2 ^ (nullif(min(b.i), 40) - 1) * interval '1 microsecond'
-    FROM (
-        SELECT u.i, sum(u.n) OVER (ORDER BY u.i) AS within, sum(u.n) OVER () AS total
-        FROM unnest($1) WITH ORDINALITY AS u (n, i)
-    ) AS b
-    WHERE b.total > 0 AND b.within * 100 >= b.total * $2;
-END;
-
-COMMENT ON FUNCTION idem_internal.quantile IS
-    'Returns the lowest upper bound that so many percent of the durations in the buckets do not '
-    'exceed. NULL if there are no durations, or if no bound is high enough.';
-
-CREATE VIEW idem.durations WITH (security_barrier) AS
-    SELECT
-        s.name AS scope,
-        k.kind,
-        (SELECT sum(n)::bigint FROM unnest(h.counts) AS u (n)) AS count,
-        c.numbers[k.first + 40] * interval '1 microsecond' AS total,
-        idem_internal.quantile(h.counts, 50) AS p50,
-        idem_internal.quantile(h.counts, 90) AS p90,
-        idem_internal.quantile(h.counts, 99) AS p99,
-        ARRAY(SELECT 2 ^ (i - 1) * interval '1 microsecond' FROM generate_series(1, 39) i)
-            AS upper_bounds,
-        h.counts,
-        c.since AS stats_reset
-    FROM idem.scope s
-        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
-        CROSS JOIN (VALUES ('atomic', 18), ('leased', 59), ('wait', 100)) AS k (kind, first)
-        CROSS JOIN LATERAL (SELECT c.numbers[k.first : k.first + 39] AS counts) AS h
-    OFFSET 0;
-
-GRANT SELECT ON idem.durations TO PUBLIC;
-
-COMMENT ON VIEW idem.durations IS
-    'How long operations took (kind atomic or leased) and claims waited (kind wait), since '
-    'stats_reset, in each scope whose owner''s privileges the current role has. Members of '
-    'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
-    'percent do not exceed. counts has the number within each of upper_bounds and above the one '
-    'before, and last the number above all. No rows unless idem is preloaded.';
-
-CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
-RETURNS void
-AS 'MODULE_PATHNAME', 'idem_stats_reset'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem.stats_reset FROM PUBLIC;
-
-COMMENT ON FUNCTION idem.stats_reset IS
-    'Sets the statistics of a scope, or of all scopes of this database, to zero. A rollback does '
-    'not undo it. For superusers and roles that are granted EXECUTE. Raises ID008.';
-
--- ---------------------------------------------------------------------------------------------
 -- What is stored: figures without keys, which members of pg_monitor see for every scope
 -- ---------------------------------------------------------------------------------------------
 
@@ -403,28 +237,9 @@ COMMENT ON FUNCTION idem.stats_reset IS
 CREATE FUNCTION idem_internal.totals(
     ids integer[],
     ttls interval[],
-    max_attempts integer[],
-    OUT scope_id integer,
-    OUT in_progress bigint,
-    OUT completed bigint,
-    OUT failed bigint,
-    OUT lapsed bigint,
-    OUT lapsed_since timestamptz,
-    OUT exhausted bigint,
-    OUT weak bigint,
-    OUT answer_bytes numeric,
-    OUT oldest timestamptz,
-    OUT newest timestamptz,
-    OUT next_expiry timestamptz,
-    OUT expired bigint,
-    OUT expired_since timestamptz,
-    OUT short_lived bigint,
-    OUT long_lived bigint,
-    OUT untenanted bigint,
-    OUT shared bigint,
-    OUT coverage double precision
+    max_attempts integer[]
 )
-RETURNS SETOF record
+RETURNS SETOF idem_internal.figures
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET jit = off
 BEGIN ATOMIC
@@ -435,12 +250,11 @@ BEGIN ATOMIC
     sample AS NOT MATERIALIZED (
         SELECT
             scope,
-            attempt,
-            extra_attempts,
+            coalesce(attempt, 1) AS attempt,
+            coalesce(extra_attempts, 0) AS extra_attempts,
             state,
             tenant,
-            key,
-            key_uuid,
+            idem_internal.key_text(r) AS key,
             created,
             expires,
             lease_end,
@@ -451,7 +265,7 @@ BEGIN ATOMIC
             request,
             expires > statement_timestamp() AS unexpired,
             state = 'p' AND lease_end <= statement_timestamp() AS ended
-        FROM idem.record TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
+        FROM idem.record r TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
     ),
     total AS (
         SELECT
@@ -462,8 +276,7 @@ BEGIN ATOMIC
             count(*) FILTER (WHERE f.lapsed) AS lapsed,
             min(r.lease_end) FILTER (WHERE f.lapsed) AS lapsed_since,
             count(*) FILTER (WHERE f.exhausted) AS exhausted,
-            count(idem_internal.key_weakness(coalesce(r.key, r.key_uuid::text)))
-                FILTER (WHERE f.live) AS weak,
+            count(idem_internal.key_weakness(r.key)) FILTER (WHERE f.live) AS weak,
             coalesce(sum(coalesce(pg_column_size(r.response), 0)
                          + coalesce(pg_column_size(r.headers), 0)
                          + coalesce(pg_column_size(r.body), 0)
@@ -481,8 +294,7 @@ BEGIN ATOMIC
         FROM sample r
             FULL JOIN unnest($1, $2, $3) AS s (id, ttl, max_attempts) ON s.id = r.scope
             CROSS JOIN LATERAL (
-                SELECT (coalesce(r.attempt, 1)
-                        >= s.max_attempts + coalesce(r.extra_attempts, 0)::bigint) IS TRUE AS last
+                SELECT (r.attempt >= s.max_attempts + r.extra_attempts::bigint) IS TRUE AS last
             ) AS a
             CROSS JOIN LATERAL (
                 SELECT
@@ -504,8 +316,9 @@ BEGIN ATOMIC
                 min(nullif(tenant, '')) AS first_named,
                 max(tenant) AS last
             FROM sample
-            WHERE unexpired AND substr(key_uuid::text, 15, 1) IN ('1', '4', '6', '7')
-            GROUP BY scope, key_uuid
+            WHERE unexpired
+                AND key ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[1467][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$'
+            GROUP BY scope, key
             HAVING min(tenant) <> max(tenant)
         ) AS k
         GROUP BY k.scope
@@ -519,39 +332,6 @@ END;
 COMMENT ON FUNCTION idem_internal.totals IS
     'Counts the records in idem.record for each of the scopes, and under a NULL those of others. '
     'Needs the privileges of the owner of idem.record.';
-
--- The planner calls functions that are in the indexes of a table, so the totals are computed as the
--- owner of idem.record: no role that owns the table acts with the rights of the caller.
-CREATE FUNCTION idem_internal.figures(
-    ids integer[],
-    ttls interval[],
-    max_attempts integer[],
-    OUT scope_id integer,
-    OUT in_progress bigint,
-    OUT completed bigint,
-    OUT failed bigint,
-    OUT lapsed bigint,
-    OUT lapsed_since timestamptz,
-    OUT exhausted bigint,
-    OUT weak bigint,
-    OUT answer_bytes numeric,
-    OUT oldest timestamptz,
-    OUT newest timestamptz,
-    OUT next_expiry timestamptz,
-    OUT expired bigint,
-    OUT expired_since timestamptz,
-    OUT short_lived bigint,
-    OUT long_lived bigint,
-    OUT untenanted bigint,
-    OUT shared bigint,
-    OUT coverage double precision
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_figures'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.figures IS
-    'Returns the rows of idem_internal.totals() for the scopes that the current role may observe.';
 
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
@@ -605,23 +385,6 @@ COMMENT ON VIEW idem.overview IS
     'counted in idem.record. Reads about 2048 blocks and extrapolates; coverage is the part of the '
     'table that was read. Members of pg_monitor see every scope and, in a row whose scope is NULL, '
     'the records of dropped scopes.';
-
--- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
--- the others, and idem.health() these.
-CREATE FUNCTION idem_internal.record_tables(
-    OUT records regclass,
-    OUT fault text,
-    OUT remedy text,
-    OUT passed_over text
-)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_record_tables'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION idem_internal.record_tables IS
-    'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
-    'which they are purged. fault says why idem does not use a table (NULL: it does), passed_over '
-    'what the purge leaves in a table that idem uses, and remedy what to do about it.';
 
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT

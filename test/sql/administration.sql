@@ -155,19 +155,21 @@ BEGIN;
 UPDATE idem.record SET scope = scope + 1;
 SELECT idem.purge();
 ROLLBACK;
+SELECT string_agg(quote_ident(attname), ', ') AS columns FROM pg_attribute
+  WHERE attrelid = 'idem.scope'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = '' \gset
 BEGIN;
-CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT * FROM idem.scope;
+CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT :columns FROM idem.scope;
 DELETE FROM idem.scope;
 ALTER SEQUENCE idem.scope_id RESTART;
 SELECT idem.purge();
-INSERT INTO idem.scope SELECT * FROM scope_rows;
+INSERT INTO idem.scope (:columns) TABLE scope_rows;
 SELECT answer('restored', 'k');
 ROLLBACK;
 -- A scope that a superuser has inserted again is not a dropped one.
 BEGIN;
-CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT * FROM idem.scope;
+CREATE TEMP TABLE scope_rows ON COMMIT DROP AS SELECT :columns FROM idem.scope;
 SELECT idem.drop_scope('restored');
-INSERT INTO idem.scope SELECT * FROM scope_rows;
+INSERT INTO idem.scope (:columns) TABLE scope_rows;
 SELECT idem.purge();
 SELECT answer('restored', 'k');
 ROLLBACK;

@@ -49,6 +49,37 @@ SELECT differs(jsonb_build_object('a', 1, repeat('x', 256), 1), jsonb_build_obje
 -- however deep
 CREATE FUNCTION nested(depth int, v int) RETURNS jsonb LANGUAGE sql AS $$SELECT (repeat('{"a":', depth) || v || repeat('}', depth))::jsonb$$;
 SELECT depth, length(d), rtrim(d, 'a.}') FROM unnest(ARRAY[3, 128, 129, 1500]) depth, differs(nested(depth, 1), nested(depth, 2)) d;
+-- a path is written as request_exclude takes it, and most other notations are refused
+SELECT path, idem_internal.path_fault(path) FROM unnest(ARRAY[
+  'card', 'card.number', 'größe', '$schema', '$ref.x', 'a.$', '@id', 'a-b', 'a:b', 'a b', 'x1', '1x', 'a*', 'it''s', 'a\b', 'a>b', '#tag', '-', '~',
+  '"/card/number"', '"$"."a/b".c', 'years."2024"', '"a\"b\\c"', 'a.""', '"a.b"',
+  '$.card.number', '$', 'lax $.a', 'strict $.a', 'card[0].x', '[0]', '$["card"][''number'']', '{card,number}', 'card#>>''{number}''', 'card->number', 'card -> ''number''', 'card#>number',
+  '/card/number', '#/card', 'card/number', '/', 'card.number, items.token', 'card."number', '"card"number', 'card"number"', '"a\', 'items.*.token', '**.token', 'items.0.token', 'items.-1', '', '.card', 'card..number', 'card.']) path;
+CREATE FUNCTION within(object text, members jsonb) RETURNS jsonb LANGUAGE sql AS
+  $$SELECT CASE object WHEN '' THEN members ELSE jsonb_build_object(object, members) END$$;
+CREATE FUNCTION path_of(object text, name text) RETURNS text LANGUAGE sql AS
+  $$SELECT paths[1] FROM idem_internal.differences(within(object, jsonb_build_object(name, 1)), within(object, '{}'))$$;
+SELECT object, name, path_of(object, name) FROM (VALUES
+  ('', 'card'), ('card', 'number'), ('card', '$'), ('', '$'), ('', 'lax $'), ('', 'strict $'), ('card', 'lax $'), ('', '$x'), ('', 'a.b'), ('a.b', '2024'), ('', ''), ('', 'a"b'), ('a"b', '"a\b"'),
+  ('', '-'), ('', '-1'), ('', '1x'), ('', '*'), ('', '**'), ('', '***'), ('', 'a->b'), ('', 'a#>b'), ('', '->'), ('', 'a/b'), ('', 'a,b'), ('', 'a[0]'), ('', '{a}'), ('', 'a b'), ('', E'a\nb'), ('', 'ä')) v(object, name);
+SELECT object, character, length, octet_length(path_of(object, repeat(character, length))) FROM (VALUES
+  ('', 'k', 255), ('', 'k', 256), ('a', 'k', 253), ('a', 'k', 254), ('', '/', 253), ('', '/', 254), ('', '"', 126), ('', '"', 127), ('', 'ä', 127), ('', 'ä', 128)) v(object, character, length);
+-- every short name of the characters that have a meaning in any notation has a path, and each path is of one name
+CREATE TABLE short AS WITH c AS (SELECT regexp_split_to_table('ab.$/[]{},"\*0->#'' ', '') c)
+  SELECT name, object, path_of(object, name) AS path FROM (SELECT '' UNION SELECT c FROM c UNION SELECT a.c || b.c FROM c a, c b) n(name), unnest('{"",o}'::text[]) object;
+SELECT idem.create_scope('short', request_exclude => (SELECT array_agg(path ORDER BY path) FROM short));
+CREATE FUNCTION of_short(v int) RETURNS jsonb LANGUAGE sql AS
+  $$SELECT jsonb_object_agg(name, v) || jsonb_build_object('o', jsonb_object_agg(name, v)) FROM short WHERE object = ''$$;
+SELECT count(*), count(DISTINCT path) FROM short;
+SELECT idem.once('short', 'k', of_short(1));
+SELECT idem.once('short', 'k', of_short(2));
+SELECT idem.once('short', 'k', of_short(1) || '{"other": 1}');
+-- the account of the differences
+SELECT given, idem_internal.differences(given, '{"a": 1, "b": 1, "c": {"d": 1}}') FROM unnest('{"{}","[]","{\"a\": 1, \"b\": 1, \"c\": {\"d\": 1}}","{\"a\": 2, \"b\": 1, \"c\": 1, \"d\": 1}","{\"e\": 2, \"c\": {\"d\": 2, \"b\": 3}, \"b\": 1}"}'::jsonb[]) given;
+SELECT n, (idem_internal.differences(members(n, 1), '{}')).account FROM generate_series(9, 12) n;
+SELECT idem_internal.differences(jsonb_build_object(repeat('x', 256), 1), '{}');
+DROP TABLE short;
+DROP FUNCTION path_of, within, of_short;
 
 -- however the caller learns of it
 CREATE FUNCTION explained(call text) RETURNS text LANGUAGE plpgsql AS $$

@@ -68,8 +68,8 @@ SELECT idem.purge(-1);
 \echo :LAST_ERROR_SQLSTATE
 TRUNCATE idem.record;
 SELECT idem.purge();
-DELETE FROM idem.sweep;
+DELETE FROM idem.purge_progress;
 SELECT run('short', 'k', 'x');
 SELECT idem.purge(NULL);
-INSERT INTO idem.sweep VALUES (0);
+INSERT INTO idem.purge_progress VALUES (0);
 DROP FUNCTION run;

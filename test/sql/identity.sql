@@ -162,7 +162,9 @@ RESET ROLE;
 BEGIN READ ONLY;
 SELECT idem.import_identity('{}');
 ROLLBACK;
-SELECT idem_internal.import_identity(NULL, true);
+SELECT idem_internal.import_scope(NULL, true);
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem_internal.refuse_keys(NULL);
 \echo :LAST_ERROR_SQLSTATE
 DROP TABLE traveller, copied;
 DROP FUNCTION shown, versions, refused, child;

@@ -161,7 +161,7 @@ SELECT idem.complete(:'t2');
 
 -- a tampered token finds nothing
 SELECT token AS t FROM idem.claim('jobs', 'j', lease => '1 minute') \gset
-SELECT idem.renew(left(:'t', 38) || CASE right(:'t', 1) WHEN 'A' THEN 'Q' ELSE 'A' END);
+SELECT idem.renew(left(:'t', 37) || CASE substr(:'t', 38, 1) WHEN 'A' THEN 'Q' ELSE 'A' END || right(:'t', 6));
 SELECT idem.renew(left(:'t', 5) || CASE substr(:'t', 6, 1) WHEN 'A' THEN 'B' ELSE 'A' END || substr(:'t', 7));
 SELECT idem.renew(overlay(:'t' PLACING 'C' FROM 28 FOR 1));  -- attempt 2
 SELECT idem.renew(overlay(:'t' PLACING 'B' FROM 28 FOR 1)) > now() AS attempt_1;

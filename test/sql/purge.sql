@@ -1,5 +1,5 @@
 -- Several record tables are purged as one: in turn, within one limit, from where the last purge
--- stopped. Rows of idem.sweep are read and written to see and set that place.
+-- stopped. Rows of idem.purge_progress are read and written to see and set that place.
 DROP EXTENSION idem;
 CREATE EXTENSION idem;
 CREATE FUNCTION run(scope text, key text) RETURNS boolean LANGUAGE sql AS $$ SELECT idem.once(scope, key) $$;
@@ -16,29 +16,29 @@ SELECT idem.create_scope('second', ttl => '1 microsecond', records => true);
 SELECT count(run('short', 'k' || i)) + count(run('long', 'k' || i)) AS here FROM generate_series(1, 300) i;
 SELECT count(run('first', 'k' || i, 'first_records')) AS first FROM generate_series(1, 300) i;
 SELECT count(run('second', 'k' || i, 'second_records')) AS second FROM generate_series(1, 300) i;
-UPDATE idem.sweep SET hand = 0;
+UPDATE idem.purge_progress SET position = 0;
 SELECT idem.purge(350);
 SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM first_records), (SELECT count(*) FROM second_records);
--- The hand stays within the second table; what a table has gained before it waits for the next round.
-SELECT hand >> 32 = 'first_records'::regclass::oid::bigint AS first FROM idem.sweep;
+-- The position stays within the second table; what a table has gained before it waits for the next round.
+SELECT position >> 32 = 'first_records'::regclass::oid::bigint AS first FROM idem.purge_progress;
 SELECT count(run('short', 'again' || i)) AS again FROM generate_series(1, 100) i;
 SELECT idem.purge(400);
 SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM first_records), (SELECT count(*) FROM second_records);
-SELECT hand >> 32 = 'second_records'::regclass::oid::bigint AS second FROM idem.sweep;
+SELECT position >> 32 = 'second_records'::regclass::oid::bigint AS second FROM idem.purge_progress;
 SELECT idem.purge();
 SELECT (SELECT count(*) FROM idem.record), (SELECT count(*) FROM first_records), (SELECT count(*) FROM second_records);
--- The table of the hand has been dropped: the purge goes on with the next one.
+-- The table of the position has been dropped: the purge goes on with the next one.
 SELECT count(run('first', 'k' || i, 'first_records')) + count(run('short', 'k' || i)) AS more FROM generate_series(1, 5) i;
 SELECT count(run('second', 'k' || i, 'second_records')) AS more FROM generate_series(1, 5) i;
-UPDATE idem.sweep SET hand = (('first_records'::regclass::oid::bigint) << 32) + 7;
+UPDATE idem.purge_progress SET position = (('first_records'::regclass::oid::bigint) << 32) + 7;
 DROP TABLE first_records;
 SELECT idem.purge(5), (SELECT count(*) FROM idem.record) AS here, (SELECT count(*) FROM second_records) AS second;
 SELECT (SELECT count(*) FROM idem.record) AS here, (SELECT count(*) FROM second_records) AS second;
--- A hand may be any number.
+-- A position may be any number.
 SELECT count(run('second', 'k' || i, 'second_records')) AS more FROM generate_series(1, 5) i;
-UPDATE idem.sweep SET hand = -1;
+UPDATE idem.purge_progress SET position = -1;
 SELECT idem.purge(1);
-SELECT hand >= 0 AS positive FROM idem.sweep;
+SELECT position >= 0 AS positive FROM idem.purge_progress;
 SELECT idem.purge();
 -- A table that is not as it must be is left alone, and idem.health() says so.
 SELECT run('second', 'kept', 'second_records');

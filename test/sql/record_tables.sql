@@ -20,13 +20,21 @@ SELECT relacl FROM pg_class WHERE oid = 'app.records'::regclass;
 SELECT obj_description('app.records'::regclass);
 
 -- Refused: nothing is left behind.
+\set SHOW_CONTEXT never
 SELECT idem.create_record_table(NULL);
 SELECT idem.create_record_table('');
 SELECT idem.create_record_table('elsewhere');
 SELECT idem.create_record_table('nowhere.records');
+SELECT idem.create_record_table('a.b.c');
+SELECT idem.create_record_table('pg_temp.half');
+BEGIN;
+SET LOCAL search_path = nowhere;
+SELECT idem.create_record_table('half');
+ROLLBACK;
 SELECT idem.create_record_table('half', 'tenant_id');
 SELECT idem.create_record_table('half', tenant_type => 'text');
 SELECT idem.create_record_table('twice', 'digest', 'uuid');
+\set SHOW_CONTEXT errors
 SELECT count(*) FROM pg_class WHERE relname IN ('half', 'twice');
 
 -- Default privileges give nothing away.
@@ -40,7 +48,7 @@ ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM PUBLIC;
 -- ---- A scope whose records are elsewhere ----------------------------------------------------
 
 SELECT idem.create_scope('plain');
-SELECT idem.create_scope('there', records => true);
+SELECT idem.create_scope('there', settings => '{records=yes}');
 SELECT name, records FROM idem.scopes ORDER BY name;
 SELECT regexp_replace(idem.scope_ddl('there'), 'owner => ''[^'']*''', 'owner => ...');
 
@@ -227,7 +235,7 @@ COMMIT;
 DROP TABLE private;
 SELECT idem.renew(:'token');
 CREATE FUNCTION pg_temp.invented(relation regclass) RETURNS text LANGUAGE sql AS $$
-    SELECT translate(encode(decode('03' || repeat('5a', 16) || '00000001' || repeat('a5', 8)
+    SELECT translate(encode(decode('02' || repeat('5a', 16) || '00000001' || repeat('a5', 8)
                                    || lpad(to_hex(relation::oid::bigint), 8, '0'), 'hex'), 'base64'),
                      '+/' || chr(10), '-_')
 $$;
@@ -258,6 +266,31 @@ COMMIT;
 SELECT idem.erase_tenant('there', '7');
 SELECT idem.forget_tenant('there', '7');
 SELECT count(*) FROM app.records;
+-- in all scopes, for superusers
+CREATE TABLE unreachable (LIKE elsewhere INCLUDING ALL);
+GRANT UPDATE ON unreachable TO PUBLIC;
+SELECT idem.complete((idem.claim('plain', 'k', tenant => 'c')).token, '"private"');
+BEGIN;
+SELECT idem.use_records('elsewhere');
+SELECT idem.complete((idem.claim('chosen', 'k', tenant => 'c')).token, '"private"');
+COMMIT;
+SELECT idem.erase_tenant(NULL, 'c');
+SELECT count(*), count(response) FROM (TABLE idem.record UNION ALL TABLE elsewhere) r WHERE tenant = 'c';
+SELECT idem.erase_tenant(NULL, 'C');
+SELECT idem.forget_tenant('plain', 'C');
+DROP TABLE unreachable;
+SELECT idem.forget_tenant('plain', 'c'), idem.forget_tenant('chosen', 'c');
+
+-- ---- The views show idem.record, and no other table -----------------------------------------
+
+BEGIN;
+SELECT count(*) AS before FROM idem.records \gset
+SELECT outcome FROM idem.claim('plain', 'twice', lease => '1 hour');
+INSERT INTO elsewhere SELECT * FROM idem.record;
+SELECT count(*) - :before AS more FROM idem.records;
+SELECT count(*) FROM (SELECT scope, tenant, key FROM idem.in_flight GROUP BY 1, 2, 3 HAVING count(*) > 1) AS twice;
+SELECT sum(live) - :before AS more FROM idem.overview;
+ROLLBACK;
 
 -- ---- The setting and live records -----------------------------------------------------------
 
@@ -388,8 +421,10 @@ SELECT idem.use_records('copy');
 DROP TABLE copy, other;
 -- A tenant is of a type that checks nothing.
 CREATE DOMAIN app.tenant_id AS text;
+\set SHOW_CONTEXT never
 SELECT idem.create_record_table('wrong', 'tenant_id', 'app.tenant_id');
 SELECT idem.create_record_table('wrong', 'tenant_id', 'numeric');
+\set SHOW_CONTEXT errors
 SELECT idem.create_record_table('with_domain', 'tenant_id', 'text');
 ALTER TABLE with_domain ALTER tenant_id TYPE app.tenant_id;
 SELECT idem.use_records('with_domain');

@@ -139,9 +139,9 @@ SELECT outcome FROM idem.try_claim('x', 'short', ttl => '59 minutes');
 ROLLBACK;
 
 -- settings as text: checked, compared and shown as the arguments are
-SELECT idem.create_scope('listed', settings => '{ttl=7 days,max_attempts=3,"request_exclude={a,b.c}",weak_keys=warn,records=yes}', tenant_from => 'role', owner => 'pg_monitor');
+SELECT idem.create_scope('listed', settings => '{ttl=7 days,max_attempts=3,"request_exclude={a,b.c}",weak_keys=warn,request_required=yes}', tenant_from => 'role', owner => 'pg_monitor');
 SELECT idem.scope_ddl('listed');
-SELECT idem.create_scope('listed', ttl => '168 hours', max_attempts => 3, request_exclude => '{a,b.c}', weak_keys => 'warn', records => true,
+SELECT idem.create_scope('listed', ttl => '168 hours', max_attempts => 3, request_exclude => '{a,b.c}', weak_keys => 'warn', request_required => true,
                          settings => '{tenant_from=role}', owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.create_scope('listed', settings => '{ttl=168 hours,max_attempts=-1}', owner => 'pg_monitor', if_not_exists => true);
 SELECT idem.alter_scope('listed', settings => '{max_attempts=-1,min_ttl=1 hour,answer_ttl=0}', weak_keys => 'allow');
@@ -311,8 +311,9 @@ SELECT idem.complete(token) FROM idem.claim('stored', 'k', '{"n": 1, "sent_at": 
 SELECT token AS t FROM idem.claim('stored', 'l', '{"n": 1, "sent_at": 1}') \gset
 SELECT idem.complete(:'t');
 COMMIT;
-SELECT key, state, request, coalesce(lease_end, created) BETWEEN created AND clock_timestamp() AS answered, lease_end > created AS later
-  FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;
+SELECT key, state, request, coalesce(ended, created) BETWEEN created AND clock_timestamp() AS answered, ended > created AS later
+  FROM idem.record r, coalesce((to_jsonb(r) ->> 'finished')::timestamptz, lease_end) ended
+ WHERE scope = (SELECT id FROM idem.scope WHERE name = 'stored') ORDER BY key;
 -- a large request is written once, whatever else of the row is updated
 CREATE FUNCTION written() RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE chunks bigint[];

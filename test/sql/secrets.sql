@@ -8,9 +8,9 @@ BEGIN
   IF c.claimed THEN PERFORM idem.complete(c.token, '"done"'); END IF;
   RETURN c.outcome;
 END $$;
--- the id of the secret is part of the stored fingerprint
+-- the id of the secret is part of the stored fingerprint, or in a column of its own
 CREATE FUNCTION made_with() RETURNS TABLE (key text, secret int) LANGUAGE sql AS $$
-  SELECT key, get_byte(fingerprint, 1) FROM idem.record ORDER BY key
+  SELECT key, coalesce((to_jsonb(r) ->> 'secret')::int, get_byte(fingerprint, 1)) FROM idem.record r ORDER BY key
 $$;
 SELECT idem.create_scope('s');
 SELECT outcome('first', '{"a": 1}');

@@ -1,6 +1,7 @@
 # From the oldest PostgreSQL to the newest, step by step with pg_upgrade, and by dump and restore
 # from each to each later one: stored answers are replayed, open operations continue, nothing is
-# forgotten. The worker is preloaded throughout, also while pg_upgrade runs the servers.
+# forgotten. The worker is preloaded throughout, also while pg_upgrade runs the servers. With
+# IDEM_PRIVATE, the newest server has idem in that directory alone.
 use strict;
 use warnings;
 
@@ -11,7 +12,19 @@ use Test::More;
 
 my @servers = split ' ', $ENV{IDEM_SERVERS};
 die 'two servers at least' if @servers < 2;
+sub name_of { my ($i) = @_; return 'v' . version($servers[$i]) . ($i && $servers[$i] eq $servers[$i - 1] ? '_again' : ''); }
 sub version { my ($server) = @_; return $server =~ /(\d+)$/ ? $1 : die $server; }
+
+# Where the newest server finds idem, if not in its own directories.
+sub paths
+{
+	my ($server) = @_;
+	my $private = $ENV{IDEM_PRIVATE};
+	return '' if !$private || $server ne $servers[-1];
+	chomp(my ($share, $library) = map { scalar `$server/bin/pg_config --$_` } qw(sharedir pkglibdir));
+	die "idem is in $library, too" if -e "$library/idem.so" || -e "$share/extension/idem.control";
+	return "extension_control_path = '$private$share:\$system'\ndynamic_library_path = '$private$library:\$libdir'\n";
+}
 
 # pg_upgrade needs the same checksum setting on both; 18 enables checksums by default.
 sub node
@@ -23,7 +36,7 @@ sub node
 		bare => 1,
 		new => { install_path => $server },
 		init => { extra => [ '-E', 'UTF8', '--locale=C', @checksums ] },
-		conf => "shared_preload_libraries = 'idem'\nmax_worker_processes = 10",
+		conf => paths($server) . "shared_preload_libraries = 'idem'\nmax_worker_processes = 10",
 		%options);
 }
 
@@ -79,7 +92,7 @@ sub check
 	return;
 }
 
-my $node = node($servers[0], 'v' . version($servers[0]), bare => 0);
+my $node = node($servers[0], name_of(0), bare => 0);
 my %known = (token => remember($node), child => $node->safe_psql('postgres', $child_key), scopes => 2,
 	extension => $node->safe_psql('postgres', q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}));
 check($node, 'postgres', 'before', %known, scopes => ++$known{scopes});
@@ -87,8 +100,8 @@ check($node, 'postgres', 'before', %known, scopes => ++$known{scopes});
 # Dump and restore, with the newer server's pg_dump.
 sub restore_into
 {
-	my ($from, $server) = @_;
-	my $to = node($server, 'restored_from_' . $from->name . '_in_' . version($server));
+	my ($from, $i) = @_;
+	my $to = node($servers[$i], 'restored_from_' . $from->name . '_in_' . name_of($i));
 	my $dump = $to->basedir . '/dump.sql';
 	$to->command_ok([ 'pg_dump', '-d', $from->connstr('postgres'), '-f', $dump ], 'dump of ' . $from->name);
 	$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'postgres' ], 'restore');
@@ -100,18 +113,18 @@ sub restore_into
 
 for my $i (1 .. $#servers)
 {
-	restore_into($node, $_) for @servers[ $i .. $#servers ];
+	restore_into($node, $_) for $i .. $#servers;
 
-	my $next = node($servers[$i], 'v' . version($servers[$i]));
+	my $next = node($servers[$i], name_of($i));
 	$_->stop for ($node, $next);
 	chdir $next->basedir or die;
-	command_ok(
-		[
-			"$servers[$i]/bin/pg_upgrade", '--no-sync',
-			'-d', $node->data_dir, '-D', $next->data_dir,
-			'-b', "$servers[$i - 1]/bin", '-B', "$servers[$i]/bin",
-			'-s', $next->host, '-p', $node->port, '-P', $next->port ],
-		'pg_upgrade ' . $node->name . ' to ' . $next->name);
+	my @upgrade = (
+		"$servers[$i]/bin/pg_upgrade", '--no-sync',
+		'-d', $node->data_dir, '-D', $next->data_dir,
+		'-b', "$servers[$i - 1]/bin", '-B', "$servers[$i]/bin",
+		'-s', $next->host, '-p', $node->port, '-P', $next->port);
+	command_ok([ @upgrade, '--check' ], 'pg_upgrade --check ' . $node->name . ' to ' . $next->name);
+	command_ok(\@upgrade, 'pg_upgrade ' . $node->name . ' to ' . $next->name);
 	log_is_clean($node);
 	$next->start;
 	$node = $next;

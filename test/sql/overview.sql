@@ -43,7 +43,7 @@ SELECT pg_sleep(0.01);
 SELECT outcome, attempt FROM idem.try_claim('counted', 'exhausted', '{}');
 SELECT r.state, l.state AS lookup, f.state AS in_flight, f.lapsed FROM idem.records r LEFT JOIN idem.in_flight f USING (key), idem.lookup('counted', 'exhausted') l
   WHERE key = 'exhausted';
-UPDATE idem.record SET extra_attempts = NULL, attempt = 2 WHERE key = 'exhausted';
+UPDATE idem.record SET extra_attempts = DEFAULT, attempt = 2 WHERE key = 'exhausted';
 
 -- An expired record of a leased claim counts as expired, whatever its state was.
 SELECT claimed FROM idem.claim('empty', 'gone-1', lease => '1 millisecond', ttl => '1 millisecond');
@@ -90,15 +90,6 @@ SELECT count(*) FROM idem.records;
 SELECT scope, key, weakness FROM idem.records WHERE weakness IS NOT NULL ORDER BY scope, key;
 COMMIT;
 
--- The views show idem.record, and no other table.
-SELECT idem.create_record_table('elsewhere');
-BEGIN;
-SELECT count(*) AS before FROM idem.records \gset
-INSERT INTO elsewhere SELECT * FROM idem.record;
-SELECT count(*) - :before AS more FROM idem.records;
-SELECT count(*) FROM (SELECT scope, tenant, key FROM idem.in_flight GROUP BY 1, 2, 3 HAVING count(*) > 1) AS twice;
-ROLLBACK;
-DROP TABLE elsewhere;
 DELETE FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'aged');
 SELECT idem.drop_scope('aged');
 
@@ -123,20 +114,21 @@ RESET ROLE;
 -- and every third has expired.
 SELECT idem.create_scope('large');
 ALTER TABLE idem.record SET (fillfactor = 10);
-INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
-SELECT gen_random_uuid(), now(), now() + CASE i % 3 WHEN 0 THEN '-1 hour' ELSE '1 hour' END::interval, s.id, 1, 'c', false, '', 'order-' || i
-  FROM generate_series(1, 30000) i, idem.scope s WHERE s.name = 'large';
-SELECT completed BETWEEN 17000 AND 23000 AND completed <> 20000 AS live, expired BETWEEN 8500 AND 11500 AS expired,
+SELECT idem.complete(token) FROM idem.claim('large', 'first');
+INSERT INTO idem.record
+SELECT copy.*
+  FROM generate_series(1, 30000) i, idem.record first,
+       jsonb_populate_record(first, jsonb_build_object('digest', gen_random_uuid(), 'key', 'order-' || i,
+         'expires', now() + CASE i % 3 WHEN 0 THEN '-1 hour' ELSE '1 hour' END::interval)) copy
+ WHERE first.key = 'first';
+DELETE FROM idem.record WHERE key = 'first';
+SELECT completed BETWEEN 17000 AND 23000 AS live, expired BETWEEN 8500 AND 11500 AS expired,
        coverage BETWEEN 0.2 AND 0.8 AS part
   FROM idem.overview WHERE scope = 'large';
--- Records in other tables do not count.
-SELECT idem.create_record_table('other_records');
-INSERT INTO other_records SELECT * FROM idem.record WHERE key ~ '^order-';
 DELETE FROM idem.record WHERE key ~ '^order-' AND key !~ '^order-..?$';
 ALTER TABLE idem.record RESET (fillfactor);
 VACUUM FULL idem.record;
 SELECT completed, expired, coverage FROM idem.overview WHERE scope = 'large';
-DROP TABLE other_records;
 DELETE FROM idem.record WHERE key ~ '^order-';
 
 -- Lifetimes far from the TTL, and keys that occur with different tenants. An expired record does not

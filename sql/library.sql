@@ -1,0 +1,410 @@
+-- What only the extension has: the keys that transactions hold, statistics, record tables.
+
+-- ---------------------------------------------------------------------------------------------
+-- What the views read
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.key_text(r idem.record)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS 'SELECT coalesce(r.key, r.key_uuid::text)';
+
+COMMENT ON FUNCTION idem_internal.key_text IS
+    'Returns the key of a record.';
+
+-- lease_end belongs to unfinished operations, completed to finished ones.
+CREATE VIEW idem_internal.stored AS
+    SELECT
+        scope,
+        tenant,
+        idem_internal.key_text(r) AS key,
+        state,
+        coalesce(attempt, 1) AS attempt,
+        coalesce(extra_attempts, 0) AS extra_attempts,
+        status,
+        created,
+        expires,
+        CASE WHEN state = 'p' THEN lease_end END AS lease_end,
+        CASE WHEN state <> 'p' THEN coalesce(lease_end, created) END AS completed,
+        nonce IS NULL AS released,
+        recovery_point,
+        coalesce(redacted, false) AS redacted,
+        headers,
+        response,
+        body,
+        error,
+        request
+    FROM idem.record r;
+
+COMMENT ON VIEW idem_internal.stored IS
+    'The records in idem.record, as the views read them.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Operations in flight
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.held_keys(
+    with_prepared boolean,
+    OUT scope text,
+    OUT tenant text,
+    OUT key text,
+    OUT attempt integer,
+    OUT since timestamptz,
+    OUT pid integer,
+    OUT transaction xid,
+    OUT state text,
+    OUT keys integer
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_held_keys'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.held_keys IS
+    'Returns, for the scopes that the current role may use, one key per running transaction that '
+    'holds keys: its newest open atomic claim (state open) or, if it has none, the newest key that '
+    'is finished or leased but not committed (state uncommitted); keys is how many keys it holds. '
+    'with_prepared: also all keys that prepared transactions have written to idem.record (state '
+    'prepared), for which it reads all records.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Statistics
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.preloaded()
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_preloaded'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.preloaded IS
+    'Returns whether the server has preloaded idem. The purge worker, statistics, limits and the '
+    'list of open atomic claims need that.';
+
+CREATE FUNCTION idem_internal.scope_counters(
+    scope_id integer,
+    OUT since timestamptz,
+    OUT numbers bigint[]
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_scope_counters'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.scope_counters IS
+    'Returns what is counted in the scope: 17 counters, then 40 buckets and the sum in '
+    'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
+    'the statistics, or if the current role neither may use the scope nor is a member of '
+    'pg_monitor.';
+
+-- The order of the numbers is that of the enum Counter in the library.
+CREATE VIEW idem.stats WITH (security_barrier) AS
+    SELECT
+        s.name AS scope,
+        c.numbers[1] AS claims,
+        c.numbers[2] AS replays,
+        c.numbers[3] AS in_flight,
+        c.numbers[4] AS waits,
+        c.numbers[5] * interval '1 microsecond' AS wait_time,
+        c.numbers[6] AS conflicts,
+        c.numbers[7] AS takeovers,
+        c.numbers[8] AS completions,
+        c.numbers[9] AS failures,
+        c.numbers[10] AS releases,
+        c.numbers[11] AS stale,
+        c.numbers[12] AS weak,
+        c.numbers[13] AS limited,
+        c.numbers[14] AS expired_reused,
+        c.numbers[15] AS purged,
+        c.since AS stats_reset,
+        c.numbers[16] AS advances,
+        c.numbers[17] AS duplicates
+    FROM idem.scope s
+        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
+    OFFSET 0;
+
+GRANT SELECT ON idem.stats TO PUBLIC;
+
+COMMENT ON VIEW idem.stats IS
+    'The statistics, since stats_reset, of each scope whose owner''s privileges the current role '
+    'has. Members of pg_monitor see every scope. No rows unless idem is preloaded.';
+
+-- The upper bound of bucket i is 2 ^ (i - 1) microseconds; the last bucket has none.
+CREATE FUNCTION idem_internal.quantile(counts bigint[], percent integer)
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT 2 ^ (nullif(min(b.i), 40) - 1) * interval '1 microsecond'
+    FROM (
+        SELECT u.i, sum(u.n) OVER (ORDER BY u.i) AS within, sum(u.n) OVER () AS total
+        FROM unnest($1) WITH ORDINALITY AS u (n, i)
+    ) AS b
+    WHERE b.total > 0 AND b.within * 100 >= b.total * $2;
+END;
+
+COMMENT ON FUNCTION idem_internal.quantile IS
+    'Returns the lowest upper bound that so many percent of the durations in the buckets do not '
+    'exceed. NULL if there are no durations, or if no bound is high enough.';
+
+CREATE VIEW idem.durations WITH (security_barrier) AS
+    SELECT
+        s.name AS scope,
+        k.kind,
+        (SELECT sum(n)::bigint FROM unnest(h.counts) AS u (n)) AS count,
+        c.numbers[k.first + 40] * interval '1 microsecond' AS total,
+        idem_internal.quantile(h.counts, 50) AS p50,
+        idem_internal.quantile(h.counts, 90) AS p90,
+        idem_internal.quantile(h.counts, 99) AS p99,
+        ARRAY(SELECT 2 ^ (i - 1) * interval '1 microsecond' FROM generate_series(1, 39) i)
+            AS upper_bounds,
+        h.counts,
+        c.since AS stats_reset
+    FROM idem.scope s
+        CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
+        CROSS JOIN (VALUES ('atomic', 18), ('leased', 59), ('wait', 100)) AS k (kind, first)
+        CROSS JOIN LATERAL (SELECT c.numbers[k.first : k.first + 39] AS counts) AS h
+    OFFSET 0;
+
+GRANT SELECT ON idem.durations TO PUBLIC;
+
+COMMENT ON VIEW idem.durations IS
+    'How long operations took (kind atomic or leased) and claims waited (kind wait), since '
+    'stats_reset, in each scope whose owner''s privileges the current role has. Members of '
+    'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
+    'percent do not exceed. counts has the number within each of upper_bounds and above the one '
+    'before, and last the number above all. No rows unless idem is preloaded.';
+
+CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_stats_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE ALL ON FUNCTION idem.stats_reset FROM PUBLIC;
+
+COMMENT ON FUNCTION idem.stats_reset IS
+    'Sets the statistics of a scope, or of all scopes of this database, to zero. A rollback does '
+    'not undo it. For superusers and roles that are granted EXECUTE. Raises ID008.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Figures, and record tables
+-- ---------------------------------------------------------------------------------------------
+
+-- The planner calls functions that are in the indexes of a table, so the totals are computed as the
+-- owner of idem.record: no role that owns the table acts with the rights of the caller.
+CREATE FUNCTION idem_internal.figures(
+    ids integer[],
+    ttls interval[],
+    max_attempts integer[]
+)
+RETURNS SETOF idem_internal.figures
+AS 'MODULE_PATHNAME', 'idem_figures'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.figures IS
+    'Returns the rows of idem_internal.totals() for the scopes that the current role may observe.';
+
+-- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
+-- the others, and idem.health() these.
+CREATE FUNCTION idem_internal.record_tables(
+    OUT records regclass,
+    OUT fault text,
+    OUT remedy text,
+    OUT passed_over text
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_record_tables'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.record_tables IS
+    'Returns idem.record and the tables with a column of the type idem.key_digest, in the order in '
+    'which they are purged. fault says why idem does not use a table (NULL: it does), passed_over '
+    'what the purge leaves in a table that idem uses, and remedy what to do about it.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Health: what only the extension has
+-- ---------------------------------------------------------------------------------------------
+
+-- A key lock is a heavyweight lock in the class of advisory locks, with an objsubid of its own:
+-- 7651, which is lock_class in the library.
+CREATE FUNCTION idem_internal.key_holders(
+    OUT pid integer,
+    OUT gid text,
+    OUT since timestamptz,
+    OUT keys text
+)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT
+        l.pid,
+        p.gid,
+        coalesce(a.xact_start, p.prepared) AS since,
+        CASE count(*) WHEN 1 THEN 'a key' ELSE count(*) || ' keys' END AS keys
+    FROM pg_locks l
+        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_locks x ON l.pid IS NULL
+            AND x.pid IS NULL
+            AND x.locktype = 'transactionid'
+            AND x.virtualtransaction = l.virtualtransaction
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    WHERE l.locktype = 'advisory'
+        AND l.objsubid = 7651
+        AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    GROUP BY 1, 2, 3
+$$;
+
+COMMENT ON FUNCTION idem_internal.key_holders IS
+    'Returns the processes and prepared transactions that hold keys.';
+
+-- A row whose status is ok is a check, in the order of n, with its detail if it has no finding; any
+-- other row is a finding.
+CREATE FUNCTION idem_internal.own_checks(
+    OUT n integer,
+    OUT check_name text,
+    OUT status text,
+    OUT detail text,
+    OUT hint text
+)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $$
+WITH server AS MATERIALIZED (
+    SELECT
+        idem_internal.preloaded() AS preloaded,
+        pg_is_in_recovery() AS standby,
+        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+        EXISTS (SELECT FROM pg_stat_activity
+                WHERE backend_type = 'idem launcher') AS launched
+),
+record_table AS MATERIALIZED (
+    SELECT * FROM idem_internal.record_tables()
+),
+-- Of this session, and of others by ALTER ROLE or ALTER DATABASE. pg_settings shows them only to
+-- sessions that have loaded the library.
+test_setting (name, setting) AS (
+    SELECT name, current_setting(name, true)
+    FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
+
+    UNION
+    SELECT o.option_name, o.option_value
+    FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
+    WHERE o.option_name LIKE 'idem\_test.%'
+        AND d.setdatabase IN (
+            0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+),
+-- Each row is a test that can find something; found says whether it does.
+test (found, check_name, status, detail, hint) AS (
+    SELECT f.found, 'worker', f.status, f.detail, f.hint
+    FROM server v, LATERAL (VALUES
+        (NOT v.preloaded, 'warn',
+         'idem is not preloaded: no worker purges expired records, and there are no statistics.',
+         'Add idem to shared_preload_libraries and restart the server; or call idem.purge() from '
+         'cron.'),
+        (v.preloaded AND NOT v.standby AND NOT v.launched, 'fail',
+         'idem is preloaded, but its launcher does not run: no worker purges expired records.',
+         'Search the server log for "idem launcher". If the log says that there are too many '
+         'background workers, raise max_worker_processes and restart the server.'),
+        (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
+         'idem.purge_naptime is 0: no worker purges expired records.',
+         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();')
+    ) AS f (found, status, detail, hint)
+
+    UNION ALL
+    SELECT f.found, f.check_name, 'warn', f.detail, t.remedy
+    FROM record_table t, LATERAL (VALUES
+        (t.fault IS NOT NULL, 'record tables',
+         format('%s has a column of the type idem.key_digest, but idem does not use it: its '
+                'records are neither found nor purged. %s', t.records, t.fault)),
+        (t.passed_over IS NOT NULL, 'purge',
+         format('The purge does not reach everything in %s. %s', t.records, t.passed_over))
+    ) AS f (found, check_name, detail)
+
+    UNION ALL
+    SELECT
+        t.setting !~ '^[0.]*$',
+        'tests',
+        'warn',
+        format('The setting %s is %s: idem_test disturbs calls, for tests of clients.', t.name,
+               t.setting),
+        format('In production, reset it where it is set: ALTER SYSTEM RESET %1$s, '
+               'ALTER DATABASE ... RESET %1$s or ALTER ROLE ... RESET %1$s', t.name)
+    FROM test_setting t
+
+    UNION ALL
+    SELECT
+        NOT EXISTS (
+            SELECT FROM pg_index i
+            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
+                AND i.indkey::text = (
+                    SELECT a.attnum::text FROM pg_attribute a
+                    WHERE a.attrelid = r.oid AND a.attname = 'digest')),
+        'indexes',
+        'fail',
+        format('%s has no primary key on digest alone, checked at once: idem cannot find its rows.',
+               r.oid::regclass),
+        format('ALTER TABLE %s %sADD PRIMARY KEY (digest)', r.oid::regclass,
+               (SELECT format('DROP CONSTRAINT %I, ', k.conname)
+                FROM pg_constraint k
+                WHERE k.conrelid = r.oid AND k.contype = 'p'))
+    FROM (VALUES ('idem.record'::regclass), ('idem.watermark')) AS r (oid)
+
+    UNION ALL
+    SELECT
+        NOT EXISTS (
+            SELECT FROM pg_index i
+            WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
+                AND pg_get_indexdef(i.indexrelid)
+                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")'),
+        'indexes',
+        'warn',
+        format('%s has no index of unfinished operations: a search for them reads the whole table.',
+               r.oid::regclass),
+        format('CREATE INDEX CONCURRENTLY %sON %s (scope) WHERE state = ''p''',
+               CASE r.oid WHEN 'idem.record'::regclass THEN 'record_unfinished ' ELSE '' END,
+               r.oid::regclass)
+    FROM (SELECT records FROM record_table WHERE fault IS NULL) AS r (oid)
+
+    UNION ALL
+    SELECT
+        NOT EXISTS (SELECT FROM pg_trigger g
+                    WHERE g.tgrelid = t.cached
+                        AND g.tgname = 'announce_change'
+                        AND g.tgenabled = 'A'),
+        'triggers',
+        'warn',
+        format('Trigger announce_change on %s is missing or not ENABLE ALWAYS: sessions do not '
+               'notice changes that a subscription or a restore makes there.', t.cached),
+        format('CREATE OR REPLACE TRIGGER announce_change '
+               'AFTER INSERT OR UPDATE OR DELETE ON %1$s '
+               'FOR EACH ROW EXECUTE FUNCTION idem_internal.announce_change(); '
+               'ALTER TABLE %1$s ENABLE ALWAYS TRIGGER announce_change', t.cached)
+    FROM (VALUES ('idem.scope'::regclass), ('idem.secret')) AS t (cached)
+)
+SELECT NULL::integer, check_name, status, detail, hint
+FROM test
+WHERE found
+
+UNION ALL
+SELECT c.n, c.check_name, 'ok', c.detail, NULL
+FROM (VALUES
+    (1, 'worker', (SELECT CASE
+                       WHEN standby THEN 'The server is a standby: the primary purges.'
+                       ELSE 'The launcher runs.'
+                   END
+                   FROM server)),
+    (12, 'indexes', 'The primary keys and the indexes of unfinished operations are in place, and '
+        'every index is valid.'),
+    (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
+    (20, 'tests', 'No setting disturbs calls for tests.'),
+    (23, 'record tables', 'Every table with a column of the type idem.key_digest is used.')
+) AS c (n, check_name, detail)
+$$;
+
+COMMENT ON FUNCTION idem_internal.own_checks IS
+    'Returns the checks of idem.health() that only the extension has, and what they have found.';
+
+CREATE FUNCTION idem.edition()
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 'extension';
