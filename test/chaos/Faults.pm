@@ -32,7 +32,9 @@ my @kinds = (
 	promote     => 1,     # kill -9 of all processes, promotion, and the old primary rewound as the new standby
 	dump        => 1,     # dump and restore into another database, where the clients go on
 );
-my %needs_library = map { $_ => 1 } qw(clock disk wal memory);
+my %needs_shim = map { $_ => 1 } qw(clock disk wal memory);
+# The SQL edition has no worker and no record tables, and is no extension.
+my %needs_extension = map { $_ => 1 } qw(extension worker move);
 my %weight = @kinds;
 
 # Rules for new keys, with two values each.
@@ -43,6 +45,7 @@ my @rules = (
 	[qw(weak_keys 'reject' 'allow')],
 	[qw(reject_stale_keys true false)],
 	[ 'min_ttl', q('1 minute'), q('0') ],);
+@rules = grep { $_->[0] ne 'claims_per_minute' } @rules if managed_edition();
 
 sub kinds { return map { $kinds[ 2 * $_ ] } 0 .. $#kinds / 2 }
 
@@ -54,9 +57,9 @@ sub new
 	delete @unknown{ kinds() };
 	die 'unknown faults: ' . join(', ', sort keys %unknown) . "\n" if %unknown;
 	my @chosen = @{ $options{only} } ? @{ $options{only} } : kinds();
-	my @skipped = $options{servers}{library} ? () : grep { $needs_library{$_} } @chosen;
-	@chosen = grep { $options{servers}{library} || !$needs_library{$_} } @chosen;
-	return bless { %options, chosen => \@chosen, skipped => \@skipped, count => { map { $_ => 0 } @chosen }, jobs => {}, stuck => 0, seen => {} }, $class;
+	@chosen = grep { $options{servers}{library} || !$needs_shim{$_} } @chosen;
+	@chosen = grep { !managed_edition() || !$needs_extension{$_} } @chosen;
+	return bless { %options, chosen => \@chosen, count => { map { $_ => 0 } @chosen }, jobs => {}, stuck => 0, seen => {} }, $class;
 }
 
 # All of a deck's faults in random order. What did not come off for once (a server that was
@@ -124,7 +127,7 @@ sub do_cut
 	return $self->{cuts} - $before;
 }
 
-# The purge worker exists for some milliseconds per visit; the launcher is its parent in all but name.
+# The purge worker exists for some milliseconds per run; the launcher is its parent in all but name.
 sub do_worker
 {
 	my ($self) = @_;

@@ -241,8 +241,11 @@ sub sql
 sub create_database
 {
 	my ($self, $name, $script) = @_;
-	$self->{primary}->safe_psql('postgres', "CREATE DATABASE $name");
-	$self->{primary}->safe_psql($name, "CREATE EXTENSION amcheck; CREATE EXTENSION idem; CREATE EXTENSION idem_test; $script");
+	my $primary = $self->{primary};
+	$primary->safe_psql('postgres', "CREATE DATABASE $name");
+	if (managed_edition()) { install_managed($primary, $name); }
+	else { $primary->safe_psql($name, 'CREATE EXTENSION idem; CREATE EXTENSION idem_test'); }
+	$primary->safe_psql($name, "CREATE EXTENSION amcheck; $script");
 	return;
 }
 

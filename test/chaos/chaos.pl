@@ -1,5 +1,5 @@
 # Chaos: many clients with all kinds of calls, faults of all kinds at random, and a checker that knows
-# nothing but the history of calls and answers. test/chaos/README.md explains it; test/chaos/run runs
+# nothing but the history of calls and answers. test/chaos/README.md explains it; test/run chaos runs
 # it.
 use strict;
 use warnings;
@@ -23,15 +23,16 @@ require Cutter;
 require Faults;
 require Servers;
 
-my $seconds = $ENV{CHAOS_SECONDS} || 60;
-my $seed = $ENV{CHAOS_SEED} || 1;
-my $clients = $ENV{CHAOS_CLIENTS} || 8;
-my $unprotected = $ENV{CHAOS_BREAK};
+my $seconds = $ENV{TEST_SECONDS} || 60;
+my $seed = $ENV{SEED} || 1;
+my $clients = $ENV{CLIENTS} || 8;
+my $unprotected = $ENV{BREAK};
+my $managed = managed_edition();
 my %ttl = (b => 300);
 my $pause = 0.3;
 # Calls of every new kind have had the answer that they are made for.
 my @must_happen = ('take: hold', 'take_end: did', 'pause: free', 'revoke: revoked', 'erase: erased',
-	'cancel: did', 'await: had', 'lookup: had', 'rehearse: free');
+	'cancel: did', 'await: had', 'lookup: had', $managed ? () : 'rehearse: free');
 my %happened;
 
 my $directory = PostgreSQL::Test::Utils::tempdir;
@@ -41,11 +42,12 @@ my $servers = Servers->new($directory, $library);
 $servers->{history} = "$directory/clock";
 replicate($servers->{primary}, $servers->{standby}, 'synchronous');
 my $script = slurp_file("$FindBin::Bin/schema.sql");
+$script .= slurp_file("$FindBin::Bin/records.sql") if !$managed;
 $script .= slurp_file("$FindBin::Bin/unprotected.sql") if $unprotected;
 $servers->target;
 my $cutter = Cutter->new($servers->{primary}, target => "$directory/target");
 my $faults = Faults->new(servers => $servers, cutter => $cutter, directory => $directory,
-	only => [ split /,/, $ENV{CHAOS_FAULTS} // '' ]);
+	only => [ split /,/, $ENV{FAULTS} // '' ]);
 
 my ($acknowledged, $unknown, $violations) = (0, 0, 0);
 my @reports;    # of the first violations of each epoch
@@ -188,9 +190,10 @@ sub check_servers
 		FROM idem.watermark WHERE seq IS DISTINCT FROM (SELECT max(seq) FROM chaos.effect WHERE key = source)}), '',
 		'every watermark is the highest number that was applied');
 	tables_are_sound($servers->{primary}, "epoch $epoch", $servers->{database});
+	my @elsewhere = split /\n/, $servers->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')});
+	isnt($servers->sql('SELECT count(*) FROM (' . join(' UNION ALL ', map { "TABLE $_" } @elsewhere) . ') r'), 0, "epoch $epoch: there are records elsewhere") if @elsewhere;
 	$servers->catch_up;
-	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect),
-	  grep { /\./ } split /\n/, $servers->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')});
+	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect), @elsewhere;
 	return;
 }
 
@@ -240,7 +243,7 @@ sub storm
 	return;
 }
 
-# CHAOS_SECONDS is when the last epoch begins at the latest; at least one runs to its end.
+# TEST_SECONDS is when the last epoch begins at the latest; at least one runs to its end.
 my $begin = clock_gettime(CLOCK_MONOTONIC);
 my ($epoch, $longest) = (0, 0);
 do
@@ -276,11 +279,11 @@ done_testing();
 # Also of a run that has died, which is not done.
 END
 {
-	if ($servers && $ENV{CHAOS_KEEP} && ($? || $ENV{KEEP} || !Test::More->builder->is_passing))
+	if ($servers && $ENV{KEPT_IN} && ($? || $ENV{KEEP} || !Test::More->builder->is_passing))
 	{
 		local $?;
-		copy($_, $ENV{CHAOS_KEEP}) for glob("$directory/history.* $directory/clock $directory/jobs.log"),
+		copy($_, $ENV{KEPT_IN}) for glob("$directory/history.* $directory/clock $directory/jobs.log"),
 		  map { $_->logfile } grep { defined } @$servers{qw(primary standby)};
-		diag "histories and server logs are kept in $ENV{CHAOS_KEEP}";
+		diag "histories and server logs are kept in $ENV{KEPT_IN}";
 	}
 }

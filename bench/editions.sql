@@ -1,0 +1,80 @@
+-- What bench/editions measures, in a database of each edition: the same effect, once for each key,
+-- made safe for retries in different ways. Everything is in schema bench.
+\set ON_ERROR_STOP on
+SET client_min_messages = warning;
+CREATE SCHEMA bench;
+
+-- The effect.
+CREATE TABLE bench.payment (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount numeric);
+CREATE FUNCTION bench.pay(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE payment_id bigint;
+BEGIN
+  INSERT INTO bench.payment (amount) VALUES ((request->>'amount')::numeric)
+    RETURNING id INTO payment_id;
+  RETURN jsonb_build_object('payment', payment_id);
+END $$;
+
+-- The yardstick: one plain INSERT of a finished row. And the usual hand-written form.
+CREATE TABLE bench.finished (
+  tenant text, scope text, key text, status text, response jsonb,
+  created timestamptz, expires timestamptz,
+  PRIMARY KEY (tenant, scope, key));
+CREATE TABLE bench.recipe (
+  tenant text, scope text, key text, request_hash text, status text, response jsonb,
+  created timestamptz, expires timestamptz,
+  PRIMARY KEY (tenant, scope, key));
+CREATE INDEX ON bench.recipe (expires);
+
+-- once_X(k) is one operation; run_X(round, n) does n of them, with other keys in each round.
+CREATE TABLE bench.operation (name text PRIMARY KEY, body text);
+INSERT INTO bench.operation VALUES
+('bare', $$
+  RETURN bench.pay(request);$$),
+('insert', $$
+  answer := bench.pay(request);
+  INSERT INTO bench.finished
+    VALUES ('', 'payments', k, 'completed', answer, now(), now() + interval '1 day');
+  RETURN answer;$$),
+('recipe', $$
+  INSERT INTO bench.recipe VALUES ('', 'payments', k, md5(request::text), 'in progress', NULL,
+                                   now(), now() + interval '1 day')
+    ON CONFLICT DO NOTHING;
+  IF FOUND THEN
+    answer := bench.pay(request);
+    UPDATE bench.recipe SET status = 'completed', response = answer
+     WHERE tenant = '' AND scope = 'payments' AND key = k;
+  ELSE
+    SELECT response INTO answer FROM bench.recipe
+     WHERE tenant = '' AND scope = 'payments' AND key = k;
+  END IF;
+  RETURN answer;$$),
+('claim', $$
+  c := idem.claim('payments', k, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  RETURN idem.complete(c.token, bench.pay(request));$$),
+('fraction', $$
+  c := idem.claim('payments', k, '{"amount": 10.50, "currency": "EUR", "to": "account 77"}');
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  RETURN idem.complete(c.token, bench.pay(request));$$),
+('leased', $$
+  c := idem.claim('payments', k, request, lease => '1 day');
+  RETURN idem.complete(c.token, bench.pay(request));$$),
+('once', $$
+  IF idem.once('payments', k, request) THEN RETURN bench.pay(request); END IF;
+  RETURN NULL;$$);
+SELECT format($sql$
+  CREATE FUNCTION bench.once_%1$s(k text) RETURNS jsonb LANGUAGE plpgsql AS $$
+  DECLARE
+    request CONSTANT jsonb := '{"amount": 10, "currency": "EUR", "to": "account 77"}';
+    answer jsonb; c idem.claim_result;
+  BEGIN %2$s
+  END $$;
+  CREATE PROCEDURE bench.run_%1$s(round int, n int) LANGUAGE plpgsql AS $$
+  BEGIN
+    FOR i IN 1 .. n LOOP
+      PERFORM bench.once_%1$s(md5('%1$s' || round::text || i)::uuid::text);
+      COMMIT;
+    END LOOP;
+  END $$ $sql$, name, body)
+  FROM bench.operation
+\gexec

@@ -1,0 +1,3461 @@
+-- idem, the SQL edition: the same contract in SQL and PL/pgSQL alone, for servers that load no
+-- library. Any role that may create a schema in the database installs it:
+--
+--     psql -f sql/managed.sql
+--
+-- or with the one file that "make managed" writes. docs/managed.md says what it lacks.
+--
+-- Read src/README.md first: the protocol is the same. Three things are different.
+--
+-- 1. The key lock is pg_try_advisory_xact_lock(). A call cannot give it back before its transaction
+--    ends, so every call reads the record before it takes the lock, or waits for it.
+-- 2. An open claim is a row in state 'a', which never commits. The constraint trigger
+--    claim_incomplete raises ID006 for it when the transaction commits or is prepared.
+-- 3. A function with the rights of the owner (SECURITY DEFINER) cannot see which role calls it. The
+--    functions of schema idem run with the rights of their callers; what they pass to those of the
+--    owner is a proof of the current role, which the view idem_internal.caller makes and which is
+--    good for this role, backend and transaction.
+--
+-- Functions on the path of a claim have no SET search_path, which costs more than an INSERT: every
+-- name and operator in them has its schema. There, IN, BETWEEN, IS DISTINCT FROM, NULLIF and CASE x
+-- WHEN are not used, because the server looks up their operators in the search_path.
+\set ON_ERROR_STOP on
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL client_min_messages = warning;
+
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::integer < 150000 THEN
+        RAISE feature_not_supported USING
+            MESSAGE = 'idem needs PostgreSQL 15 or newer',
+            DETAIL = format('This server is PostgreSQL %s.', current_setting('server_version')),
+            HINT = 'Install idem on a newer server.';
+    ELSIF EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')
+        AND to_regnamespace('idem') IS NOT NULL
+    THEN
+        RAISE duplicate_object USING
+            MESSAGE = 'the extension idem is installed in this database',
+            DETAIL = 'It has the same functions as the SQL edition.',
+            HINT = 'Use the extension.';
+    ELSIF EXISTS (SELECT FROM pg_namespace WHERE nspname IN ('idem', 'idem_internal')) THEN
+        RAISE duplicate_schema USING
+            MESSAGE = 'schema "idem" or "idem_internal" exists already',
+            DETAIL = 'The SQL edition is installed, or the schema is of something else.',
+            HINT = 'SELECT idem.edition() shows what is installed. To install idem in another '
+                   'form, drop the schemas first, which forgets all keys.';
+    END IF;
+END
+$$;
+
+\ir base.sql
+\ir types.sql
+
+-- ---------------------------------------------------------------------------------------------
+-- Tables
+-- ---------------------------------------------------------------------------------------------
+
+-- A day has 24 hours here, and a month 30 days.
+CREATE FUNCTION idem_internal.fixed(value interval)
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN make_interval(
+    secs => (extract(epoch FROM value) - 453600 * extract(year FROM value))::double precision);
+
+-- The secrets come first: scopes have copies of them.
+INSERT INTO idem.secret
+SELECT id, CASE id WHEN 0 THEN 'seed' ELSE 'fingerprint' END,
+       sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+              || uuid_send(gen_random_uuid())),
+       now()
+FROM generate_series(0, 1) AS id;
+
+CREATE FUNCTION idem_internal.seed()
+RETURNS bytea
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT secret FROM idem.secret WHERE id = 0;
+END;
+
+-- What the short way of a claim needs, so that it reads one row. lock_seed is of the scope's lock
+-- ids, which must be secret: every role may take advisory locks. seed and secret are copies of the
+-- seed and of the newest secret of idem.secret. has_rules: whether the scope has rules that a claim
+-- of a new key must be judged by. whole_answer_size is NULL if the scope leaves anything out of
+-- responses.
+ALTER TABLE idem.scope
+    ADD COLUMN lock_seed bigint NOT NULL
+        DEFAULT ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint,
+    ADD COLUMN seed bytea NOT NULL DEFAULT idem_internal.seed(),
+    ADD COLUMN secret_id integer,
+    ADD COLUMN secret bytea,
+    ADD COLUMN fixed_ttl interval GENERATED ALWAYS AS (idem_internal.fixed(ttl)) STORED,
+    ADD COLUMN has_rules boolean GENERATED ALWAYS AS (
+        request_required OR tenant_required OR reject_stale_keys OR weak_keys <> 'allow'
+        OR min_ttl IS NOT NULL OR tenant_from <> 'argument' OR store_request <> 'never'
+        OR cardinality(request_exclude) > 0) STORED,
+    ADD COLUMN whole_answer_size integer GENERATED ALWAYS AS (
+        CASE WHEN store_response AND cardinality(response_exclude) = 0
+             THEN max_answer_size END) STORED;
+
+-- A new scope gets the newest secret, and a new secret goes to all scopes.
+CREATE FUNCTION idem_internal.copy_secret()
+RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'secret' THEN
+        UPDATE idem.scope SET secret_id = NEW.id, secret = NEW.secret;
+        RETURN NULL;
+    END IF;
+    SELECT k.id, k.secret INTO NEW.secret_id, NEW.secret
+    FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1;
+    RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER copy_secret BEFORE INSERT ON idem.scope
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.copy_secret();
+CREATE TRIGGER copy_secret AFTER INSERT ON idem.secret
+    FOR EACH ROW EXECUTE FUNCTION idem_internal.copy_secret();
+
+-- One row per operation, from its claim on. state is 'a' (claimed by the transaction that can see
+-- the row), 'p' (leased and unfinished), 'c' (completed) or 'f' (failed).
+--
+-- leased is NULL for an atomic claim, true for an unfinished leased operation and false for one
+-- that is finished. No index names another column that completing an atomic claim changes, so that
+-- this is a heap-only update; the free space in every page has room for it.
+--
+-- request_list and secret say how the fingerprint was made: by which list of the scope's
+-- request_lists (0: none), and by which row of idem.secret. A secret of 0 is the fingerprint that
+-- every request has. finished is NULL for what was claimed and finished in one transaction.
+CREATE TABLE idem.record (
+    scope               integer     NOT NULL,
+    attempt             integer     NOT NULL,
+    created             timestamptz NOT NULL,
+    expires             timestamptz NOT NULL,
+    lease_end           timestamptz,
+    finished            timestamptz,
+    ttl                 interval,
+    hash                bigint,
+    nonce               text,
+    open                text,
+    status              integer,
+    extra_attempts      integer     NOT NULL DEFAULT 0,
+    request_list        integer     NOT NULL DEFAULT 0,
+    secret              integer,
+    state               "char"      NOT NULL,
+    leased              boolean,
+    redacted            boolean     NOT NULL DEFAULT false,
+    tenant              text COLLATE "C" NOT NULL,
+    key                 text COLLATE "C" NOT NULL,
+    fingerprint         bytea,
+    recovery_point      text,
+    recovery_state      jsonb,
+    headers             jsonb,
+    response            jsonb,
+    body                bytea,
+    error               jsonb,
+    request             jsonb,
+    PRIMARY KEY (scope, tenant, key)
+) WITH (fillfactor = 80);
+
+-- A SQL_ASCII database has texts of any bytes. The other functions check their arguments.
+DO $$
+BEGIN
+    IF getdatabaseencoding() = 'SQL_ASCII' THEN
+        ALTER TABLE idem.record ADD CHECK (convert_to(tenant || key, 'UTF8') IS NOT NULL);
+    END IF;
+END
+$$;
+
+CREATE INDEX record_token ON idem.record (hash) WHERE leased IS NOT NULL;
+CREATE INDEX record_due ON idem.record (scope, lease_end) WHERE leased;
+
+COMMENT ON TABLE idem.record IS
+    'The records of keys. Written when a key is claimed, read through idem.claim() and '
+    'idem.lookup(). lease_end is when the lease of an unfinished operation ends; nonce is the '
+    'random part of the token.';
+
+CREATE TABLE idem.watermark (
+    scope               integer     NOT NULL,
+    tenant              text COLLATE "C" NOT NULL,
+    source              text COLLATE "C" NOT NULL,
+    seq                 bigint      NOT NULL,
+    updated             timestamptz NOT NULL,
+    PRIMARY KEY (scope, tenant, source)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem.watermark IS
+    'The highest sequence number of each source. Written by idem.advance(); never expires.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Who calls
+-- ---------------------------------------------------------------------------------------------
+
+-- A view has the rights of its owner, and current_user in it is still the caller. proof is a MAC of
+-- the caller's name. The view always has a row: where the secret is missing, the proof is NULL,
+-- which check_caller refuses. Without a row, a call would return NULL, which is no refusal.
+CREATE VIEW idem_internal.caller AS
+    SELECT quote_ident(current_user)::regrole::oid AS role,
+           sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id = 0)
+                  || int4send(pg_backend_pid())
+                  || timestamptz_send(transaction_timestamp())
+                  || convert_to(current_user, 'UTF8')) AS proof;
+
+COMMENT ON VIEW idem_internal.caller IS
+    'The current role, and the proof of it that functions with the rights of their owner ask for. '
+    'The proof is good for this role, backend and transaction.';
+
+GRANT SELECT ON idem_internal.caller TO PUBLIC;
+
+CREATE FUNCTION idem_internal.refuse_without_secrets()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE object_not_in_prerequisite_state USING
+        MESSAGE = 'idem has no secrets in this database',
+        DETAIL = 'The secrets are created when idem is installed, and a dump of the database '
+                 'contains them.',
+        HINT = 'Restore the rows of idem.secret from the dump that the records came from.';
+END
+$$;
+
+-- For functions with the rights of their owner that PUBLIC may execute: they act for this role.
+CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM idem.secret WHERE id = 0) THEN
+        PERFORM idem_internal.refuse_without_secrets();
+    ELSIF (proof = (SELECT sha256(k.secret || int4send(pg_backend_pid())
+                                  || timestamptz_send(transaction_timestamp())
+                                  || convert_to(pg_get_userbyid(caller), 'UTF8'))
+                    FROM idem.secret AS k WHERE k.id = 0)) IS NOT TRUE
+    THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = 'permission denied for a function of schema idem_internal',
+            DETAIL = 'The proof is not of this role, backend and transaction.',
+            HINT = 'Call the functions of schema idem.';
+    END IF;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem_internal.check_caller FROM PUBLIC;
+
+-- The same for what only some roles may do: they have EXECUTE on the function, such as
+-- 'idem.forget', whose arguments do not matter because its name is not overloaded.
+CREATE FUNCTION idem_internal.check_administrator(caller oid, proof bytea, function regproc)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    IF NOT has_function_privilege(caller, function::oid, 'EXECUTE') THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('permission denied for function %s',
+                             (SELECT proname FROM pg_proc WHERE oid = function));
+    END IF;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem_internal.check_administrator FROM PUBLIC;
+
+\ir functions_http.sql
+\ir functions_sql.sql
+
+-- ---------------------------------------------------------------------------------------------
+-- Errors
+-- ---------------------------------------------------------------------------------------------
+
+-- Raises an error of idem's own.
+CREATE FUNCTION idem_internal.raise(sqlstate text, message text, detail text, hint text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
+        CONSTRAINT = idem_internal.errors() -> sqlstate ->> 1;
+END
+$$;
+
+CREATE FUNCTION idem_internal.refuse_token(detail text, hint text)
+RETURNS void
+LANGUAGE sql
+RETURN idem_internal.raise('ID005', 'token names no open claim', detail, hint);
+
+-- A token is fenced off. Without a detail, the error says the same whether the key was taken over,
+-- has no record, or is of a scope that the caller may not use.
+CREATE FUNCTION idem_internal.refuse_lease(detail text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql
+RETURN idem_internal.raise(
+    'ID004', 'lease of this attempt is lost',
+    coalesce(detail, 'The token names no attempt that you may continue: its claim was rolled back '
+                     'or is not committed yet, or the operation was released, taken over or '
+                     'forgotten, or has expired, or you may not use its scope.'),
+    'Stop working on the operation and roll back, or claim its key again.');
+
+CREATE FUNCTION idem_internal.refuse_open_here(key text, hint text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql
+RETURN idem_internal.raise(
+    'ID001', format('operation "%s" is in progress', key),
+    'The key was claimed by this transaction, and the claim is still open.',
+    coalesce(hint, 'Complete the first claim before you claim the key again. "SELECT '
+                   '(idem.claim(...)).*" calls the function once per column; write "SELECT * FROM '
+                   'idem.claim(...)" instead.'));
+
+-- What keeps a key from a caller: a transaction, of a process or prepared, or a lease.
+CREATE TYPE idem_internal.holder AS (
+    pid                 integer,
+    since               timestamptz,
+    lease_end           timestamptz,
+    released            boolean,
+    prepared            xid
+);
+
+-- How long to wait before the next try: as long again as the key has been held, between 0.1 and 10
+-- seconds, but not beyond the end of the lease.
+CREATE FUNCTION idem_internal.retry_after(holder idem_internal.holder)
+RETURNS interval
+LANGUAGE sql
+RETURN CASE
+    WHEN (holder).released THEN greatest((holder).lease_end - clock_timestamp(), '0')
+    ELSE least(
+        greatest((holder).lease_end - clock_timestamp(), '0'),
+        greatest(least(clock_timestamp() - (holder).since, '10 seconds'), '0.1 seconds'))
+END;
+
+-- Clients whose driver hides the fields look for "after N.N seconds" in the hint.
+CREATE FUNCTION idem_internal.refuse_in_progress(
+    key text,
+    holder idem_internal.holder,
+    wait_is_argument boolean DEFAULT false,
+    hint text DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+AS $$
+DECLARE
+    usecs CONSTANT bigint := 1000000 * extract(epoch FROM idem_internal.retry_after(holder));
+    seconds CONSTANT text := to_char((usecs + 99999) / 100000 / 10.0, 'FM99999999990.0');
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'ID001', SCHEMA = 'idem', CONSTRAINT = 'in_progress',
+        MESSAGE = format(CASE WHEN holder.released THEN 'operation "%s" is not due yet'
+                              ELSE 'operation "%s" is in progress' END, key),
+        DATATYPE = ((usecs + 999) / 1000)::text,
+        COLUMN = coalesce(
+            trim(to_json(holder.since AT TIME ZONE 'UTC')::text, '"') || '+00:00', ''),
+        DETAIL = CASE
+            WHEN holder.released THEN format(
+                'Its last attempt was released, and the next one is due at %s.', holder.lease_end)
+            WHEN holder.lease_end IS NOT NULL THEN format(
+                'The key was claimed at %s, under a lease that ends at %s.', holder.since,
+                holder.lease_end)
+            WHEN holder.pid IS NOT NULL AND holder.since IS NOT NULL THEN format(
+                'Process %s has held this key in a transaction since %s.', holder.pid,
+                holder.since)
+            WHEN holder.pid IS NOT NULL THEN format(
+                'Process %s holds this key in a transaction.', holder.pid)
+            WHEN holder.prepared IS NOT NULL THEN format(
+                'Prepared transaction %s holds this key until it is committed or rolled back. To '
+                'find its name, run SELECT gid FROM pg_prepared_xacts WHERE transaction = ''%s''.',
+                holder.prepared, holder.prepared)
+            ELSE 'Another transaction, possibly a prepared one, holds this key.'
+        END,
+        HINT = coalesce(hint, CASE
+            WHEN holder.released THEN format('Retry with the same key after %s seconds.', seconds)
+            WHEN wait_is_argument THEN format(
+                'Retry with the same key after %s seconds, or pass a longer "wait".', seconds)
+            ELSE format('Retry after %s seconds, or raise the scope''s "wait" with '
+                        'idem.alter_scope().', seconds)
+        END);
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Arguments
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.check_duration(argument text, value interval, may_be_zero boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    seconds CONSTANT numeric := extract(epoch FROM value) - 453600 * extract(year FROM value);
+    fault CONSTANT text := CASE
+        WHEN abs(seconds) > 365000 * 86400::numeric
+            THEN 'The interval must be finite and at most 365000 days.'
+        WHEN seconds < 0 AND may_be_zero THEN 'The interval must not be negative.'
+        WHEN seconds <= 0 AND NOT may_be_zero THEN 'The interval must be longer than zero.'
+    END;
+BEGIN
+    IF fault IS NOT NULL THEN
+        PERFORM idem_internal.refuse(
+            argument, '', fault, 'Pass an interval such as ''30 seconds''.');
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_writable(
+    function text,
+    reading text DEFAULT ' To read a key''s state and answer, use idem.lookup().'
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_read_only')::boolean THEN
+        RAISE read_only_sql_transaction USING
+            MESSAGE = format(CASE WHEN pg_is_in_recovery()
+                                  THEN 'cannot execute idem.%s() during recovery'
+                                  ELSE 'cannot execute idem.%s() in a read-only transaction' END,
+                             function),
+            DETAIL = 'The function must be able to write, even where a call finds nothing to '
+                     'write.',
+            HINT = CASE WHEN pg_is_in_recovery() THEN 'Call it on the primary.'
+                        ELSE 'Call it in a read-write transaction.' END || reading;
+    END IF;
+END
+$$;
+
+-- A name of 1 to 255 bytes. place is the position in an array, from 1, or 0.
+CREATE FUNCTION idem_internal.check_name(
+    value text,
+    what text,
+    argument text,
+    hint text,
+    place integer DEFAULT 0
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    fault text;
+    detail text;
+BEGIN
+    IF value IS NULL THEN
+        fault := 'must not be null';
+        detail := 'is null';
+    ELSIF value = '' THEN
+        fault := 'must not be empty';
+        detail := 'is an empty string';
+    ELSIF octet_length(value) > 255 THEN
+        fault := 'is too long';
+        detail := format('has %s bytes; at most 255 are allowed', octet_length(value));
+    ELSE
+        PERFORM convert_to(value, 'UTF8');  -- which any bytes of a SQL_ASCII database need not be
+        RETURN;
+    END IF;
+    PERFORM idem_internal.raise(
+        'ID007', what || ' ' || fault,
+        CASE place WHEN 0 THEN 'The' ELSE format('Element %s of the', place) END
+            || format(' argument "%s" %s.', argument, detail),
+        hint);
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_key_type(type regtype)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_type AS t
+                   WHERE t.oid = type AND (t.typcategory = 'S' OR t.oid = 'uuid'::regtype
+                                           OR t.typbasetype = 'uuid'::regtype))
+    THEN
+        PERFORM idem_internal.refuse(
+            'key', '',
+            format('A key is a text or a uuid, and the argument has the type %s.', type),
+            'Pass the key as text, such as 4711::text.');
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_key(
+    key text, type regtype DEFAULT 'text', place integer DEFAULT 0
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM idem_internal.check_key_type(type);
+    PERFORM idem_internal.check_name(
+        key, 'idempotency key', CASE place WHEN 0 THEN 'key' ELSE 'keys' END,
+        'Pass an idempotency key of 1 to 255 bytes, such as a UUID.', place);
+END
+$$;
+
+-- The tenant that the caller means: the argument, or the setting idem.tenant.
+CREATE FUNCTION idem_internal.checked_tenant(tenant text)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    meant CONSTANT text := coalesce(tenant, current_setting('idem.tenant', true), '');
+BEGIN
+    IF octet_length(meant) > 255 THEN
+        PERFORM idem_internal.raise(
+            'ID013', 'tenant is too long',
+            format('The %s has %s bytes; at most 255 are allowed.',
+                   CASE WHEN tenant IS NULL THEN 'setting "idem.tenant"'
+                        ELSE 'argument "tenant"' END,
+                   octet_length(meant)),
+            CASE WHEN tenant IS NULL THEN 'Set "idem.tenant" to at most 255 bytes.'
+                 ELSE 'Pass a tenant of at most 255 bytes.' END);
+    END IF;
+    PERFORM convert_to(meant, 'UTF8');
+    RETURN meant;
+END
+$$;
+
+CREATE FUNCTION idem_internal.require_tenant(s idem.scope, tenant text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF s.tenant_required AND tenant = '' THEN
+        PERFORM idem_internal.raise(
+            'ID013', 'tenant is missing', format('Scope "%s" requires a tenant.', s.name),
+            'Pass the argument "tenant", or set "idem.tenant".');
+    END IF;
+END
+$$;
+
+-- The role that has logged in or was taken on by SET ROLE, also inside a SECURITY DEFINER function.
+CREATE FUNCTION idem_internal.outer_role()
+RETURNS name
+LANGUAGE sql
+RETURN CASE WHEN current_setting('role') = 'none' THEN session_user
+            ELSE current_setting('role')::name END;
+
+-- The tenant of a call in this scope.
+CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    caller CONSTANT text := idem_internal.outer_role();
+BEGIN
+    IF s.tenant_from = 'argument' THEN
+        RETURN tenant;
+    ELSIF tenant IN ('', caller) THEN
+        RETURN caller;
+    ELSIF EXISTS (SELECT FROM pg_roles AS r
+                  WHERE r.rolname = caller
+                      AND (r.rolsuper
+                           OR EXISTS (SELECT FROM pg_roles AS t
+                                      WHERE t.rolname = tenant
+                                          AND pg_has_role(r.oid, t.oid, 'USAGE'))))
+    THEN
+        RETURN tenant;
+    END IF;
+    RAISE insufficient_privilege USING
+        MESSAGE = format('permission denied for tenant "%s"', tenant),
+        DETAIL = format('In scope "%s", the tenant is the role that calls, here "%s".', s.name,
+                        caller),
+        HINT = 'Leave the tenant out. To act for another tenant, the calling role needs the '
+               'privileges of the role of that name.';
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Scopes
+-- ---------------------------------------------------------------------------------------------
+
+-- How many characters must be changed to make one name of the other.
+CREATE FUNCTION idem_internal.distance(a text, b text)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    before integer[] := ARRAY(SELECT generate_series(0, length(b)));
+    here integer[];
+BEGIN
+    FOR i IN 1 .. length(a) LOOP
+        here := ARRAY[i];
+        FOR j IN 1 .. length(b) LOOP
+            here := here || least(
+                here[j] + 1, before[j + 1] + 1,
+                before[j] + (substr(a, i, 1) <> substr(b, j, 1))::integer);
+        END LOOP;
+        before := here;
+    END LOOP;
+    RETURN before[length(b) + 1];
+END
+$$;
+
+CREATE FUNCTION idem_internal.nearest_scope(caller oid, name text)
+RETURNS text
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT s.name
+    FROM idem.scope AS s CROSS JOIN LATERAL idem_internal.distance(nearest_scope.name, s.name) AS d
+    WHERE octet_length(nearest_scope.name) <= 63 AND pg_has_role(caller, s.owner, 'USAGE')
+        AND d <= least(3, octet_length(nearest_scope.name) / 2)
+    ORDER BY d, s.name
+    LIMIT 1;
+END;
+
+CREATE FUNCTION idem_internal.refuse_scope(caller oid, scope text, function text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+    nearest text;
+    owner text;
+    caller_name CONSTANT text := (SELECT rolname FROM pg_roles WHERE oid = caller);
+BEGIN
+    IF scope IS NULL THEN
+        PERFORM idem_internal.raise(
+            'ID008', 'scope must not be null', 'The name of the scope is null.',
+            'Pass the name of a scope. idem.scopes lists the scopes that you may use.');
+    END IF;
+    SELECT * INTO s FROM idem.scope AS x WHERE x.name = scope;
+    IF NOT FOUND THEN
+        nearest := idem_internal.nearest_scope(caller, scope);
+        PERFORM idem_internal.raise(
+            'ID008', format('scope "%s" does not exist', scope),
+            'No scope in this database has that name.',
+            CASE
+                WHEN nearest IS NOT NULL THEN format('Perhaps you meant the scope "%s".', nearest)
+                WHEN function IN ('claim', 'try_claim', 'execute', 'once', 'once_each', 'advance')
+                    THEN 'Create the scope first with idem.create_scope(), or use one of the '
+                         'scopes that idem.scopes lists.'
+                ELSE 'Check the name. idem.scopes lists the scopes that you may use.'
+            END);
+    END IF;
+    SELECT r.rolname INTO owner FROM pg_roles AS r WHERE r.oid = s.owner;
+    RAISE insufficient_privilege USING
+        MESSAGE = format('permission denied for scope "%s"', scope),
+        DETAIL = CASE WHEN owner IS NULL THEN 'The role that owned the scope was dropped.'
+                      ELSE format('The scope belongs to role "%s", whose privileges idem.%s() '
+                                  'needs.', owner, function) END,
+        HINT = CASE
+            WHEN owner IS NULL OR (SELECT rolsuper FROM pg_roles WHERE oid = s.owner) THEN format(
+                'Ask a superuser to give the scope to a role of its users, for example with '
+                'SELECT idem.alter_scope(%L, owner => %L).', scope, quote_ident(caller_name))
+            WHEN pg_has_role(caller, s.owner,
+                             CASE WHEN current_setting('server_version_num')::integer < 160000
+                                  THEN 'MEMBER' ELSE 'SET' END)
+                THEN format('Run SET ROLE %I first.', owner)
+            ELSE format('Ask an administrator of the role to run GRANT %I TO %I.', owner,
+                        caller_name)
+        END;
+END
+$$;
+
+-- The scope, for a caller that has been checked.
+CREATE FUNCTION idem_internal.usable_scope(caller oid, scope text, function text)
+RETURNS idem.scope
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+BEGIN
+    SELECT * INTO s FROM idem.scope AS x
+    WHERE x.name = scope AND pg_has_role(caller, x.owner, 'USAGE');
+    IF NOT FOUND THEN
+        PERFORM idem_internal.refuse_scope(caller, scope, function);
+    END IF;
+    RETURN s;
+END
+$$;
+
+-- The same for calls that write rows. The lock comes first, so that a change of tenant_from, after
+-- which the key is another one, waits for these calls, or they read its result.
+CREATE FUNCTION idem_internal.scope_to_write(caller oid, scope text, function text)
+RETURNS idem.scope
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE idem.record IN ROW EXCLUSIVE MODE;
+    RETURN idem_internal.usable_scope(caller, scope, function);
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Rules for new keys
+-- ---------------------------------------------------------------------------------------------
+
+-- The forms are those of src/core/weakness.cpp, and their names.
+CREATE FUNCTION idem_internal.key_weakness(key text)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    essence CONSTANT text := CASE WHEN key ~ '^[\x01-\x7f]*$'
+        THEN lower(regexp_replace(key, '[^0-9A-Za-z]', '', 'g')) END;
+    bytes bytea;
+BEGIN
+    IF key IS NULL THEN
+        PERFORM idem_internal.refuse('key', NULL, NULL, NULL);
+    ELSIF key ~ '^(\{\{.*\}\}|\$\{.*\}|<.*>)$'
+        OR regexp_split_to_array(key, '[-_:/.#]') && '{undefined,"null",None}'
+        OR essence IN (repeat('0', 32), repeat('f', 32))
+        OR essence = ANY (
+            '{cart,changeme,charge,checkout,claim,confirm,create,createorder,createpayment,default,
+              delete,deposit,dummy,empty,event,example,false,guid,id,idempotency,idempotencykey,
+              idempotent,idempotentkey,infinity,insert,invoice,key,message,mykey,nan,nil,none,
+              "null",objectobject,order,orders,password,pay,payment,payments,payout,placeholder,
+              purchase,random,refund,request,requestid,reservation,reserve,retry,secret,string,
+              submit,subscription,test,testkey,token,transaction,transfer,true,undefined,update,
+              uuid,xidempotencykey}')
+    THEN
+        RETURN 'generic';
+    ELSIF (CASE WHEN key ~ '^[0-9]{10}([0-9]{3}){0,3}(\.[0-9]+)?$'
+                THEN left(key, 10)::bigint BETWEEN 1000000000 AND 4102444799 END)
+        OR key ~ ('^(19|20|21)[0-9]{2}(-(0[1-9]|1[0-2])-|(0[1-9]|1[0-2]))(0[1-9]|[12][0-9]|3[01])'
+                  '([Tt ]?([01][0-9]|2[0-4]):?[0-5][0-9](:?([0-5][0-9]|60)([.,][0-9]+)?)?'
+                  '([Zz]|[-+](0[0-9]|1[0-5])(:?[0-5][0-9])?)?)?$')
+    THEN
+        RETURN 'timestamp';
+    ELSIF key ~ '^0*[0-9]{0,19}$' AND key <> '' THEN
+        RETURN 'number';
+    ELSIF octet_length(key) < 8 THEN
+        RETURN CASE WHEN key !~ '^[^\x01-\x40\x5b-\x60\x7b-\x7f]+[-_:/.#]?[0-9]+$' THEN 'short' END;
+    END IF;
+    bytes := convert_to(key, getdatabaseencoding());
+    RETURN (SELECT CASE WHEN n <= 2 OR n * 8 < length(bytes) THEN 'repetitive' END
+            FROM (SELECT count(DISTINCT get_byte(bytes, i))
+                  FROM generate_series(0, length(bytes) - 1) AS i) AS d (n));
+END
+$$;
+
+-- The time in a UUIDv7 or a ULID.
+CREATE FUNCTION idem_internal.key_time(key text)
+RETURNS timestamptz
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    milliseconds bigint := 0;
+BEGIN
+    IF key ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$' THEN
+        milliseconds := ('x' || left(key, 8) || substr(key, 10, 4))::bit(48)::bigint;
+    ELSIF key ~* '^[0-7][0-9a-hjkmnp-tv-z]{25}$' THEN
+        FOR i IN 1 .. 10 LOOP
+            milliseconds := milliseconds * 32
+                + strpos('0123456789abcdefghjkmnpqrstvwxyz', lower(substr(key, i, 1))) - 1;
+        END LOOP;
+    ELSE
+        RETURN NULL;
+    END IF;
+    RETURN timestamptz '1970-01-01 00:00:00+00' + make_interval(secs => milliseconds / 1000)
+        + milliseconds % 1000 * interval '1 millisecond';
+END
+$$;
+
+CREATE FUNCTION idem_internal.is_stale(s idem.scope, key text, ttl interval)
+RETURNS boolean
+LANGUAGE sql
+RETURN (s).reject_stale_keys AND coalesce(
+    idem_internal.key_time(key) < clock_timestamp() - ttl
+        OR idem_internal.key_time(key) > clock_timestamp() + interval '10 minutes', false);
+
+CREATE FUNCTION idem_internal.refuse_stale_key(key text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+AS $$
+DECLARE
+    made CONSTANT timestamptz := idem_internal.key_time(key);
+BEGIN
+    IF made > clock_timestamp() THEN
+        PERFORM idem_internal.raise(
+            'ID010', format('idempotency key "%s" has a timestamp in the future', key),
+            format('The timestamp, %s, is more than 10 minutes in the future.', made),
+            'Check the client''s clock, and send a new key.');
+    END IF;
+    PERFORM idem_internal.raise(
+        'ID010', format('idempotency key "%s" is stale', key),
+        format('The key''s timestamp, %s, is older than the TTL. The operation may have '
+               'completed, and its record may have expired.', made),
+        'Find out whether the operation was carried out. If it was not, send a new key.');
+END
+$$;
+
+-- What a key without a record must pass, but for its age.
+CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    weakness text;
+    detail text;
+    hint CONSTANT text := 'Send a UUID or another long random string, or a string that names the '
+                          'operation, such as "order-4711".';
+BEGIN
+    PERFORM idem_internal.require_tenant(s, tenant);
+    IF s.weak_keys <> 'allow' THEN
+        weakness := idem_internal.key_weakness(key);
+        detail := format(
+            'Its weakness is "%s": such a key is likely to be used for more than one operation. '
+            'The "weak_keys" setting of scope "%s" is "%s".', weakness, s.name, s.weak_keys);
+        IF weakness IS NOT NULL AND s.weak_keys = 'reject' THEN
+            PERFORM idem_internal.raise(
+                'ID007', format('idempotency key "%s" is too weak', key), detail, hint);
+        ELSIF weakness IS NOT NULL THEN
+            RAISE WARNING USING
+                MESSAGE = format('idempotency key "%s" is weak', key), DETAIL = detail,
+                HINT = hint;
+        END IF;
+    END IF;
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Requests, answers and failures
+-- ---------------------------------------------------------------------------------------------
+
+-- A request in which equal numbers are equal texts: zeros at the end of a fraction are left out.
+-- The second form of the regular expression, which reads strings too, costs twice as much. It is
+-- needed only where a string contains something like a fraction.
+CREATE FUNCTION idem_internal.canonical(request text)
+RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+AS $$
+BEGIN
+    IF request OPERATOR(pg_catalog.~) '\.[0-9]*0([],}]|$)' THEN
+        IF request OPERATOR(pg_catalog.~)
+            '^(?:[^"]|"(?:[^"\\.]|\\.|\.+(?:[^0-9"\\.]|\\.))*\.*")*$'
+        THEN
+            RETURN pg_catalog.regexp_replace(
+                request, '(\.[0-9]*[1-9])0+(?=[],}]|$)|\.0+(?=[],}]|$)', '\1', 'g');
+        END IF;
+        RETURN pg_catalog.regexp_replace(
+            request,
+            '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?=[],}]|$)|\.0+(?=[],}]|$)', '\1\2', 'g');
+    END IF;
+    RETURN request;
+END
+$$;
+
+-- The names of a path that is written as in request_exclude, joined by dots, without quotes.
+CREATE FUNCTION idem_internal.plain_path(path text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT string_agg(
+        CASE WHEN name[1] LIKE '"%'
+             THEN regexp_replace(substr(name[1], 2, length(name[1]) - 2), '\\(.)', '\1', 'g')
+             ELSE name[1] END, '.' ORDER BY n)
+    FROM regexp_matches(path, '"(?:[^"\\]|\\.)*"|[^.]+', 'g') WITH ORDINALITY AS m (name, n);
+END;
+
+-- The document without the members that the plain paths name. Items of an array have no names.
+CREATE FUNCTION idem_internal.without(document jsonb, paths text[], prefix text DEFAULT '')
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN CASE CASE WHEN octet_length(prefix) < 255 THEN jsonb_typeof(document) END
+        WHEN 'object' THEN (
+            SELECT coalesce(jsonb_object_agg(
+                       m.name, idem_internal.without(m.value, paths, prefix || m.name || '.')),
+                       '{}')
+            FROM jsonb_each(document) AS m (name, value)
+            WHERE prefix || m.name <> ALL (paths))
+        WHEN 'array' THEN (
+            SELECT coalesce(jsonb_agg(idem_internal.without(i.value, paths, prefix) ORDER BY i.n),
+                            '[]')
+            FROM jsonb_array_elements(document) WITH ORDINALITY AS i (value, n))
+        ELSE document
+    END;
+END
+$$;
+
+-- The document without the members that a list of paths names.
+CREATE FUNCTION idem_internal.redacted(document jsonb, list text[])
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF document IS NULL OR cardinality(list) = 0 THEN
+        RETURN document;
+    END IF;
+    RETURN idem_internal.without(
+        document, ARRAY(SELECT idem_internal.plain_path(p) FROM unnest(list) AS p));
+END
+$$;
+
+CREATE FUNCTION idem_internal.fingerprint(request jsonb, list text[], secret bytea)
+RETURNS bytea
+LANGUAGE sql IMMUTABLE
+RETURN substr(
+    sha256(secret || convert_to(
+        idem_internal.canonical(idem_internal.redacted(request, list)::text), 'UTF8')), 1, 16);
+
+-- The list that a record's fingerprint was made with.
+CREATE FUNCTION idem_internal.request_list(s idem.scope, r idem.record)
+RETURNS text[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF r.request_list > cardinality(s.request_lists) THEN
+        RAISE data_corrupted USING
+            MESSAGE = format('scope "%s" has no list %s of excluded members', s.name,
+                             r.request_list),
+            DETAIL = 'The record was made with a list of "request_exclude" that is not among the '
+                     '"request_lists" of the scope''s row in idem.scope.',
+            HINT = 'Restore or replicate idem.scope together with the records.';
+    END IF;
+    RETURN coalesce(s.request_lists[r.request_list]::text[], '{}');
+END
+$$;
+
+CREATE FUNCTION idem_internal.is_same_request(s idem.scope, r idem.record, request jsonb)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    its_secret bytea;
+BEGIN
+    IF r.secret = 0 THEN
+        RETURN true;
+    ELSIF r.fingerprint IS NULL OR request IS NULL THEN
+        RETURN r.fingerprint IS NULL AND request IS NULL;
+    END IF;
+    SELECT k.secret INTO its_secret FROM idem.secret AS k WHERE k.id = r.secret;
+    IF NOT FOUND THEN
+        RAISE data_corrupted USING
+            MESSAGE = format('fingerprint secret %s is missing', r.secret),
+            DETAIL = 'A record''s fingerprint was computed with this secret.',
+            HINT = 'Restore the rows of idem.secret from the dump that the records came from.';
+    END IF;
+    RETURN r.fingerprint = idem_internal.fingerprint(
+        request, idem_internal.request_list(s, r), its_secret);
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_headers(headers jsonb)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    fault text;
+BEGIN
+    IF headers IS NULL THEN
+        RETURN;
+    ELSIF jsonb_typeof(headers) <> 'object' THEN
+        fault := 'The headers are not an object.';
+    ELSE
+        SELECT CASE
+            WHEN m.name !~ '^[-0-9A-Za-z!#$%&''*+.^_`|~]+$'
+                THEN format('The name "%s" is not a token as in RFC 9110.', m.name)
+            WHEN jsonb_typeof(v.value) <> 'string'
+                THEN format('The value of the header "%s" is neither a string nor an array of '
+                            'strings.', m.name)
+            ELSE format('The value of the header "%s" has a control character.', m.name)
+        END INTO fault
+        FROM jsonb_each(headers) WITH ORDINALITY AS m (name, value, n)
+            LEFT JOIN LATERAL jsonb_array_elements(
+                CASE jsonb_typeof(m.value) WHEN 'array' THEN m.value
+                     ELSE jsonb_build_array(m.value) END) WITH ORDINALITY AS v (value, place)
+            ON true
+        WHERE m.name !~ '^[-0-9A-Za-z!#$%&''*+.^_`|~]+$' OR jsonb_typeof(v.value) <> 'string'
+            OR v.value #>> '{}' ~ '[\x01-\x1f\x7f]'
+        ORDER BY m.n, v.place
+        LIMIT 1;
+    END IF;
+    IF fault IS NOT NULL THEN
+        PERFORM idem_internal.refuse(
+            'headers', '', fault,
+            'Write headers as an object of names with a string or an array of strings each, such '
+            'as ''{"Location": "/payments/1", "Vary": ["Accept", "Origin"]}''.');
+    END IF;
+END
+$$;
+
+-- Names of headers are the same in upper and lower case.
+CREATE FUNCTION idem_internal.redacted_headers(headers jsonb, names text[])
+RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT headers - coalesce(array_agg(h), '{}')
+    FROM jsonb_object_keys(headers) AS h
+    WHERE lower(h) = ANY (ARRAY(SELECT lower(n) FROM unnest(names) AS n));
+END;
+
+-- Why a SQLSTATE cannot be that of a final failure: 'malformed', 'no_failure', 'ours' or
+-- 'transient', as in src/core/errors.hpp; NULL if it can.
+CREATE FUNCTION idem_internal.failure_fault(sqlstate text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN sqlstate !~ '^[0-9A-Z]{5}$' THEN 'malformed'
+    WHEN sqlstate ~ '^0[0123]' THEN 'no_failure'
+    WHEN sqlstate ~ '^ID' THEN 'ours'
+    WHEN sqlstate ~ ('^(08|25|40|53|55|57|58|72|XX|54001|26000|HV00N|HV001|3F000'
+                     '|42(703|704|725|804|809|883|P01|P02|P10))')
+        THEN 'transient'
+END;
+
+-- Checks a failure that is to be stored as the answer, or as the last error of an attempt.
+CREATE FUNCTION idem_internal.check_failure(error jsonb, is_answer boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    known CONSTANT text[] := '{sqlstate,message,detail,hint}';
+    own_code CONSTANT text := 'Choose a sqlstate of your own, such as "P0001", or leave it out; '
+                              'the failure is then raised as ID003.';
+    shape CONSTANT text := 'Pass at least a message, such as ''{"message": "card declined"}''.';
+    sqlstate CONSTANT text := error ->> 'sqlstate';
+    detail text;
+    hint text;
+    name text;
+    value jsonb;
+BEGIN
+    IF jsonb_typeof(error) <> 'object' THEN
+        detail := 'The value must be an object with the members sqlstate, message, detail and '
+                  'hint.';
+        hint := shape;
+    ELSE
+        SELECT m.key, m.value INTO name, value
+        FROM jsonb_each(error) WITH ORDINALITY AS m (key, value, n)
+        WHERE m.key <> ALL (known) OR jsonb_typeof(m.value) <> 'string' OR m.value = '""'
+        ORDER BY m.n
+        LIMIT 1;
+        IF name <> ALL (known) AND is_answer THEN
+            detail := format('The object has a member "%s", which would be lost when the failure '
+                             'is raised.', name);
+            hint := 'Use only the members sqlstate, message, detail and hint. Pass what else a '
+                    'retry should receive as "status", "headers" and "body".';
+        ELSIF name <> ALL (known) THEN
+            detail := format('The object has a member "%s", which no error has.', name);
+            hint := 'Use only the members sqlstate, message, detail and hint. Store what else the '
+                    'next attempt needs as a recovery point, with idem.checkpoint().';
+        ELSIF name IS NOT NULL THEN
+            detail := format('Member "%s" is not a string, or is empty.', name);
+            hint := format('Pass "%s" as a string, or leave it out.', name);
+        ELSIF NOT error ?| '{sqlstate,message}' THEN
+            detail := 'The object has neither a message nor a sqlstate.';
+            hint := shape;
+        ELSIF is_answer THEN
+            hint := own_code;
+            detail := CASE idem_internal.failure_fault(sqlstate)
+                WHEN 'malformed' THEN format('The sqlstate "%s" does not consist of five '
+                                             'characters, 0-9 and A-Z.', sqlstate)
+                WHEN 'no_failure' THEN format('The sqlstate "%s" is not that of an error.',
+                                              sqlstate)
+                WHEN 'ours' THEN format('The sqlstate "%s" is of class ID, which only idem '
+                                        'raises.', sqlstate)
+                WHEN 'transient' THEN format('The sqlstate "%s" says that a retry may succeed, but '
+                                             'every retry would receive this failure.', sqlstate)
+            END;
+            IF idem_internal.failure_fault(sqlstate) = 'transient' THEN
+                hint := 'If a retry may succeed, call idem.release() or roll back instead of '
+                        'storing the failure. Otherwise choose another sqlstate, such as "P0001".';
+            END IF;
+        ELSIF idem_internal.failure_fault(sqlstate) IN ('malformed', 'no_failure') THEN
+            detail := format('The sqlstate "%s" is not that of an error.', sqlstate);
+            hint := 'Pass the sqlstate of the error, such as "08006", or leave it out.';
+        END IF;
+    END IF;
+    IF detail IS NOT NULL THEN
+        PERFORM idem_internal.refuse('error', '', detail, hint);
+    END IF;
+END
+$$;
+
+-- Raises a stored failure again. Whatever the code, the fields distinguish it from a new error.
+CREATE FUNCTION idem_internal.raise_failure(key text, r idem.record)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+AS $$
+DECLARE
+    -- What a superuser has written into the record may be anything.
+    error CONSTANT jsonb := (SELECT jsonb_object_agg(m.key, m.value) FROM jsonb_each(r.error) AS m
+                             WHERE jsonb_typeof(m.value) = 'string');
+    code CONSTANT text := CASE
+        WHEN coalesce(idem_internal.failure_fault(error ->> 'sqlstate'), 'transient')
+            = 'transient' THEN coalesce(nullif(error ->> 'sqlstate', ''), 'ID003')
+        ELSE 'ID003' END;
+    message CONSTANT text := coalesce(
+        nullif(error ->> 'message', ''),
+        format('operation "%s" has failed permanently', key));
+    detail text := nullif(error ->> 'detail', '');
+    hint text := nullif(error ->> 'hint', '');
+BEGIN
+    IF code = 'ID003' THEN
+        detail := coalesce(detail, 'The failure is stored, and every retry receives it.');
+        hint := coalesce(hint, CASE r.secret WHEN 0
+            THEN 'Do not send the request again, also not with a new key: the caller that gave it '
+                 'up may have done so.'
+            ELSE 'To run the operation again, use a new key. idem.lookup() shows the stored '
+                 'failure.' END);
+    ELSE
+        detail := concat_ws(E'\n', detail, format(
+            'The failure was stored at %s, and every retry receives it.',
+            coalesce(r.finished, r.created)));
+    END IF;
+    IF hint IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = code, SCHEMA = 'idem', CONSTRAINT = 'key_failed', MESSAGE = message,
+            DETAIL = detail;
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = code, SCHEMA = 'idem', CONSTRAINT = 'key_failed', MESSAGE = message,
+        DETAIL = detail, HINT = hint;
+END
+$$;
+
+-- size is that of the values, uncompressed and without their headers.
+CREATE FUNCTION idem_internal.check_size(what text, s idem.scope, size bigint)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF size > s.max_answer_size THEN
+        RAISE program_limit_exceeded USING
+            MESSAGE = what || ' is too large',
+            DETAIL = format('The key''s record would hold %s bytes; "max_answer_size" of scope '
+                            '"%s" allows %s bytes.', size, s.name, s.max_answer_size),
+            HINT = 'Store large values in a table of your own, and pass a reference to them; or '
+                   'raise the limit with idem.alter_scope().';
+    END IF;
+END
+$$;
+
+-- unnest() gives small values a header of one byte.
+CREATE FUNCTION idem_internal.size_of(VARIADIC "values" jsonb[])
+RETURNS bigint
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT coalesce(sum(pg_column_size(v) - CASE WHEN pg_column_size(v) < 128 THEN 1 ELSE 4 END), 0)
+    FROM unnest("values") AS v;
+END;
+-- ---------------------------------------------------------------------------------------------
+-- The state of a key
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.lock_id(s idem.scope, tenant text, key text)
+RETURNS bigint
+LANGUAGE sql
+RETURN hashtextextended(tenant || E'\x1f' || key, (s).lock_seed);
+
+-- Whether the current transaction has written a row that it sees: its xmin has not ended.
+CREATE FUNCTION idem_internal.is_own(xmin xid)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    mine CONSTANT bigint := pg_current_xact_id_if_assigned()::text::bigint;
+    its CONSTANT bigint := ((mine >> 32) << 32) + xmin::text::bigint;
+BEGIN
+    RETURN coalesce(its >= mine AND pg_xact_status(its::text::xid8) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN  -- frozen, and the number would be in the future
+    RETURN false;
+END
+$$;
+
+-- Whether the row is of a claim that this transaction has made or gone on with, and not ended.
+CREATE FUNCTION idem_internal.is_open_here(r idem.record)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN r.open IS NOT NULL OR coalesce(r.state = 'p', false) AND EXISTS (
+        SELECT FROM idem_internal.claimed_here() AS c WHERE right(c.token, 19) = r.nonce);
+END
+$$;
+
+-- What a record says to a claim: src/core/decision.hpp. A row that this transaction has written
+-- does not expire within it.
+CREATE FUNCTION idem_internal.verdict(
+    s idem.scope,
+    r idem.record,
+    written_by xid,
+    request jsonb,
+    now timestamptz
+)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN CASE
+        WHEN idem_internal.is_open_here(r) THEN 'open_here'
+        WHEN r.scope IS NULL
+            OR r.expires <= now AND NOT idem_internal.is_own(written_by) THEN 'claim'
+        WHEN NOT idem_internal.is_same_request(s, r, request) THEN 'conflict'
+        WHEN r.state = 'c' THEN 'completed'
+        WHEN r.state = 'f' THEN 'failed'
+        WHEN r.lease_end > now THEN 'leased'
+        WHEN r.attempt >= s.max_attempts::bigint + r.extra_attempts THEN 'exhausted'
+        ELSE 'take_over'
+    END;
+END
+$$;
+
+-- What is left of a record when its answer is erased.
+CREATE FUNCTION idem_internal.erased(r idem.record)
+RETURNS idem.record
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kept CONSTANT jsonb := CASE WHEN r.error ->> 'sqlstate' ~ '^[0-9A-Z]{5}$'
+        THEN jsonb_build_object('sqlstate', r.error ->> 'sqlstate') END;
+BEGIN
+    r.redacted := r.redacted OR (r.state IN ('c', 'f') AND (
+        r.response IS NOT NULL OR r.headers IS NOT NULL OR r.body IS NOT NULL
+        OR r.error IS DISTINCT FROM kept));
+    r.recovery_state := NULL;
+    r.request := NULL;
+    r.headers := NULL;
+    r.response := NULL;
+    r.body := NULL;
+    r.error := kept;
+    RETURN r;
+END
+$$;
+
+-- The record as callers get it: without an answer that the scope does not keep for so long.
+CREATE FUNCTION idem_internal.shown(s idem.scope, r idem.record, now timestamptz)
+RETURNS idem.record
+LANGUAGE sql
+RETURN CASE
+    WHEN (r).state IN ('c', 'f')
+        AND coalesce((r).finished, (r).created) <= now - idem_internal.fixed((s).answer_ttl)
+    THEN idem_internal.erased(r) ELSE r END;
+
+-- ---------------------------------------------------------------------------------------------
+-- Waiting
+-- ---------------------------------------------------------------------------------------------
+
+-- One bound serves all waits of a call: the caller's, or the session's lock_timeout if that is not
+-- longer, from the first wait on.
+CREATE TYPE idem_internal.bound AS (deadline timestamptz, is_lock_timeout boolean);
+
+CREATE FUNCTION idem_internal.new_bound(wait interval)
+RETURNS idem_internal.bound
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    session CONSTANT interval := nullif(current_setting('lock_timeout')::interval, '0');
+BEGIN
+    RETURN (clock_timestamp() + least(wait, session), coalesce(session <= wait, false));
+END
+$$;
+
+-- False when the bound has come. Raises 55P03 when it is that of the session.
+CREATE FUNCTION idem_internal.is_within(bound idem_internal.bound)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF bound.deadline <= clock_timestamp() AND bound.is_lock_timeout THEN
+        RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
+    END IF;
+    RETURN bound.deadline > clock_timestamp();
+END
+$$;
+
+-- Lets the waits for locks end with the bound. The setting has 31 bits.
+CREATE FUNCTION idem_internal.limit_waits(bound idem_internal.bound)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    left_over CONSTANT numeric := 1000 * extract(epoch FROM bound.deadline - clock_timestamp());
+BEGIN
+    PERFORM set_config(
+        'lock_timeout', least(greatest(ceil(left_over), 1), 2147483647)::bigint::text, true);
+END
+$$;
+
+-- Waits for the transaction that holds the key lock or, with a row, for the one that has locked the
+-- row, and keeps neither lock: the rollback of the subtransaction gives them back. A shared lock
+-- lets all that wait go on together. False when the bound has come.
+CREATE FUNCTION idem_internal.wait_for(
+    bound idem_internal.bound,
+    lock_id bigint,
+    r idem.record DEFAULT NULL
+)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT idem_internal.is_within(bound) THEN
+        RETURN false;
+    END IF;
+    PERFORM idem_internal.limit_waits(bound);
+    IF lock_id IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock_shared(lock_id);
+    ELSE
+        PERFORM FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key)
+        FOR UPDATE;
+    END IF;
+    RAISE SQLSTATE 'ID000';
+EXCEPTION
+    WHEN SQLSTATE 'ID000' THEN RETURN true;
+    WHEN lock_not_available THEN RETURN idem_internal.is_within(bound);
+END
+$$;
+
+-- Waits for the end of a lease, without a lock. Nothing signals an earlier end.
+CREATE FUNCTION idem_internal.wait_until(bound idem_internal.bound, due timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT idem_internal.is_within(bound) THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_sleep(greatest(extract(epoch FROM least(
+        least(due, bound.deadline) - clock_timestamp(), interval '0.1 seconds')), 0));
+    RETURN true;
+END
+$$;
+
+-- The other transaction that holds a key lock, or that has locked a row; no row if there is none.
+CREATE FUNCTION idem_internal.holder_of(lock_id bigint, xmax xid DEFAULT NULL)
+RETURNS SETOF idem_internal.holder
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT l.pid, a.xact_start, NULL::timestamptz, false,
+           -- A prepared transaction has the same virtual number as its lock of its own number.
+           CASE WHEN l.pid IS NULL THEN (
+               SELECT p.transaction
+               FROM pg_prepared_xacts AS p JOIN pg_locks AS x ON x.transactionid = p.transaction
+               WHERE x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction) END
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.granted AND l.mode = 'ExclusiveLock' AND l.pid IS DISTINCT FROM pg_backend_pid()
+        AND (l.locktype = 'advisory' AND l.objsubid = 1
+             AND l.database = (SELECT d.oid FROM pg_database AS d
+                               WHERE d.datname = current_database())
+             AND l.classid = ((lock_id >> 32) & 4294967295)::oid
+             AND l.objid = (lock_id & 4294967295)::oid
+             OR l.locktype = 'transactionid' AND l.transactionid = xmax)
+    LIMIT 1;
+END;
+
+-- Whether another transaction has locked the row. It may do so without the key lock and want that
+-- next, so the row is waited for before the key lock is taken.
+CREATE FUNCTION idem_internal.is_held(xmax xid)
+RETURNS boolean
+LANGUAGE sql
+RETURN xmax <> '0' AND EXISTS (SELECT FROM idem_internal.holder_of(NULL, xmax));
+
+CREATE FUNCTION idem_internal.lease_of(r idem.record)
+RETURNS idem_internal.holder
+LANGUAGE sql
+RETURN ROW(NULL, (r).created, (r).lease_end, (r).nonce IS NULL, NULL)::idem_internal.holder;
+
+-- ---------------------------------------------------------------------------------------------
+-- What this transaction has claimed
+-- ---------------------------------------------------------------------------------------------
+
+-- The setting idem_sql.claims has the names of the keys, the newest first, and how many they are.
+-- It follows savepoints as the claims do. Roles can set it, so it only says where to look: the rows
+-- say what is claimed. A name is ';', the scope's id, the lengths of tenant and key, these, and the
+-- token. The setting idem.max_open_claims can only lower the limit, because any role can set it.
+CREATE FUNCTION idem_internal.remember(
+    scope integer, tenant text, key text, token text, is_locked boolean DEFAULT true
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    names CONSTANT pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
+    n pg_catalog.int4 := 0;
+    older pg_catalog.text := '';
+    setting CONSTANT pg_catalog.text := pg_catalog.current_setting('idem.max_open_claims', true);
+    most pg_catalog.int4 := 2000;
+BEGIN
+    IF pg_catalog.length(names) OPERATOR(pg_catalog.>) 0 THEN
+        n := pg_catalog.split_part(names, ';', 1);
+        older := pg_catalog.substr(names, pg_catalog.strpos(names, ';'));
+    END IF;
+    IF pg_catalog.length(setting) OPERATOR(pg_catalog.>) 0 THEN
+        most := least(most, setting::pg_catalog.int4);
+    END IF;
+    IF is_locked AND n OPERATOR(pg_catalog.>=) most THEN
+        RAISE program_limit_exceeded USING
+            MESSAGE = 'too many claims in one transaction',
+            DETAIL = pg_catalog.format(
+                'This transaction holds %s key lock%s, the most that "idem.max_open_claims" '
+                'allows.', n, CASE WHEN n OPERATOR(pg_catalog.>) 1 THEN 's' ELSE '' END),
+            HINT = 'Commit in smaller batches. The limit protects the lock table, which the whole '
+                   'server shares.';
+    END IF;
+    PERFORM pg_catalog.set_config(
+        'idem_sql.claims',
+        pg_catalog.concat(
+            n OPERATOR(pg_catalog.+) is_locked::pg_catalog.int4, ';', scope, ':',
+            pg_catalog.length(tenant), ':', pg_catalog.length(key), ':', tenant, key, token,
+            older),
+        true);
+END
+$$;
+
+-- These claims, the newest first: the row of the key, and whether this transaction has written it.
+-- A source that this transaction has advanced has a token with S, and counts as a finished claim.
+CREATE FUNCTION idem_internal.claimed_here(OUT token text, OUT r idem.record, OUT is_own boolean)
+RETURNS SETOF record
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    names text := current_setting('idem_sql.claims', true);
+    head text[];
+    its_tenant text;
+    its_key text;
+    seen record;
+BEGIN
+    names := substr(names, strpos(names, ';'));
+    WHILE names <> '' LOOP
+        -- The expression is applied to no more than it can match: the list may be long.
+        head := regexp_match(left(names, 40), '^;([0-9]+):([0-9]+):([0-9]+):');
+        EXIT WHEN head IS NULL;
+        names := substr(names, length(array_to_string(head, ':')) + 3);
+        its_tenant := left(names, head[2]::integer);
+        its_key := substr(names, head[2]::integer + 1, head[3]::integer);
+        SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (head[1]::integer, its_tenant, its_key);
+        names := substr(names, head[2]::integer + head[3]::integer + 1);
+        token := left(names, 44);
+        r := seen.row;
+        is_own := idem_internal.is_own(seen.written_by);
+        IF token LIKE 'S%' THEN
+            SELECT w.scope, idem_internal.is_own(w.xmin) INTO r.scope, is_own
+            FROM idem.watermark AS w
+            WHERE (w.scope, w.tenant, w.source) = (head[1]::integer, its_tenant, its_key);
+            r.state := 'c';
+        END IF;
+        RETURN NEXT;
+        names := substr(names, 45);
+    END LOOP;
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Claims
+-- ---------------------------------------------------------------------------------------------
+
+-- Inserts the row of a claim. The token is NULL if the key has a row.
+CREATE FUNCTION idem_internal.insert_claim(
+    scope integer,
+    tenant text,
+    key text,
+    now timestamptz,
+    ttl interval,
+    lease interval,
+    fingerprint bytea,
+    request_list integer,
+    secret integer,
+    request jsonb
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_variable
+DECLARE
+    nonce CONSTANT pg_catalog.text := idem_internal.random_digits();
+    hash pg_catalog.int8;
+    place pg_catalog.tid;
+    c idem.claim_result;
+BEGIN
+    INSERT INTO idem.record AS r (
+        scope, tenant, key, attempt, created, expires, lease_end, hash, nonce, open, leased, state,
+        fingerprint, request_list, secret, request)
+    VALUES (
+        scope, tenant, key, 1, now,
+        now OPERATOR(pg_catalog.+) ttl OPERATOR(pg_catalog.+) coalesce(lease, '0'),
+        now OPERATOR(pg_catalog.+) lease,
+        CASE WHEN lease IS NOT NULL THEN pg_catalog.hashtextextended(
+            tenant OPERATOR(pg_catalog.||) E'\x1f' OPERATOR(pg_catalog.||) key, scope) END,
+        CASE WHEN lease IS NOT NULL THEN pg_catalog.left(nonce, 19) END,
+        CASE WHEN lease IS NULL THEN nonce END,
+        CASE WHEN lease IS NOT NULL THEN true END, CASE WHEN lease IS NULL THEN 'a' ELSE 'p' END,
+        fingerprint, request_list, secret, request)
+    ON CONFLICT DO NOTHING
+    RETURNING r.ctid, r.hash INTO place, hash;
+    IF place IS NOT NULL THEN
+        c.claimed := true;
+        c.outcome := 'claimed';
+        c.token := CASE WHEN lease IS NULL THEN idem_internal.atomic_token(nonce, place)
+                        ELSE idem_internal.leased_token(nonce, hash, 1) END;
+        PERFORM idem_internal.remember(scope, tenant, key, c.token);
+        c.attempt := 1;
+        c.created_at := now;
+    END IF;
+    RETURN c;
+END
+$$;
+
+-- A token has 44 characters. That of an atomic claim is 26 random ones and the place of its row;
+-- that of a leased claim a hash, which finds the row of the key, the attempt, and 19 random ones.
+CREATE FUNCTION idem_internal.random_digits()
+RETURNS text
+LANGUAGE sql
+RETURN left(replace(gen_random_uuid()::text, '-', ''), 26);
+
+CREATE FUNCTION idem_internal.atomic_token(nonce text, place tid)
+RETURNS text
+LANGUAGE sql
+RETURN nonce || lpad(place::text, 18, '-');
+
+CREATE FUNCTION idem_internal.leased_token(nonce text, hash bigint, attempt integer)
+RETURNS text
+LANGUAGE sql
+RETURN 'L' || lpad(to_hex(hash), 16, '0') || lpad(to_hex(attempt), 8, '0') || left(nonce, 19);
+
+-- What a claim is refused with, and how conflicts are explained.
+CREATE FUNCTION idem_internal.explain_conflict(
+    s idem.scope,
+    r idem.record,
+    request jsonb,
+    OUT detail text,
+    OUT hint text,
+    OUT paths text[]
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    list CONSTANT text[] := idem_internal.request_list(s, r);
+    account text;
+BEGIN
+    IF request IS NULL THEN
+        detail := 'The key was first used with a request, and this call has none.';
+        hint := 'For a retry, pass the request of the first call. For a new operation, use a new '
+                'key.';
+    ELSIF r.fingerprint IS NULL THEN
+        detail := 'The key was first used without a request, and this call has one.';
+        hint := 'For a retry, pass no request, as the first call did. For a new operation, use a '
+                'new key.';
+    ELSE
+        IF r.request IS NOT NULL THEN
+            SELECT d.paths, d.account INTO paths, account
+            FROM idem_internal.differences(
+                idem_internal.redacted(request, list), idem_internal.redacted(r.request, list))
+                AS d;
+        END IF;
+        detail := format('The request differs from the one that the key was first used with%s.',
+                         ': ' || account);
+        hint := 'Use a new key for a new operation, and send the same request again for a retry. '
+                'List members of the request that may differ between retries in the scope''s '
+                '"request_exclude".'
+            || CASE s.store_request WHEN 'always' THEN ''
+               ELSE ' To see which members differ, set the scope''s "store_request" to "always".'
+               END;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.refuse_conflict(key text, detail text, hint text, paths text[])
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF paths IS NULL THEN
+        PERFORM idem_internal.raise(
+            'ID002', format('key "%s" was used for a different request', key), detail, hint);
+    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'ID002', SCHEMA = 'idem', CONSTRAINT = 'key_conflict', COLUMN = paths::text,
+        MESSAGE = format('key "%s" was used for a different request', key), DETAIL = detail,
+        HINT = hint;
+END
+$$;
+
+-- A claim that the short way does not lead to. Reads the state of the key until it can claim it,
+-- or resolve the claim by the record.
+CREATE FUNCTION idem_internal.claim_slowly(
+    caller oid,
+    proof bytea,
+    function text,
+    scope text,
+    key text,
+    type regtype,
+    request jsonb,
+    tenant text,
+    ttl interval,
+    lease interval,
+    wait interval
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+    r idem.record;
+    c idem.claim_result;
+    bound idem_internal.bound;
+    holder idem_internal.holder;
+    conflict record;
+    lock_id bigint;
+    newest idem.secret;
+    is_locked boolean := false;
+    row_is_held boolean;
+    seen record;
+    now timestamptz;
+    verdict text;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(function);
+    PERFORM idem_internal.check_duration('ttl', ttl, false);
+    PERFORM idem_internal.check_duration('lease', lease, false);
+    PERFORM idem_internal.check_duration('wait', wait, true);
+    PERFORM idem_internal.check_key(key, type);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.scope_to_write(caller, scope, function);
+    tenant := idem_internal.tenant_in(s, tenant);
+    ttl := coalesce(idem_internal.fixed(ttl), s.fixed_ttl);
+    lease := idem_internal.fixed(lease);
+    wait := idem_internal.fixed(
+        coalesce(wait, CASE WHEN function = 'try_claim' THEN '0' ELSE s.wait END));
+    lock_id := idem_internal.lock_id(s, tenant, key);
+    c.claimed := false;
+    LOOP
+        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
+        FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, claim_slowly.tenant, claim_slowly.key);
+        r := seen.row;
+        now := clock_timestamp();
+        verdict := idem_internal.verdict(s, r, seen.written_by, request, now);
+        IF verdict = 'leased' THEN
+            holder := idem_internal.lease_of(r);
+            bound := coalesce(bound, idem_internal.new_bound(wait));
+            CONTINUE WHEN idem_internal.wait_until(bound, r.lease_end);
+            verdict := 'in_progress';
+        ELSIF verdict IN ('claim', 'take_over') THEN
+            IF NOT is_locked AND verdict = 'claim' AND idem_internal.is_stale(s, key, ttl)
+                AND NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id))
+            THEN
+                verdict := 'stale_key';
+                EXIT;
+            ELSIF NOT is_locked THEN
+                row_is_held := idem_internal.is_held(seen.locked_by);
+                is_locked := NOT row_is_held AND pg_try_advisory_xact_lock(lock_id);
+                CONTINUE WHEN is_locked;
+                SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
+                bound := coalesce(bound, idem_internal.new_bound(wait));
+                CONTINUE WHEN idem_internal.wait_for(
+                    bound, CASE WHEN NOT row_is_held THEN lock_id END, r);
+                verdict := 'in_progress';
+            ELSIF r.scope IS NOT NULL THEN
+                -- A transaction without the key lock may be changing the row.
+                PERFORM FROM idem.record AS x
+                WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x = r
+                FOR UPDATE SKIP LOCKED;
+                IF NOT FOUND THEN
+                    bound := coalesce(bound, idem_internal.new_bound(wait));
+                    CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
+                    verdict := 'in_progress';
+                END IF;
+            END IF;
+        END IF;
+        IF verdict = 'claim' THEN
+            PERFORM idem_internal.require_tenant(s, tenant);
+            IF s.request_required AND request IS NULL THEN
+                RAISE null_value_not_allowed USING
+                    MESSAGE = 'argument "request" must not be null',
+                    DETAIL = format('Scope "%s" requires a request.', s.name),
+                    HINT = 'Pass the client''s request as "request".';
+            ELSIF ttl < idem_internal.fixed(s.min_ttl) THEN
+                PERFORM idem_internal.refuse(
+                    'ttl', '', format('Scope "%s" remembers every key for at least %s.', s.name,
+                                      idem_internal.fixed(s.min_ttl)),
+                    'Pass a longer "ttl", or leave it out to get the scope''s own.');
+            ELSIF idem_internal.is_stale(s, key, ttl) THEN
+                verdict := 'stale_key';
+                EXIT;
+            END IF;
+            PERFORM idem_internal.check_new_key(s, tenant, key);
+            DELETE FROM idem.record AS x
+            WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+            r := NULL;
+        END IF;
+        EXIT WHEN verdict NOT IN ('claim', 'take_over');
+
+        IF r.request IS NULL
+            AND (s.store_request = 'always' OR s.store_request = 'unfinished' AND lease IS NOT NULL)
+        THEN
+            PERFORM idem_internal.check_size('request', s, idem_internal.size_of(request));
+            r.request := request;
+        END IF;
+        IF verdict = 'claim' THEN
+            SELECT * INTO newest FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1;
+            IF NOT FOUND THEN
+                PERFORM idem_internal.refuse_without_secrets();
+            END IF;
+            c := idem_internal.insert_claim(
+                s.id, tenant, key, clock_timestamp(), ttl, lease,
+                CASE WHEN request IS NOT NULL THEN idem_internal.fingerprint(
+                    request, s.request_exclude, newest.secret) END,
+                coalesce(array_position(s.request_lists, nullif(s.request_exclude::text, '{}')), 0),
+                newest.id, r.request);
+            CONTINUE WHEN c.token IS NULL;
+        ELSE
+            c := idem_internal.take_over(
+                s, r, greatest(ttl, idem_internal.fixed(s.min_ttl)), lease);
+        END IF;
+        IF lease IS NOT NULL THEN
+            PERFORM idem_internal.commit_durably();
+        END IF;
+        RETURN c;
+    END LOOP;
+
+    c := NULL;
+    c.claimed := false;
+    c.outcome := CASE verdict WHEN 'exhausted' THEN 'failed' WHEN 'open_here' THEN 'in_progress'
+                 ELSE verdict END;
+    IF verdict IN ('completed', 'failed', 'exhausted') THEN
+        r := idem_internal.shown(s, r, now);
+        IF verdict = 'failed' AND function NOT IN ('try_claim', 'execute') THEN
+            PERFORM idem_internal.raise_failure(key, r);
+        ELSIF verdict = 'exhausted' AND function <> 'try_claim' THEN
+            PERFORM idem_internal.raise(
+                'ID003', format('operation "%s" has failed permanently', key),
+                format('Attempt %s was the last that the scope''s "max_attempts" allows, and it '
+                       'has ended without an answer.', r.attempt),
+                'Find out why no attempt has finished: see column "last_error" of idem.in_flight. '
+                'Then allow one more attempt with idem.revoke(); it continues from the recovery '
+                'point.');
+        END IF;
+        c.attempt := r.attempt;
+        c.response := r.response;
+        c.status := r.status;
+        c.headers := r.headers;
+        c.body := r.body;
+        c.error := r.error;
+        c.created_at := r.created;
+        c.expires_at := r.expires;
+        c.redacted := r.redacted;
+        c.completed_at := CASE verdict WHEN 'exhausted' THEN NULL
+                          ELSE coalesce(r.finished, r.created) END;
+    ELSIF verdict = 'conflict' THEN
+        conflict := idem_internal.explain_conflict(s, idem_internal.shown(s, r, now), request);
+        c.differs := conflict.paths;
+        IF function <> 'try_claim' THEN
+            PERFORM idem_internal.refuse_conflict(
+                key, conflict.detail, conflict.hint, conflict.paths);
+        END IF;
+    ELSIF verdict = 'in_progress' THEN
+        c.retry_after := idem_internal.retry_after(holder);
+        c.created_at := holder.since;
+        IF function <> 'try_claim' THEN
+            PERFORM idem_internal.refuse_in_progress(key, holder, function <> 'once');
+        END IF;
+    ELSIF verdict = 'open_here' AND function <> 'try_claim' THEN
+        PERFORM idem_internal.refuse_open_here(key);
+    ELSIF verdict = 'stale_key' AND function <> 'try_claim' THEN
+        PERFORM idem_internal.refuse_stale_key(key);
+    END IF;
+    RETURN c;
+END
+$$;
+
+-- The operation of a leased claim may have effects outside the database, so its row must be durable
+-- before the caller goes on.
+CREATE FUNCTION idem_internal.commit_durably()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+END
+$$;
+
+-- An atomic claim leaves the old attempt in the row, so that it can be released.
+CREATE FUNCTION idem_internal.take_over(
+    s idem.scope,
+    r idem.record,
+    its_ttl interval,
+    its_lease interval
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    new_nonce CONSTANT text := idem_internal.random_digits();
+    due CONSTANT timestamptz := clock_timestamp() + its_lease;
+    place tid;
+    c idem.claim_result;
+BEGIN
+    UPDATE idem.record AS x
+    SET attempt = x.attempt + 1,
+        request = coalesce(x.request, r.request),
+        open = CASE WHEN its_lease IS NULL THEN new_nonce END,
+        ttl = CASE WHEN its_lease IS NULL THEN its_ttl END,
+        nonce = CASE WHEN its_lease IS NULL THEN x.nonce ELSE left(new_nonce, 19) END,
+        lease_end = coalesce(due, x.lease_end),
+        expires = coalesce(due + its_ttl, x.expires)
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key)
+    RETURNING x.ctid, x.attempt, x.created, x.recovery_point, x.recovery_state
+    INTO place, c.attempt, c.created_at, c.recovery_point, c.recovery_state;
+    c.claimed := true;
+    c.outcome := 'claimed';
+    c.token := CASE WHEN its_lease IS NULL THEN idem_internal.atomic_token(new_nonce, place)
+                    ELSE idem_internal.leased_token(new_nonce, r.hash, c.attempt) END;
+    PERFORM idem_internal.remember(r.scope, r.tenant, r.key, c.token);
+    RETURN c;
+END
+$$;
+
+-- The short way of a claim: an atomic one of a new key, whose lock is free, in a scope without
+-- rules. Everything else goes the long way, and so does every refusal. What could stand in a
+-- function or a query of its own stands here as one expression, because that is what costs.
+--
+-- A key with a row goes the long way too: ON CONFLICT would wait without bound for a transaction
+-- that is changing it without the key lock. SERIALIZABLE does without this look at the row, after
+-- which claims of neighbouring new keys get 40001. It is no EXISTS, for which the server may read
+-- the whole table.
+CREATE FUNCTION idem_internal.claim(
+    caller name,
+    proof bytea,
+    function text,
+    scope text,
+    key text,
+    type regtype,
+    request jsonb,
+    tenant text,
+    ttl interval,
+    lease interval,
+    wait interval
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+#variable_conflict use_variable
+DECLARE
+    its_tenant CONSTANT pg_catalog.text :=
+        coalesce(tenant, pg_catalog.current_setting('idem.tenant', true), '');
+    body CONSTANT pg_catalog.text := request;
+    now CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+    -- Not in the query: a volatile function in its list would add a node to the plan.
+    nonce CONSTANT pg_catalog.text :=
+        pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
+    scope_id pg_catalog.int4;
+    token pg_catalog.text;
+BEGIN
+    IF ttl IS NULL AND lease IS NULL AND wait IS NULL
+        AND pg_catalog.octet_length(key) OPERATOR(pg_catalog.<=) 255
+        AND pg_catalog.octet_length(its_tenant) OPERATOR(pg_catalog.<=) 255
+        AND type OPERATOR(pg_catalog.=) ANY (
+            '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
+        AND key OPERATOR(pg_catalog.<>) ''
+        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    THEN
+        INSERT INTO idem.record AS r (
+            scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
+        SELECT s.id, its_tenant, key, 1, now, now OPERATOR(pg_catalog.+) s.fixed_ttl, nonce, 'a',
+               CASE WHEN request IS NOT NULL THEN pg_catalog.substr(pg_catalog.sha256(
+                   s.secret OPERATOR(pg_catalog.||) pg_catalog.convert_to(
+                       CASE WHEN pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.=) 0 THEN body
+                            ELSE idem_internal.canonical(body) END, 'UTF8')), 1, 16) END,
+               s.secret_id
+        FROM idem.scope AS s
+        WHERE s.name OPERATOR(pg_catalog.=) scope
+            AND CASE WHEN
+                NOT s.has_rules
+                AND proof OPERATOR(pg_catalog.=) pg_catalog.sha256(
+                    s.seed
+                    OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.pg_backend_pid())
+                    OPERATOR(pg_catalog.||)
+                    pg_catalog.timestamptz_send(pg_catalog.transaction_timestamp())
+                    OPERATOR(pg_catalog.||) pg_catalog.convert_to(caller, 'UTF8'))
+                AND pg_catalog.pg_has_role(caller, s.owner::pg_catalog.oid, 'USAGE')
+                AND (pg_catalog.current_setting('transaction_isolation')
+                         OPERATOR(pg_catalog.=) 'serializable'
+                     OR (SELECT x.scope FROM idem.record AS x
+                         WHERE x.scope OPERATOR(pg_catalog.=) s.id
+                             AND x.tenant OPERATOR(pg_catalog.=) its_tenant
+                             AND x.key OPERATOR(pg_catalog.=) key) IS NULL)
+                THEN pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(
+                    its_tenant OPERATOR(pg_catalog.||) E'\x1f' OPERATOR(pg_catalog.||) key,
+                    s.lock_seed)) END
+        ON CONFLICT DO NOTHING
+        RETURNING r.scope,
+            r.open OPERATOR(pg_catalog.||) pg_catalog.lpad(r.ctid::pg_catalog.text, 18, '-')
+        INTO scope_id, token;
+        IF token IS NOT NULL THEN
+            IF pg_catalog.current_setting('idem_sql.claims', true) OPERATOR(pg_catalog.<>) '' THEN
+                PERFORM idem_internal.remember(scope_id, its_tenant, key, token);
+            ELSE
+                tenant := pg_catalog.set_config(
+                    'idem_sql.claims',
+                    pg_catalog.concat('1;', scope_id, ':', pg_catalog.length(its_tenant), ':',
+                                      pg_catalog.length(key), ':', its_tenant, key, token),
+                    true);
+            END IF;
+            RETURN ROW(true, 'claimed', token, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                       now, NULL, NULL, NULL, NULL)::idem.claim_result;
+        END IF;
+    END IF;
+    RETURN idem_internal.claim_slowly(
+        pg_catalog.quote_ident(caller)::pg_catalog.regrole, proof, function, scope, key, type,
+        request, tenant, ttl, lease, wait);
+END
+$$;
+
+CREATE FUNCTION idem.claim(
+    scope text,
+    key anycompatible,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    proof pg_catalog.bytea;
+BEGIN
+    SELECT c.proof INTO proof FROM idem_internal.caller AS c;
+    RETURN idem_internal.claim(
+        current_user, proof, 'claim', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        request, tenant, ttl, lease, wait);
+END
+$$;
+
+CREATE FUNCTION idem.try_claim(
+    scope text,
+    key anycompatible,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.claim_result
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    proof pg_catalog.bytea;
+BEGIN
+    SELECT c.proof INTO proof FROM idem_internal.caller AS c;
+    RETURN idem_internal.claim(
+        current_user, proof, 'try_claim', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        request, tenant, ttl, lease, wait);
+END
+$$;
+
+-- An open claim neither commits nor is prepared. SET CONSTRAINTS ALL IMMEDIATE would make this
+-- check refuse every claim: so the first check that finds a claim open only notes it (redacted,
+-- which means nothing else in an open claim), and is made again at the end of the transaction. A
+-- transaction that has become read-only cannot note anything.
+CREATE FUNCTION idem_internal.refuse_open_claim()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+BEGIN
+    PERFORM FROM idem.record AS r WHERE r.ctid OPERATOR(pg_catalog.=) NEW.ctid;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF NOT NEW.redacted
+        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    THEN
+        SET CONSTRAINTS idem.claim_incomplete DEFERRED;
+        UPDATE idem.record AS r SET redacted = true
+        WHERE r.scope OPERATOR(pg_catalog.=) NEW.scope
+            AND r.tenant OPERATOR(pg_catalog.=) NEW.tenant
+            AND r.key OPERATOR(pg_catalog.=) NEW.key;
+    ELSE
+        PERFORM idem_internal.raise(
+            'ID006', 'cannot commit a transaction with an open claim',
+            pg_catalog.format(
+                'Key "%s" in scope "%s" was claimed, but not completed, failed or released.',
+                NEW.key,
+                (SELECT s.name FROM idem.scope AS s WHERE s.id OPERATOR(pg_catalog.=) NEW.scope)),
+            'Call idem.complete(), idem.fail() or idem.release() with the claim''s token before '
+            'the transaction ends.'
+                OPERATOR(pg_catalog.||) CASE
+                    WHEN pg_catalog.statement_timestamp()
+                        OPERATOR(pg_catalog.=) pg_catalog.transaction_timestamp()
+                        AND pg_catalog.current_query()
+                            OPERATOR(pg_catalog.!~*) '^\s*(begin|start)\M'
+                    THEN ' Outside a transaction block, each statement is a transaction of its '
+                         'own: start one with BEGIN.' ELSE '' END);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem_internal.refuse_open_claim FROM PUBLIC;
+
+CREATE CONSTRAINT TRIGGER claim_incomplete
+    AFTER INSERT OR UPDATE OF attempt, redacted ON idem.record
+    DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.open IS NOT NULL) EXECUTE FUNCTION idem_internal.refuse_open_claim();
+
+-- ---------------------------------------------------------------------------------------------
+-- The ends of claims
+-- ---------------------------------------------------------------------------------------------
+
+-- The short way of complete(): the first attempt of an atomic claim, and nothing of the answer is
+-- left out. The token proves the claim. False for everything else.
+CREATE FUNCTION idem_internal.complete(token text, response jsonb, status integer)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+BEGIN
+    IF pg_catalog.octet_length(token) OPERATOR(pg_catalog.=) 44
+        AND pg_catalog.translate(pg_catalog.right(token, 18), '0123456789-', '')
+            OPERATOR(pg_catalog.=) '(,)'
+        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    THEN
+        UPDATE idem.record AS r
+        SET open = NULL, state = 'c', response = complete.response, status = complete.status,
+            expires = r.expires OPERATOR(pg_catalog.+)
+                (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.created)
+        FROM idem.scope AS s
+        WHERE r.ctid OPERATOR(pg_catalog.=) pg_catalog.right(token, 18)::pg_catalog.tid
+            AND pg_catalog.starts_with(token, r.open)
+            AND r.state OPERATOR(pg_catalog.=) 'a' AND r.request IS NULL AND NOT r.redacted
+            AND s.id OPERATOR(pg_catalog.=) r.scope
+            AND s.whole_answer_size OPERATOR(pg_catalog.>=)
+                coalesce(pg_catalog.pg_column_size(complete.response), 0);
+        RETURN FOUND;
+    END IF;
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_token(token text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF token IS NULL THEN
+        PERFORM idem_internal.refuse_token(
+            'The token is null.', 'A replay has no token. Test "claimed" first, and return the '
+                                  'stored answer if it is false.');
+    ELSIF length(token) <> 44
+        OR token !~ '^(L[0-9a-f]{43}|[0-9a-f-]{26}-*\([0-9]+,[0-9]+\))$'
+    THEN
+        PERFORM idem_internal.refuse_token(
+            'The text is not a token of idem.claim().',
+            'Pass the column "token" of the claim''s result, unchanged.');
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.hash_in(token text)
+RETURNS bigint
+LANGUAGE sql IMMUTABLE
+RETURN ('x' || substr(token, 2, 16))::bit(64)::bigint;
+
+-- The row of a claim that a token names, and its scope, locked until the transaction ends.
+CREATE FUNCTION idem_internal.lock_claim(
+    caller oid,
+    token text,
+    OUT s idem.scope,
+    OUT r idem.record
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lock_id bigint;
+    is_leased CONSTANT boolean := token LIKE 'L%';
+    its_attempt integer;
+    bound idem_internal.bound;
+    holder idem_internal.holder;
+    known record;
+    seen record;
+BEGIN
+    PERFORM idem_internal.check_token(token);
+    SELECT c.* INTO known FROM idem_internal.claimed_here() AS c
+    WHERE c.token = lock_claim.token;
+    r := known.r;
+    IF NOT is_leased AND r.open IS NOT NULL AND starts_with(token, r.open) THEN
+        SELECT * INTO s FROM idem.scope AS x WHERE x.id = r.scope;
+        RETURN;
+    ELSIF known.is_own AND r.state <> 'p' AND r.open IS NULL THEN
+        PERFORM idem_internal.refuse_token(
+            'The claim is already completed or failed.',
+            'Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is '
+            'stored.');
+    ELSIF known.token IS NOT NULL
+        AND (NOT is_leased AND NOT known.is_own
+             OR known.is_own AND r.nonce IS NULL AND r.open IS NULL)
+    THEN
+        PERFORM idem_internal.refuse_token(
+            'The claim was released by this transaction.',
+            'Claim the key again to work on the operation.');
+    ELSIF NOT is_leased THEN
+        PERFORM idem_internal.refuse_token(
+            'The token belongs to another transaction, or to a claim that was released or rolled '
+            'back.',
+            'Use the token in the transaction that made the claim. For a claim that outlives its '
+            'transaction, pass "lease" to idem.claim(). idem.lookup() shows the state of a key.');
+    END IF;
+
+    its_attempt := ('x' || substr(token, 18, 8))::bit(32)::integer;
+    LOOP
+        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
+        FROM idem.record AS x
+        WHERE x.hash = idem_internal.hash_in(token) AND x.leased IS NOT NULL;
+        r := seen.row;
+        SELECT * INTO s FROM idem.scope AS x
+        WHERE x.id = r.scope AND pg_has_role(caller, x.owner, 'USAGE');
+        IF NOT FOUND THEN
+            PERFORM idem_internal.refuse_lease();
+        END IF;
+        -- A token that is stale or expired stays so: it waits for nothing.
+        IF (r.attempt, r.nonce) IS DISTINCT FROM (its_attempt, right(token, 19)) THEN
+            PERFORM idem_internal.refuse_lease(CASE
+                WHEN r.attempt > its_attempt
+                    THEN format('Attempt %s has taken the operation over.', r.attempt)
+                WHEN r.attempt = its_attempt AND r.nonce IS NULL
+                    THEN 'The attempt was released by its holder, or revoked by an administrator.'
+            END);
+        END IF;
+        IF r.expires <= clock_timestamp() AND NOT idem_internal.is_own(seen.written_by) THEN
+            PERFORM idem_internal.refuse_lease();
+        END IF;
+        -- With the key lock, so that a claim does not come upon a row that is being changed.
+        lock_id := idem_internal.lock_id(s, r.tenant, r.key);
+        IF idem_internal.is_held(seen.locked_by) THEN
+            lock_id := NULL;
+        ELSIF pg_try_advisory_xact_lock(lock_id) THEN
+            PERFORM FROM idem.record AS x
+            WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x = r
+            FOR NO KEY UPDATE SKIP LOCKED;
+            EXIT WHEN FOUND;
+            lock_id := NULL;
+        END IF;
+        SELECT * INTO holder FROM idem_internal.holder_of(lock_id, seen.locked_by);
+        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+        IF NOT idem_internal.wait_for(bound, lock_id, r) THEN
+            PERFORM idem_internal.refuse_in_progress(r.key, holder);
+        END IF;
+    END LOOP;
+    IF r.state <> 'p' THEN
+        PERFORM idem_internal.refuse_token(
+            'The claim is already completed or failed.',
+            'Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is '
+            'stored.');
+    ELSIF r.lease_end <= clock_timestamp()
+        AND r.attempt >= s.max_attempts::bigint + r.extra_attempts
+    THEN
+        PERFORM idem_internal.refuse_lease(
+            'The lease has ended, and the attempt was the last that the scope''s "max_attempts" '
+            'allows.');
+    END IF;
+    IF known.token IS NULL THEN
+        PERFORM idem_internal.remember(r.scope, r.tenant, r.key, token);
+    END IF;
+END
+$$;
+
+-- The long way of complete() and fail(). Returns when the operation has finished.
+CREATE FUNCTION idem_internal.finish_slowly(
+    caller oid,
+    proof bytea,
+    function text,
+    token text,
+    its_state "char",
+    response jsonb,
+    status integer,
+    headers jsonb,
+    body bytea,
+    error jsonb
+)
+RETURNS timestamptz
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    l record;
+    s idem.scope;
+    r idem.record;
+    keeps boolean;
+    stored_headers jsonb;
+    stored_response jsonb;
+    stored_body bytea;
+    now timestamptz;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(function);
+    PERFORM idem_internal.check_headers(headers);
+    IF its_state <> 'f' THEN
+        its_state := 'c';
+        error := NULL;
+    ELSE
+        IF error IS NULL THEN
+            PERFORM idem_internal.refuse('error', NULL, NULL, NULL);
+        END IF;
+        PERFORM idem_internal.check_failure(error, true);
+    END IF;
+    l := idem_internal.lock_claim(caller, token);
+    s := l.s;
+    r := l.r;
+    now := clock_timestamp();
+    keeps := its_state = 'f' OR coalesce(s.store_response, false);
+    stored_headers := CASE WHEN keeps THEN headers END;
+    stored_response := CASE WHEN keeps THEN response END;
+    stored_body := CASE WHEN keeps THEN body END;
+    IF s.store_request IS DISTINCT FROM 'always' THEN
+        r.request := NULL;
+    END IF;
+    IF s.id IS NOT NULL THEN
+        stored_headers := idem_internal.redacted_headers(stored_headers, s.header_exclude);
+        stored_response := idem_internal.redacted(stored_response, s.response_exclude);
+        PERFORM idem_internal.check_size(
+            'answer', s, coalesce(octet_length(stored_body), 0) + idem_internal.size_of(
+                stored_headers, stored_response, error, r.request));
+    END IF;
+    UPDATE idem.record AS x
+    SET state = its_state,
+        expires = CASE WHEN x.ttl IS NOT NULL THEN now + x.ttl
+                  ELSE x.expires + (now - coalesce(x.lease_end, x.created)) END,
+        finished = CASE WHEN x.leased OR x.attempt > 1 THEN now END,
+        leased = CASE WHEN x.leased IS NOT NULL THEN false END,
+        nonce = CASE WHEN x.open IS NULL THEN x.nonce END,
+        lease_end = NULL, open = NULL, ttl = NULL, extra_attempts = 0,
+        recovery_point = NULL, recovery_state = NULL,
+        redacted = stored_headers IS DISTINCT FROM headers
+            OR stored_response IS DISTINCT FROM response OR stored_body IS DISTINCT FROM body,
+        status = status, headers = stored_headers, response = stored_response,
+        body = stored_body, error = error,
+        request = CASE WHEN r.request IS NOT NULL THEN x.request END
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+    RETURN CASE WHEN r.leased OR r.attempt > 1 THEN now ELSE r.created END;
+END
+$$;
+
+CREATE FUNCTION idem.complete(
+    token text,
+    response jsonb DEFAULT NULL,
+    status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL
+)
+RETURNS jsonb
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF headers IS NOT NULL OR body IS NOT NULL
+        OR NOT idem_internal.complete(token, response, status)
+    THEN
+        PERFORM idem_internal.finish_slowly(
+            c.role, c.proof, 'complete', token, 'c', response, status, headers, body, NULL)
+        FROM idem_internal.caller AS c;
+    END IF;
+    RETURN response;
+END
+$$;
+
+CREATE FUNCTION idem.fail(
+    token text,
+    error jsonb,
+    status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM idem_internal.finish_slowly(
+        c.role, c.proof, 'fail', token, 'f', NULL, status, headers, body, error)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+-- A released leased operation keeps its row, without a nonce. lease_end is when it is due: after
+-- the last attempt, at once.
+CREATE FUNCTION idem_internal.release(
+    caller oid,
+    proof bytea,
+    token text,
+    retry_after interval,
+    error jsonb
+)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    l record;
+    s idem.scope;
+    r idem.record;
+    due timestamptz;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('release');
+    PERFORM idem_internal.check_duration('retry_after', retry_after, true);
+    IF error IS NOT NULL THEN
+        PERFORM idem_internal.check_failure(error, false);
+    END IF;
+    l := idem_internal.lock_claim(caller, token);
+    s := l.s;
+    r := l.r;
+    IF r.open IS NULL THEN
+        due := clock_timestamp() + CASE
+            WHEN r.attempt >= s.max_attempts::bigint + r.extra_attempts THEN interval '0'
+            ELSE coalesce(idem_internal.fixed(retry_after), '0') END;
+        IF error IS NOT NULL THEN
+            PERFORM idem_internal.check_size(
+                'error', s, idem_internal.size_of(r.request, r.recovery_state, error));
+        END IF;
+        UPDATE idem.record AS x
+        SET lease_end = due, expires = x.expires + (due - x.lease_end), nonce = NULL,
+            error = coalesce(error, x.error)
+        WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+        RETURN;
+    ELSIF retry_after IS NOT NULL OR error IS NOT NULL THEN
+        PERFORM idem_internal.refuse(
+            CASE WHEN retry_after IS NULL THEN 'error' ELSE 'retry_after' END, '',
+            'The token is of an atomic claim, of which nothing is stored.',
+            'Leave the argument out, or make a leased claim: pass "lease" to idem.claim().');
+    END IF;
+    DELETE FROM idem.record AS x
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x.state = 'a';
+    UPDATE idem.record AS x
+    SET open = NULL, attempt = x.attempt - 1, ttl = NULL
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+END
+$$;
+
+CREATE FUNCTION idem.release(
+    token text,
+    retry_after interval DEFAULT NULL,
+    error jsonb DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM idem_internal.release(c.role, c.proof, token, retry_after, error)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Leases
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.require_lease(token text, function text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF length(token) = 44 AND token LIKE '%)' THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('idem.%s() needs a leased claim', function),
+            DETAIL = 'The token is of an atomic claim, which lasts until its transaction ends.',
+            HINT = 'Pass "lease" to idem.claim() to make a leased claim.';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.renew(caller oid, proof bytea, token text, lease interval)
+RETURNS timestamptz
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    l record;
+    s idem.scope;
+    r idem.record;
+    due timestamptz;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('renew');
+    PERFORM idem_internal.check_duration('lease', lease, false);
+    PERFORM idem_internal.require_lease(token, 'renew');
+    l := idem_internal.lock_claim(caller, token);
+    s := l.s;
+    r := l.r;
+    due := clock_timestamp() + idem_internal.fixed(coalesce(lease, s.lease));
+    UPDATE idem.record AS x
+    SET lease_end = due, expires = x.expires + (due - x.lease_end)
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+    PERFORM idem_internal.commit_durably();
+    RETURN due;
+END
+$$;
+
+CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.renew(c.role, c.proof, token, lease)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+CREATE FUNCTION idem_internal.checkpoint(
+    caller oid,
+    proof bytea,
+    token text,
+    name text,
+    state jsonb
+)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    l record;
+    s idem.scope;
+    r idem.record;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('checkpoint');
+    IF name IS NULL THEN
+        PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
+    ELSIF octet_length(name) NOT BETWEEN 1 AND 255 THEN
+        PERFORM idem_internal.refuse(
+            'name', '', 'The name must have 1 to 255 bytes.',
+            'Pass a short name of the step that is done, such as ''charged''.');
+    END IF;
+    PERFORM idem_internal.require_lease(token, 'checkpoint');
+    l := idem_internal.lock_claim(caller, token);
+    s := l.s;
+    r := l.r;
+    PERFORM idem_internal.check_size(
+        'recovery state', s, idem_internal.size_of(r.request, state, r.error));
+    UPDATE idem.record AS x
+    SET recovery_point = checkpoint.name, recovery_state = checkpoint.state
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+    PERFORM idem_internal.commit_durably();
+END
+$$;
+
+CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM idem_internal.checkpoint(c.role, c.proof, token, name, state)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+-- Takers pass over rows and keys that others hold, and wait for no transaction. In REPEATABLE READ,
+-- an operation that was changed after the snapshot raises 40001.
+CREATE FUNCTION idem_internal.take(
+    caller oid,
+    proof bytea,
+    scope text,
+    lease interval,
+    tenant text,
+    wait interval
+)
+RETURNS idem.take_result
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    l record;
+    s idem.scope;
+    r idem.record;
+    c idem.claim_result;
+    bound idem_internal.bound;
+    meant text;
+    passed_over text[] := '{}';
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(
+        'take', ' To see unfinished operations, use the view idem.in_flight.');
+    meant := idem_internal.checked_tenant(tenant);
+    meant := CASE WHEN tenant IS NULL THEN nullif(meant, '') ELSE meant END;
+    PERFORM idem_internal.check_duration('lease', lease, false);
+    PERFORM idem_internal.check_duration('wait', wait, true);
+    s := idem_internal.usable_scope(caller, scope, 'take');
+    IF s.tenant_from = 'role' AND (meant IS NOT NULL OR NOT (
+        SELECT rolsuper FROM pg_roles WHERE rolname = idem_internal.outer_role()))
+    THEN
+        meant := idem_internal.tenant_in(s, coalesce(meant, ''));
+    END IF;
+    LOOP
+        SELECT * INTO r FROM idem.record AS x
+        WHERE x.scope = s.id AND x.leased AND x.lease_end <= clock_timestamp()
+            AND x.expires > clock_timestamp() AND x.open IS NULL
+            AND (meant IS NULL OR x.tenant = meant)
+            AND (s.max_attempts IS NULL
+                 OR x.attempt < s.max_attempts::bigint + x.extra_attempts)
+            AND concat(x.tenant, E'\x1f', x.key) <> ALL (passed_over)
+        ORDER BY x.lease_end
+        LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND AND NOT pg_try_advisory_xact_lock(idem_internal.lock_id(s, r.tenant, r.key)) THEN
+            passed_over := passed_over || concat(r.tenant, E'\x1f', r.key);
+            CONTINUE;
+        ELSIF FOUND THEN
+            c := idem_internal.take_over(
+                s, r,
+                greatest(idem_internal.fixed(r.expires - r.lease_end),
+                         idem_internal.fixed(s.min_ttl)),
+                idem_internal.fixed(coalesce(lease, s.lease)));
+            PERFORM idem_internal.commit_durably();
+            RETURN (SELECT ROW(c.token, r.key, r.tenant, x.request, c.attempt, c.recovery_point,
+                               c.recovery_state, x.error, c.created_at, x.expires)::idem.take_result
+                    FROM idem.record AS x
+                    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key));
+        END IF;
+        bound := coalesce(
+            bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
+        EXIT WHEN NOT idem_internal.wait_until(bound, 'infinity');
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION idem.take(
+    scope text,
+    lease interval DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.take_result
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.take(c.role, c.proof, scope, lease, tenant, wait)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Calls that claim and finish
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.check_operation(operation regprocedure)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    p record;
+BEGIN
+    IF operation IS NULL THEN
+        PERFORM idem_internal.refuse('operation', NULL, NULL, NULL);
+    END IF;
+    SELECT proname, n.oid AS schema, nspname INTO p
+    FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronamespace
+    WHERE pg_proc.oid = operation AND prorettype = 'jsonb'::regtype AND NOT proretset
+        AND prokind = 'f' AND proargtypes::text = 'jsonb'::regtype::oid::text;
+    IF NOT FOUND THEN
+        PERFORM idem_internal.refuse(
+            'operation', '', 'The operation must be a function of one jsonb that returns jsonb.',
+            'Pass its name with the type of its argument, such as ''make_payment(jsonb)''.');
+    ELSIF NOT has_function_privilege(operation::oid, 'EXECUTE') THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('permission denied for function %s', p.proname);
+    ELSIF NOT has_schema_privilege(p.schema, 'USAGE') THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('permission denied for schema %s', p.nspname);
+    END IF;
+END
+$$;
+
+-- Whether the scope of an open claim lists an error as final.
+CREATE FUNCTION idem_internal.is_final(caller oid, proof bytea, token text, code text)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    s := (idem_internal.lock_claim(caller, token)).s;
+    RETURN coalesce(idem_internal.failure_fault(code) IS NULL
+                    AND s.final_sqlstates && ARRAY[code, left(code, 2)], false);
+END
+$$;
+
+-- The operation runs with the caller's rights, in a subtransaction.
+CREATE FUNCTION idem.execute(
+    scope text,
+    key anycompatible,
+    operation regprocedure,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.execute_result
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    c idem.claim_result;
+    e idem.execute_result;
+    call pg_catalog.text;
+    code pg_catalog.text;
+    detail pg_catalog.text;
+    hint pg_catalog.text;
+BEGIN
+    PERFORM idem_internal.check_writable('execute');
+    PERFORM idem_internal.check_operation(operation);
+    c := (SELECT idem_internal.claim(
+              current_user, i.proof, 'execute', scope, key::pg_catalog.text,
+              pg_catalog.pg_typeof(key), request, tenant, ttl, NULL, wait)
+          FROM idem_internal.caller AS i);
+    e.replayed := NOT c.claimed;
+    e.outcome := c.outcome;
+    e.response := c.response;
+    e.error := c.error;
+    e.redacted := c.redacted;
+    e.completed_at := c.completed_at;
+    IF e.replayed THEN
+        RETURN e;
+    END IF;
+    PERFORM idem_internal.check_operation(operation);
+    SELECT pg_catalog.format('SELECT %I.%I($1)', n.nspname, p.proname) INTO call
+    FROM pg_catalog.pg_proc AS p, pg_catalog.pg_namespace AS n
+    WHERE p.oid OPERATOR(pg_catalog.=) operation::pg_catalog.oid
+        AND n.oid OPERATOR(pg_catalog.=) p.pronamespace;
+    e.redacted := false;
+    BEGIN
+        EXECUTE call INTO e.response USING request;
+        e.outcome := 'completed';
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS
+            code = RETURNED_SQLSTATE, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+        IF NOT (SELECT idem_internal.is_final(i.role, i.proof, c.token, code)
+                FROM idem_internal.caller AS i)
+        THEN
+            RAISE;
+        END IF;
+        e.outcome := 'failed';
+        e.response := NULL;
+        e.error := idem_internal.failure_of(code, SQLERRM, detail, hint);
+    END;
+    e.completed_at := c.created_at;
+    IF e.error IS NOT NULL OR NOT idem_internal.complete(c.token, e.response, NULL) THEN
+        e.completed_at := (
+            SELECT idem_internal.finish_slowly(
+                i.role, i.proof, 'execute', c.token,
+                CASE WHEN e.error IS NULL THEN 'c'::pg_catalog."char" ELSE 'f' END, e.response,
+                NULL, NULL, NULL, e.error)
+            FROM idem_internal.caller AS i);
+    END IF;
+    RETURN e;
+END
+$$;
+
+CREATE FUNCTION idem_internal.failure_of(code text, message text, detail text, hint text)
+RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+RETURN jsonb_strip_nulls(jsonb_build_object(
+    'sqlstate', code, 'message', nullif(message, ''), 'detail', nullif(detail, ''),
+    'hint', nullif(hint, '')));
+
+CREATE FUNCTION idem.once(
+    scope text,
+    key anycompatible,
+    request jsonb DEFAULT NULL,
+    tenant text DEFAULT NULL
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    c idem.claim_result;
+BEGIN
+    c := (SELECT idem_internal.claim(
+              current_user, i.proof, 'once', scope, key::pg_catalog.text,
+              pg_catalog.pg_typeof(key), request, tenant, NULL, NULL, NULL)
+          FROM idem_internal.caller AS i);
+    IF c.claimed THEN
+        PERFORM idem.complete(c.token);
+    END IF;
+    RETURN c.claimed;
+END
+$$;
+
+-- Takes no key locks: only the unique index keeps concurrent calls apart, in the order of the keys.
+-- The wait for each key has the bound.
+-- Returns the positions of the keys that are new.
+CREATE FUNCTION idem_internal.once_each(
+    caller oid,
+    proof bytea,
+    scope text,
+    keys text[],
+    type regtype,
+    tenant text
+)
+RETURNS SETOF integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    s idem.scope;
+    r idem.record;
+    k record;
+    bound idem_internal.bound;
+    session_bound CONSTANT text := current_setting('lock_timeout');
+    holder idem_internal.holder;
+    seen record;
+    place integer := 0;
+    given text;
+    verdict text;
+    is_first boolean := true;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('once_each');
+    IF keys IS NULL THEN
+        PERFORM idem_internal.refuse('keys', NULL, NULL, NULL);
+    ELSIF array_ndims(keys) > 1 THEN
+        PERFORM idem_internal.refuse(
+            'keys', '', 'The array must have one dimension.',
+            'Pass the keys as ARRAY[''order-1'', ''order-2''].');
+    END IF;
+    PERFORM idem_internal.check_key_type(type);
+    FOREACH given IN ARRAY keys LOOP
+        place := place + 1;
+        IF (octet_length(given) BETWEEN 1 AND 255) IS NOT TRUE THEN
+            PERFORM idem_internal.check_key(given, place => place);
+        END IF;
+    END LOOP;
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.scope_to_write(caller, scope, 'once_each');
+    tenant := idem_internal.tenant_in(s, tenant);
+    bound := idem_internal.new_bound(idem_internal.fixed(s.wait));
+    BEGIN
+        PERFORM idem_internal.limit_waits(bound);
+        FOR k IN
+            SELECT u.key COLLATE "C" AS key, min(u.n)::integer AS place
+            FROM unnest(keys) WITH ORDINALITY AS u (key, n)
+            GROUP BY 1
+            ORDER BY 1
+        LOOP
+            LOOP
+                IF NOT s.has_rules THEN
+                    INSERT INTO idem.record AS x (
+                        scope, tenant, key, attempt, created, expires, state)
+                    VALUES (
+                        s.id, tenant, k.key, 1, clock_timestamp(),
+                        clock_timestamp() + s.fixed_ttl, 'c')
+                    ON CONFLICT DO NOTHING;
+                    verdict := CASE WHEN FOUND THEN 'new' END;
+                    EXIT WHEN FOUND;
+                END IF;
+                SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
+                WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key)
+                FOR NO KEY UPDATE;
+                r := seen.row;
+                r.secret := 0;  -- requests are not compared
+                verdict := idem_internal.verdict(s, r, seen.written_by, NULL, clock_timestamp());
+                IF verdict = 'open_here' THEN
+                    PERFORM idem_internal.refuse_open_here(
+                        k.key, 'Complete the claim first, or leave the key out of "keys".');
+                ELSIF verdict = 'claim' THEN
+                    IF s.request_required THEN
+                        PERFORM idem_internal.refuse(
+                            'scope', '',
+                            'The scope requires requests, and idem.once_each() takes none.',
+                            'Call idem.once() with the key and the request of each message.');
+                    ELSIF idem_internal.is_stale(s, k.key, s.fixed_ttl) THEN
+                        PERFORM idem_internal.refuse_stale_key(k.key);
+                    END IF;
+                    PERFORM idem_internal.check_new_key(s, tenant, k.key);
+                    DELETE FROM idem.record AS x
+                    WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
+                    INSERT INTO idem.record AS x (
+                        scope, tenant, key, attempt, created, expires, state)
+                    VALUES (
+                        s.id, tenant, k.key, 1, clock_timestamp(),
+                        clock_timestamp() + s.fixed_ttl, 'c')
+                    ON CONFLICT DO NOTHING;
+                    CONTINUE WHEN NOT FOUND;
+                    verdict := 'new';
+                ELSIF verdict = 'take_over' THEN
+                    UPDATE idem.record AS x
+                    SET attempt = x.attempt + 1, state = 'c', finished = clock_timestamp(),
+                        expires = clock_timestamp() + s.fixed_ttl, leased = false, nonce = NULL,
+                        lease_end = NULL, extra_attempts = 0, recovery_point = NULL,
+                        recovery_state = NULL, error = NULL, request = NULL
+                    WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
+                    verdict := 'new';
+                END IF;
+                EXIT;
+            END LOOP;
+            IF verdict = 'new' AND is_first THEN
+                PERFORM idem_internal.remember(
+                    s.id, tenant, k.key,
+                    idem_internal.atomic_token(idem_internal.random_digits(), '(0,0)'), false);
+                is_first := false;
+            END IF;
+            IF verdict = 'new' THEN
+                RETURN NEXT k.place;
+            END IF;
+        END LOOP;
+    EXCEPTION WHEN lock_not_available THEN
+        PERFORM idem_internal.is_within(bound);
+        SELECT * INTO holder FROM idem_internal.holder_of(
+            idem_internal.lock_id(s, tenant, k.key));
+        PERFORM idem_internal.refuse_in_progress(k.key, holder);
+    END;
+    PERFORM set_config('lock_timeout', session_bound, true);
+END
+$$;
+
+CREATE FUNCTION idem.once_each(scope text, keys anycompatiblearray, tenant text DEFAULT NULL)
+RETURNS SETOF anycompatible
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+        SELECT keys[pg_catalog.array_lower(keys, 1) OPERATOR(pg_catalog.+) p
+                    OPERATOR(pg_catalog.-) 1]
+        FROM idem_internal.caller AS c,
+            idem_internal.once_each(
+                c.role, c.proof, scope, keys::pg_catalog.text[],
+                pg_catalog.pg_typeof(keys[1]), tenant) AS p
+        ORDER BY p;
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Looking up and cancelling
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.look_up(s idem.scope, tenant text, key text, wait interval)
+RETURNS idem.lookup_result
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    r idem.record;
+    i idem.lookup_result;
+    holder idem_internal.holder;
+    bound idem_internal.bound;
+    lock_id CONSTANT bigint := idem_internal.lock_id(s, tenant, key);
+    seen record;
+    locked_by xid;
+    now timestamptz;
+    verdict text;
+    is_held boolean;
+    is_here boolean;
+BEGIN
+    LOOP
+        -- Before the record, so that a holder that ends meanwhile is not overlooked.
+        SELECT * INTO holder FROM idem_internal.holder_of(
+            CASE WHEN NOT pg_is_in_recovery() THEN lock_id END, locked_by);
+        is_held := FOUND;
+        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
+        FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        r := seen.row;
+        locked_by := seen.locked_by;
+        now := clock_timestamp();
+        is_here := idem_internal.is_own(seen.written_by);
+        r.secret := 0;  -- requests are not compared
+        verdict := idem_internal.verdict(s, r, seen.written_by, NULL, now);
+        EXIT WHEN verdict IN ('completed', 'failed', 'exhausted', 'open_here') OR is_here
+            OR (verdict = 'claim' AND NOT is_held AND NOT pg_is_in_recovery());
+        bound := coalesce(
+            bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
+        EXIT WHEN NOT idem_internal.wait_until(bound, 'infinity');
+    END LOOP;
+    IF verdict IN ('completed', 'failed', 'exhausted') THEN
+        r := idem_internal.shown(s, r, now);
+        i.state := CASE verdict WHEN 'exhausted' THEN 'failed' ELSE verdict END;
+        i.response := r.response;
+        i.status := r.status;
+        i.headers := r.headers;
+        i.body := r.body;
+        i.error := r.error;
+        i.redacted := r.redacted;
+        i.completed_at := CASE WHEN verdict <> 'exhausted' THEN coalesce(r.finished, r.created) END;
+    ELSIF verdict = 'claim' AND NOT is_held THEN
+        PERFORM idem_internal.require_tenant(s, tenant);
+        IF pg_is_in_recovery() THEN
+            RAISE NOTICE USING
+                MESSAGE = 'key is not known on this standby',
+                DETAIL = 'A standby may lag behind its primary, and does not see claims in flight.',
+                HINT = 'Call idem.lookup() on the primary before you execute the operation.';
+        END IF;
+        i.state := 'absent';
+        RETURN i;
+    ELSE
+        i.state := 'in_progress';
+        i.attempt := 1;
+        i.since := holder.since;
+        i.holder_pid := CASE WHEN is_here THEN pg_backend_pid() ELSE holder.pid END;
+        IF verdict = 'claim' THEN
+            RETURN i;
+        ELSIF r.open IS NOT NULL THEN
+            i.attempt := r.attempt;
+            i.since := r.created;
+            RETURN i;
+        END IF;
+        i.lease_end := r.lease_end;
+    END IF;
+    i.attempt := r.attempt;
+    i.created_at := r.created;
+    i.expires_at := r.expires;
+    i.since := r.created;
+    RETURN i;
+END
+$$;
+
+CREATE FUNCTION idem_internal.lookup(
+    caller oid,
+    proof bytea,
+    scope text,
+    key text,
+    type regtype,
+    tenant text,
+    wait interval
+)
+RETURNS idem.lookup_result
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_duration('wait', wait, true);
+    PERFORM idem_internal.check_key(key, type);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.usable_scope(caller, scope, 'lookup');
+    RETURN idem_internal.look_up(s, idem_internal.tenant_in(s, tenant), key, wait);
+END
+$$;
+
+CREATE FUNCTION idem.lookup(
+    scope text,
+    key anycompatible,
+    tenant text DEFAULT NULL,
+    wait interval DEFAULT NULL
+)
+RETURNS idem.lookup_result
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.lookup(
+                c.role, c.proof, scope, key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
+                wait)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+-- For calls that change the record of a key: takes the key lock, waits within the bound for
+-- transactions that hold it or the row, and returns the row, locked. Raises ID001 otherwise, and
+-- for a claim of this transaction.
+CREATE FUNCTION idem_internal.lock_record(
+    s idem.scope,
+    tenant text,
+    key text,
+    function text,
+    INOUT bound idem_internal.bound DEFAULT NULL,
+    OUT r idem.record
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    lock_id CONSTANT bigint := idem_internal.lock_id(s, tenant, key);
+    holder idem_internal.holder;
+    seen record;
+BEGIN
+    LOOP
+        IF NOT pg_try_advisory_xact_lock(lock_id) THEN
+            SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
+            bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+            CONTINUE WHEN idem_internal.wait_for(bound, lock_id);
+            PERFORM idem_internal.refuse_in_progress(key, holder);
+        END IF;
+        SELECT x AS row, x.xmax AS locked_by INTO seen FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        r := seen.row;
+        IF r.scope IS NULL THEN
+            RETURN;
+        ELSIF idem_internal.is_open_here(r) THEN
+            PERFORM idem_internal.refuse_open_here(key, format(
+                'Release the claim with idem.release(), or call idem.%s() in another transaction '
+                'after this one has ended.', function));
+        END IF;
+        PERFORM FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key) AND x = r
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
+        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+        IF NOT idem_internal.wait_for(bound, NULL, r) THEN
+            PERFORM idem_internal.refuse_in_progress(key, holder);
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Stores a final failure under a key that has no record.
+CREATE FUNCTION idem_internal.cancel(
+    caller oid,
+    proof bytea,
+    scope text,
+    key text,
+    type regtype,
+    tenant text,
+    error jsonb
+)
+RETURNS idem.lookup_result
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    s idem.scope;
+    r idem.record;
+    now timestamptz;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('cancel');
+    IF error IS NOT NULL THEN
+        PERFORM idem_internal.check_failure(error, true);
+    END IF;
+    PERFORM idem_internal.check_key(key, type);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.scope_to_write(caller, scope, 'cancel');
+    tenant := idem_internal.tenant_in(s, tenant);
+    LOOP
+        r := (idem_internal.lock_record(s, tenant, key, 'cancel')).r;
+        now := clock_timestamp();
+        EXIT WHEN r.expires > now;
+        IF idem_internal.is_stale(s, key, s.fixed_ttl) THEN
+            PERFORM idem_internal.refuse_stale_key(key);
+        END IF;
+        PERFORM idem_internal.check_new_key(s, tenant, key);
+        error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
+        PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
+        DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        INSERT INTO idem.record (
+            scope, tenant, key, attempt, created, expires, state, secret, fingerprint, error)
+        VALUES (s.id, tenant, key, 1, now, now + s.fixed_ttl, 'f', 0, '', error)
+        ON CONFLICT DO NOTHING;
+        CONTINUE WHEN NOT FOUND;  -- idem.once_each() takes no key lock
+        PERFORM idem_internal.remember(
+            s.id, tenant, key, idem_internal.atomic_token(idem_internal.random_digits(), '(0,0)'));
+        EXIT;
+    END LOOP;
+    RETURN idem_internal.look_up(s, tenant, key, '0');
+END
+$$;
+
+CREATE FUNCTION idem.cancel(
+    scope text,
+    key anycompatible,
+    tenant text DEFAULT NULL,
+    error jsonb DEFAULT NULL
+)
+RETURNS idem.lookup_result
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.cancel(
+                c.role, c.proof, scope, key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
+                error)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+-- ---------------------------------------------------------------------------------------------
+-- Streams
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.check_source(source text)
+RETURNS void
+LANGUAGE sql
+RETURN idem_internal.check_name(
+    source, 'source', 'source',
+    'Pass a name of 1 to 255 bytes, such as a topic and its partition.');
+
+-- Waits for a transaction that is advancing the source, and takes the lock of the source.
+CREATE FUNCTION idem_internal.lock_source(s idem.scope, tenant text, source text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lock_id CONSTANT bigint := idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source);
+    bound idem_internal.bound;
+    holder idem_internal.holder;
+BEGIN
+    WHILE NOT pg_try_advisory_xact_lock(lock_id) LOOP
+        SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
+        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+        IF NOT idem_internal.wait_for(bound, lock_id) THEN
+            PERFORM idem_internal.refuse_in_progress(source, holder);
+        END IF;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION idem_internal.advance(
+    caller oid,
+    proof bytea,
+    scope text,
+    source text,
+    seq bigint,
+    tenant text,
+    contiguous boolean
+)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    s idem.scope;
+    mark bigint;
+    is_locked boolean := false;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(
+        'advance', ' To read how far a source has come, use the view idem.streams.');
+    IF seq IS NULL THEN
+        PERFORM idem_internal.refuse('seq', NULL, NULL, NULL);
+    END IF;
+    PERFORM idem_internal.check_default('contiguous', contiguous);
+    PERFORM idem_internal.check_source(source);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.scope_to_write(caller, scope, 'advance');
+    tenant := idem_internal.tenant_in(s, tenant);
+    LOOP
+        SELECT w.seq INTO mark FROM idem.watermark AS w
+        WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
+        IF seq <= mark THEN
+            RETURN false;
+        END IF;
+        EXIT WHEN is_locked;
+        PERFORM idem_internal.lock_source(s, tenant, source);
+        is_locked := true;
+    END LOOP;
+    IF contiguous AND mark + 1 < seq THEN
+        PERFORM idem_internal.raise(
+            'ID012', format('gap in the sequence of source "%s"', source),
+            format('Expected number %s, got %s.', mark + 1, seq),
+            'Handle the missing messages first, or skip them with "contiguous => false".');
+    ELSIF mark IS NULL THEN
+        PERFORM idem_internal.require_tenant(s, tenant);
+    END IF;
+    INSERT INTO idem.watermark AS w (scope, tenant, source, seq, updated)
+    VALUES (s.id, tenant, source, seq, clock_timestamp())
+    ON CONFLICT ON CONSTRAINT watermark_pkey
+        DO UPDATE SET seq = excluded.seq, updated = excluded.updated WHERE w.seq < excluded.seq;
+    IF NOT FOUND THEN
+        RETURN false;  -- a subscription has moved the source on
+    END IF;
+    IF strpos(coalesce(current_setting('idem_sql.claims', true), ''),
+              concat(';', s.id, ':', length(tenant), ':', length(source), ':', tenant, source,
+                     'S-')) = 0
+    THEN
+        PERFORM idem_internal.remember(s.id, tenant, source, rpad('S', 44, '-'));
+    END IF;
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION idem_internal.check_default(argument text, value boolean)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF value IS NULL THEN
+        RAISE null_value_not_allowed USING
+            MESSAGE = format('argument "%s" must not be null', argument),
+            DETAIL = 'NULL does not stand for the argument''s default.',
+            HINT = format('Pass a value for "%s", or leave it out to get its default.', argument);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem.advance(
+    scope text,
+    source text,
+    seq bigint,
+    tenant text DEFAULT NULL,
+    contiguous boolean DEFAULT false
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.advance(c.role, c.proof, scope, source, seq, tenant, contiguous)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+CREATE FUNCTION idem_internal.reset_stream(
+    caller oid,
+    proof bytea,
+    scope text,
+    source text,
+    seq bigint,
+    tenant text
+)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    s idem.scope;
+    before bigint;
+BEGIN
+    PERFORM idem_internal.check_administrator(caller, proof, 'idem.reset_stream');
+    PERFORM idem_internal.check_writable(
+        'reset_stream', ' To read how far a source has come, use the view idem.streams.');
+    PERFORM idem_internal.check_source(source);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.usable_scope(caller, scope, 'reset_stream');
+    tenant := idem_internal.tenant_in(s, tenant);
+    PERFORM idem_internal.lock_source(s, tenant, source);
+    SELECT w.seq INTO before FROM idem.watermark AS w
+    WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
+    IF before IS NULL THEN
+        PERFORM idem_internal.require_tenant(s, tenant);
+    END IF;
+    IF seq IS NULL THEN
+        DELETE FROM idem.watermark AS w
+        WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
+    ELSE
+        INSERT INTO idem.watermark AS w (scope, tenant, source, seq, updated)
+        VALUES (s.id, tenant, source, seq, clock_timestamp())
+        ON CONFLICT ON CONSTRAINT watermark_pkey
+            DO UPDATE SET seq = excluded.seq, updated = excluded.updated;
+    END IF;
+    RETURN before;
+END
+$$;
+
+CREATE FUNCTION idem.reset_stream(
+    scope text,
+    source text,
+    seq bigint DEFAULT NULL,
+    tenant text DEFAULT NULL
+)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.reset_stream(c.role, c.proof, scope, source, seq, tenant)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Keys, and the guard
+-- ---------------------------------------------------------------------------------------------
+
+-- The keys of a session ascend: the setting idem_sql.last_tick is the time of the newest, in
+-- 4096ths of a millisecond.
+CREATE FUNCTION idem.new_key()
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    usecs CONSTANT bigint := 1000000 * extract(epoch FROM clock_timestamp());
+    tick CONSTANT bigint := greatest(
+        (usecs / 1000 << 12) + usecs % 1000 * 4096 / 1000,
+        nullif(current_setting('idem_sql.last_tick', true), '')::bigint + 1);
+    time CONSTANT text := lpad(to_hex(tick >> 12), 12, '0');
+BEGIN
+    PERFORM set_config('idem_sql.last_tick', tick::text, false);
+    RETURN left(time, 8) || '-' || right(time, 4) || '-7' || lpad(to_hex(tick & 4095), 3, '0')
+        || '-' || substr(gen_random_uuid()::text, 20);
+END
+$$;
+
+-- The digest and the HMAC are those of the extension, so that a database that moves to it keeps its
+-- child keys.
+CREATE FUNCTION idem_internal.child_key(caller oid, proof bytea, token text, step text)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    r idem.record;
+    digest bytea;
+    inner_key bytea := decode(repeat('36', 64), 'hex');
+    outer_key bytea := decode(repeat('5c', 64), 'hex');
+    seed bytea;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_token(token);
+    IF step IS NULL THEN
+        PERFORM idem_internal.refuse('step', NULL, NULL, NULL);
+    ELSIF octet_length(step) NOT BETWEEN 1 AND 255 THEN
+        PERFORM idem_internal.refuse(
+            'step', '', 'The name of a step must have 1 to 255 bytes.',
+            'Pass a short name of the step, such as ''charge''.');
+    END IF;
+    IF token LIKE 'L%' THEN
+        SELECT x.* INTO r FROM idem.record AS x JOIN idem.scope AS s ON s.id = x.scope
+        WHERE x.hash = idem_internal.hash_in(token) AND x.leased IS NOT NULL
+            AND pg_has_role(caller, s.owner, 'USAGE');
+        IF NOT FOUND THEN
+            PERFORM idem_internal.refuse_lease();
+        END IF;
+    ELSE
+        SELECT (c.r).* INTO r FROM idem_internal.claimed_here() AS c
+        WHERE c.token = child_key.token AND c.is_own AND (c.r).key IS NOT NULL;
+        IF NOT FOUND THEN
+            PERFORM idem_internal.lock_claim(caller, token);
+        END IF;
+    END IF;
+    digest := sha256(
+        int8send(r.scope) || int4send(octet_length(convert_to(r.tenant, 'UTF8')))
+        || convert_to(r.tenant, 'UTF8') || int4send(octet_length(convert_to(r.key, 'UTF8')))
+        || convert_to(r.key, 'UTF8'));
+    digest := substr(
+        coalesce(substr(int8send(floor(1000 * extract(epoch FROM idem_internal.key_time(r.key)))
+                                 ::bigint), 3), '') || digest, 1, 16);
+    SELECT k.secret INTO seed FROM idem.secret AS k WHERE k.id = 0;
+    FOR i IN 0 .. 31 LOOP
+        inner_key := set_byte(inner_key, i, get_byte(inner_key, i) # get_byte(seed, i));
+        outer_key := set_byte(outer_key, i, get_byte(outer_key, i) # get_byte(seed, i));
+    END LOOP;
+    RETURN encode(sha256(outer_key || sha256(
+        inner_key || int4send(14) || 'idem.child_key'::bytea || digest
+        || int4send(octet_length(convert_to(step, 'UTF8'))) || convert_to(step, 'UTF8'))), 'hex');
+END
+$$;
+
+CREATE FUNCTION idem.child_key(token text, step text)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.child_key(c.role, c.proof, token, step)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+CREATE FUNCTION idem.current_key()
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT (c.r).key FROM idem_internal.claimed_here() AS c
+            WHERE starts_with(c.token, (c.r).open)
+                OR (c.r).state = 'p' AND (c.r).nonce = right(c.token, 19)
+            LIMIT 1);
+END
+$$;
+
+-- A claim that is open, or that this transaction has finished.
+CREATE FUNCTION idem.require_claim()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    unknown text;
+BEGIN
+    IF TG_NARGS = 0 THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('trigger "%s" names no scope', TG_NAME),
+            DETAIL = 'idem.require_claim() takes the names of one or more scopes.',
+            HINT = 'Create the trigger with the names of the scopes as its arguments, for example '
+                   'with EXECUTE FUNCTION idem.require_claim(''payments'').';
+    ELSIF NOT EXISTS (
+        SELECT FROM idem_internal.claimed_here() AS c JOIN idem.scope AS s ON s.id = (c.r).scope
+        WHERE s.name = ANY (TG_ARGV[:])
+            AND ((c.r).open IS NOT NULL OR c.is_own AND (c.r).state <> 'p'
+                 OR (c.r).nonce = right(c.token, 19)))
+    THEN
+        SELECT a INTO unknown FROM unnest(TG_ARGV[:]) WITH ORDINALITY AS t (a, n)
+        WHERE NOT EXISTS (SELECT FROM idem.scope AS s WHERE s.name = a)
+        ORDER BY n
+        LIMIT 1;
+        IF FOUND THEN
+            PERFORM idem_internal.raise(
+                'ID008', format('scope "%s" does not exist', unknown),
+                format('Trigger "%s" of table "%s" names this scope.', TG_NAME, TG_TABLE_NAME),
+                coalesce(
+                    'Perhaps you meant the scope "' || idem_internal.nearest_scope(
+                        (SELECT r.oid FROM pg_roles AS r
+                         WHERE r.rolname = idem_internal.outer_role()), unknown) || '".',
+                    'Create the scope first with idem.create_scope(), or use one of the scopes '
+                    'that idem.scopes lists.'));
+        END IF;
+        RAISE EXCEPTION USING
+            ERRCODE = 'ID011', CONSTRAINT = 'claim_required', SCHEMA = TG_TABLE_SCHEMA,
+            TABLE = TG_TABLE_NAME,
+            MESSAGE = format('cannot write to table "%s" without a claim', TG_TABLE_NAME),
+            DETAIL = CASE WHEN TG_NARGS = 1 THEN 'This transaction has no claim in scope '
+                          ELSE 'This transaction has no claim in any of the scopes ' END
+                || (SELECT string_agg('"' || a || '"', ', ' ORDER BY n)
+                    FROM unnest(TG_ARGV[:]) WITH ORDINALITY AS t (a, n)) || '.',
+            HINT = 'Before the write, claim the operation''s key with idem.claim() in the same '
+                   'transaction. ROLLBACK TO a savepoint undoes the claims made after it.';
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END
+$$;
+
+\ir managed_administration.sql
+
+COMMIT;

@@ -1,0 +1,1312 @@
+-- idem, the SQL edition: scopes, administration, views and maintenance. sql/managed.sql includes
+-- this file.
+
+-- ---------------------------------------------------------------------------------------------
+-- What the views and idem.health() read
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem.edition()
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 'sql';
+
+-- What update scripts ask for.
+CREATE FUNCTION idem_internal.version()
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '1.0.0-dev';
+
+CREATE FUNCTION idem_internal.preloaded()
+RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN false;
+
+CREATE FUNCTION idem_internal.key_text(r idem.record)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS 'SELECT r.key';
+
+CREATE VIEW idem_internal.stored AS
+    SELECT scope, tenant, key, state, attempt, extra_attempts, status, created, expires,
+           CASE WHEN state = 'p' THEN lease_end END AS lease_end,
+           CASE WHEN state IN ('c', 'f') THEN coalesce(finished, created) END AS completed,
+           nonce IS NULL AS released, recovery_point, redacted, headers, response, body, error,
+           request
+    FROM idem.record
+    WHERE state <> 'a';
+
+-- The rows of open claims are visible to their own transactions only, and lock ids are no keys.
+CREATE FUNCTION idem_internal.held_keys(
+    with_prepared boolean, OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
+    OUT since timestamptz, OUT pid integer, OUT transaction xid, OUT state text, OUT keys integer
+)
+RETURNS SETOF record
+LANGUAGE sql
+AS 'SELECT NULL::text, NULL::text, NULL::text, NULL::integer, NULL::timestamptz, NULL::integer,
+           NULL::xid, NULL::text, NULL::integer
+    WHERE false';
+
+-- As in the extension when it is not preloaded, there are no statistics.
+CREATE VIEW idem.stats WITH (security_barrier) AS
+    SELECT s.name AS scope, c.*, NULL::timestamptz AS stats_reset, 0::bigint AS advances,
+           0::bigint AS duplicates
+    FROM idem.scope AS s
+        CROSS JOIN (SELECT 0::bigint AS claims, 0::bigint AS replays, 0::bigint AS in_flight,
+                           0::bigint AS waits, interval '0' AS wait_time, 0::bigint AS conflicts,
+                           0::bigint AS takeovers, 0::bigint AS completions, 0::bigint AS failures,
+                           0::bigint AS releases, 0::bigint AS stale, 0::bigint AS weak,
+                           0::bigint AS limited, 0::bigint AS expired_reused, 0::bigint AS purged
+                   ) AS c
+    WHERE false;
+
+COMMENT ON VIEW idem.stats IS
+    'Has no rows: the SQL edition counts nothing.';
+
+GRANT SELECT ON idem.stats TO PUBLIC;
+
+CREATE FUNCTION idem_internal.observed_figures(
+    caller oid, proof bytea, ids integer[], ttls interval[], max_attempts integer[]
+)
+RETURNS SETOF idem_internal.figures
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    RETURN QUERY
+    SELECT f.*
+    FROM idem_internal.totals(ids, ttls, max_attempts) AS f
+    WHERE pg_has_role(caller, 'pg_monitor', 'USAGE')
+        OR EXISTS (SELECT FROM idem.scope AS s
+                   WHERE s.id = f.scope_id AND pg_has_role(caller, s.owner, 'USAGE'));
+END
+$$;
+
+CREATE FUNCTION idem_internal.figures(ids integer[], ttls interval[], max_attempts integer[])
+RETURNS SETOF idem_internal.figures
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT f.*
+    FROM idem_internal.caller AS c
+        CROSS JOIN LATERAL idem_internal.observed_figures(
+            c.role, c.proof, ids, ttls, max_attempts) AS f;
+END;
+
+CREATE FUNCTION idem_internal.record_tables(
+    OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text
+)
+RETURNS SETOF record
+LANGUAGE sql STABLE
+AS 'SELECT ''idem.record''::regclass, NULL::text, NULL::text, NULL::text';
+
+-- Transactions that have written records.
+CREATE FUNCTION idem_internal.key_holders(
+    OUT pid integer, OUT gid text, OUT since timestamptz, OUT keys text
+)
+RETURNS SETOF record
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT l.pid, p.gid, coalesce(a.xact_start, p.prepared), 'keys'
+    FROM pg_locks l
+        LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_locks x ON l.pid IS NULL
+            AND x.pid IS NULL
+            AND x.locktype = 'transactionid'
+            AND x.virtualtransaction = l.virtualtransaction
+        LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+    WHERE l.relation = 'idem.record'::regclass
+        AND l.mode = 'RowExclusiveLock'
+        AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+$$;
+
+CREATE FUNCTION idem_internal.own_checks(
+    OUT n integer, OUT check_name text, OUT status text, OUT detail text, OUT hint text
+)
+RETURNS SETOF record
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT NULL::integer, 'indexes', 'fail', format('Index %s is missing.', t.name),
+           'Create it as sql/managed.sql does.'
+    FROM unnest('{idem.record_pkey,idem.record_token,idem.record_due,idem.watermark_pkey}'::text[])
+        AS t (name)
+    WHERE to_regclass(t.name) IS NULL
+    UNION ALL
+    SELECT NULL, 'triggers', 'fail',
+           'The trigger claim_incomplete on idem.record is missing or disabled: a transaction can '
+           'commit with an open claim.',
+           'ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete; if it is missing, create it '
+           'as sql/managed.sql does.'
+    WHERE NOT EXISTS (SELECT FROM pg_trigger g
+                      WHERE g.tgrelid = 'idem.record'::regclass AND g.tgname = 'claim_incomplete'
+                          AND g.tgenabled IN ('O', 'A'))
+    UNION ALL
+    VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),
+           (12, 'indexes', 'ok', 'The indexes are in place and valid.', NULL),
+           (18, 'triggers', 'ok', 'No transaction can commit with an open claim.', NULL)
+$$;
+
+\ir views.sql
+\ir health.sql
+
+-- ---------------------------------------------------------------------------------------------
+-- Scopes
+-- ---------------------------------------------------------------------------------------------
+
+-- The settings, from the catalog: the columns of idem.scope after those that are none, their
+-- defaults, and what the comments on the view idem.scopes say.
+CREATE FUNCTION idem_internal.settings(
+    OUT n integer, OUT name text, OUT type regtype, OUT preset text, OUT says text
+)
+RETURNS SETOF record
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+    SELECT row_number() OVER (ORDER BY a.attnum), a.attname, a.atttypid::regtype,
+           coalesce(substring(d.e FROM '^''(.*)''::'), d.e),
+           lower(left(c.d, 1)) || rtrim(substr(c.d, 2), '.')
+    FROM pg_attribute a
+        LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
+        CROSS JOIN LATERAL pg_get_expr(f.adbin, f.adrelid) AS d (e)
+        JOIN pg_attribute v ON v.attrelid = 'idem.scopes'::regclass AND v.attname = a.attname
+        CROSS JOIN LATERAL col_description(v.attrelid, v.attnum) AS c (d)
+    WHERE a.attrelid = 'idem.scope'::regclass AND NOT a.attisdropped
+        AND a.attnum > (SELECT l.attnum FROM pg_attribute l
+                        WHERE l.attrelid = a.attrelid AND l.attname = 'request_lists')
+$$;
+
+-- Why a SQLSTATE, or a class of them, cannot stand for a final failure. NULL: it can.
+CREATE FUNCTION idem_internal.listing_fault(code text)
+RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN coalesce(code, '') !~ '^([0-9A-Z]{2}|[0-9A-Z]{5})$'
+        THEN 'it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two'
+    WHEN code ~ '^0[0-3]' THEN 'it is not that of an error'
+    WHEN code ~ '^ID' THEN 'it is of class ID, which only idem raises'
+    WHEN code ~ '^(08|25|40|53|55|57|58|72|XX)'
+        OR code IN ('54001', '26000', 'HV00N', 'HV001', '3F000', '42703', '42704', '42725', '42804',
+                    '42809', '42883', '42P01', '42P02', '42P10')
+        THEN 'it says that a retry may succeed'
+END;
+
+-- What the SQL edition lacks.
+CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE feature_not_supported USING
+        MESSAGE = format('%s is not available in the SQL edition of idem', feature),
+        DETAIL = detail,
+        HINT = 'Do without it, or move to the extension on a server that can load it.';
+END
+$$;
+
+-- The value as it is stored: without what stands for none (-1, or an interval of zero).
+CREATE FUNCTION idem_internal.checked_setting(
+    setting text, type regtype, preset text, says text, value text
+)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    about CONSTANT text := format('The setting says %s.', says);
+    paths CONSTANT boolean := setting IN ('request_exclude', 'response_exclude');
+    path_hint CONSTANT text := 'Write the paths as ''{sent_at,meta.trace_id}''.';
+    element text;
+    fault text;
+    n integer := 0;
+BEGIN
+    IF value IS NULL AND preset IS NOT NULL THEN
+        PERFORM idem_internal.check_default(setting, NULL);
+    ELSIF value IS NULL
+        OR preset IS NULL AND type = 'integer'::regtype AND value = '-1'
+        OR preset IS NULL AND type = 'interval'::regtype
+            AND idem_internal.fixed(value::interval) = '0' THEN
+        RETURN NULL;
+    ELSIF type = 'interval'::regtype THEN
+        PERFORM idem_internal.check_duration(setting, value::interval, setting = 'wait');
+    ELSIF setting = 'max_answer_size' AND value::integer NOT BETWEEN 1024 AND 536870912 THEN
+        PERFORM idem_internal.refuse(
+            setting, '', 'The size must be between 1024 and 536870912 bytes.',
+            'Pass a number of bytes, such as 65536. Store larger values in a table of your own.');
+    ELSIF type = 'integer'::regtype AND value::integer < 1 THEN
+        PERFORM idem_internal.refuse(
+            setting, '', 'The limit must be at least 1.', 'Pass a limit, or -1 for none.');
+    ELSIF setting = 'claims_per_minute' THEN
+        PERFORM idem_internal.refuse_feature(
+            '"claims_per_minute"',
+            'What it limits is counted in shared memory, which only a library gets.');
+    ELSIF setting = 'records' AND value::boolean THEN
+        PERFORM idem_internal.refuse_feature('"records"', 'All records are in idem.record.');
+    ELSIF type = 'text'::regtype
+        AND value <> ALL (string_to_array(replace(split_part(says, ': ', 2), ' or ', ', '), ', '))
+    THEN
+        PERFORM idem_internal.refuse(
+            setting, '', format('The value must be %s.', split_part(says, ': ', 2)), about);
+    ELSIF type = 'text[]'::regtype THEN
+        IF array_ndims(value::text[]) > 1 THEN
+            PERFORM idem_internal.refuse(
+                setting, '', 'The array must have one dimension.',
+                CASE WHEN paths THEN path_hint ELSE about END);
+        END IF;
+        FOREACH element IN ARRAY value::text[] LOOP
+            n := n + 1;
+            element := coalesce(element, '');
+            IF setting = 'final_sqlstates' THEN
+                fault := idem_internal.listing_fault(element);
+                CONTINUE WHEN fault IS NULL;
+                PERFORM idem_internal.refuse(
+                    setting, '',
+                    format('"%s" cannot stand for a final failure: %s.', element, fault),
+                    'List SQLSTATEs that your operations raise as a final failure, such as '
+                    '"P0001", or classes of them, such as "23".');
+            ELSIF NOT paths THEN
+                CONTINUE WHEN element ~ '^[0-9A-Za-z!#$%&''*+.^_`|~-]+$'
+                    AND octet_length(element) <= 255;
+                PERFORM idem_internal.refuse(
+                    setting, '', 'Each element must be the name of a header, of 1 to 255 bytes.',
+                    'Write the names as ''{set-cookie,cookie}''.');
+            ELSIF octet_length(element) NOT BETWEEN 1 AND 255 THEN
+                PERFORM idem_internal.refuse(
+                    setting, '', 'Each path must have 1 to 255 bytes.', path_hint);
+            END IF;
+            fault := idem_internal.path_fault(element);
+            CONTINUE WHEN fault IS NULL;
+            PERFORM idem_internal.refuse(
+                setting, '', format('Element %s, "%s", %s.', n, element, fault),
+                format('Write the names of members from the top, joined by dots, such as '
+                       '"card.number". The items of an array have no step of their own. If a '
+                       'single member has this name, write %L.',
+                       '"' || regexp_replace(element, '(["\\])', '\\\1', 'g') || '"'));
+        END LOOP;
+    END IF;
+    RETURN value;
+END
+$$;
+
+CREATE FUNCTION idem_internal.same_setting(type regtype, a text, b text)
+RETURNS boolean
+LANGUAGE sql STABLE
+RETURN CASE
+    WHEN type = 'interval'::regtype AND a IS NOT NULL AND b IS NOT NULL
+        THEN idem_internal.fixed(a::interval) = idem_internal.fixed(b::interval)
+    ELSE a IS NOT DISTINCT FROM b
+END;
+
+-- The settings with what a call gives: by arguments, in the order of the settings, and as texts
+-- name=value. A call of create_scope() may pass the default, which looks like no argument.
+CREATE FUNCTION idem_internal.changed_settings(
+    settings jsonb, creates boolean, given text[], listed text[]
+)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+DECLARE
+    s record;
+    passed text[] := '{}';
+    element text;
+    value text;
+BEGIN
+    FOR s IN SELECT * FROM idem_internal.settings() x WHERE x.n <= cardinality(given) LOOP
+        value := given[s.n];
+        CONTINUE WHEN value IS NULL AND NOT creates;
+        settings := settings || jsonb_build_object(
+            s.name, idem_internal.checked_setting(s.name, s.type, s.preset, s.says, value));
+        IF NOT creates OR NOT idem_internal.same_setting(s.type, value, s.preset) THEN
+            passed := passed || s.name;
+        END IF;
+    END LOOP;
+    IF listed IS NULL AND creates THEN
+        PERFORM idem_internal.check_default('settings', NULL);
+    END IF;
+    FOREACH element IN ARRAY coalesce(listed, '{}') LOOP
+        element := coalesce(element, '');
+        SELECT x.* INTO s FROM idem_internal.settings() AS x
+        WHERE x.name = split_part(element, '=', 1);
+        value := CASE
+            WHEN strpos(element, '=') = 0 THEN 'has no "="'
+            WHEN s.name IS NULL THEN 'is not of a setting'
+            WHEN s.name = ANY (passed) THEN 'is of a setting that the call has passed before'
+        END;
+        IF value IS NOT NULL THEN
+            PERFORM idem_internal.refuse(
+                'settings', '', format('Element "%s" %s.', element, value),
+                format('Write each element as name=value, once. The names are %s.',
+                       (SELECT string_agg(x.name, ', ' ORDER BY x.n)
+                        FROM idem_internal.settings() AS x)));
+        END IF;
+        passed := passed || s.name;
+        EXECUTE format('SELECT %L::%s::text', substr(element, strpos(element, '=') + 1), s.type)
+            INTO value;
+        settings := settings || jsonb_build_object(
+            s.name, idem_internal.checked_setting(s.name, s.type, s.preset, s.says, value));
+    END LOOP;
+    RETURN settings;
+END
+$$;
+
+-- The settings of the scope as texts, by their names.
+CREATE FUNCTION idem_internal.settings_of(scope integer)
+RETURNS jsonb
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+DECLARE
+    result jsonb;
+BEGIN
+    EXECUTE (SELECT format('SELECT jsonb_object(ARRAY[%s], ARRAY[%s]::text[]) '
+                           'FROM idem.scope WHERE id = $1',
+                           string_agg(quote_literal(s.name), ', '),
+                           string_agg(format('%I::text', s.name), ', '))
+             FROM idem_internal.settings() s)
+        INTO result USING scope;
+    RETURN result;
+END
+$$;
+
+-- Raises what the server raises if the role cannot give a scope to the owner.
+CREATE FUNCTION idem_internal.check_owner(caller oid, owner oid)
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    before_16 CONSTANT boolean := current_setting('server_version_num')::integer < 160000;
+    name CONSTANT text := (SELECT r.rolname FROM pg_roles r WHERE r.oid = owner);
+BEGIN
+    IF name IS NULL THEN
+        RAISE undefined_object USING MESSAGE = format('invalid role OID: %s', owner);
+    ELSIF NOT pg_has_role(caller, owner, CASE WHEN before_16 THEN 'MEMBER' ELSE 'SET' END) THEN
+        RAISE insufficient_privilege USING MESSAGE = format(
+            CASE WHEN before_16 THEN 'must be member of role "%s"'
+                 ELSE 'must be able to SET ROLE "%s"' END, name);
+    END IF;
+END
+$$;
+
+-- The row of a scope with these settings. A list of excluded members gets a number when it is
+-- first used, and has it again when it returns: fingerprints keep the number.
+CREATE FUNCTION idem_internal.scope_row(stored idem.scope, settings jsonb)
+RETURNS idem.scope
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+DECLARE
+    s idem.scope := jsonb_populate_record(stored, settings);
+BEGIN
+    IF s.request_exclude <> '{}' AND s.request_exclude::text <> ALL (s.request_lists) THEN
+        s.request_lists := s.request_lists || s.request_exclude::text;
+    END IF;
+    IF idem_internal.fixed(s.min_ttl) > idem_internal.fixed(s.ttl) THEN
+        PERFORM idem_internal.refuse(
+            'min_ttl', '', 'The minimum must not exceed the scope''s ttl.',
+            'Pass a shorter "min_ttl", or a longer "ttl" as well.');
+    ELSIF idem_internal.fixed(s.answer_ttl) > idem_internal.fixed(s.ttl) THEN
+        PERFORM idem_internal.refuse(
+            'answer_ttl', '', 'An answer must not be kept for longer than the scope''s ttl.',
+            'Pass a shorter "answer_ttl", or a longer "ttl" as well.');
+    END IF;
+    RETURN s;
+END
+$$;
+
+-- Columns that are no settings keep what they have.
+CREATE FUNCTION idem_internal.store_scope(scope idem.scope)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    EXECUTE (SELECT format('INSERT INTO idem.scope (id, %1$s) SELECT ($1).id, %2$s '
+                           'ON CONFLICT (id) DO UPDATE SET (%1$s) = ROW(%2$s)',
+                           string_agg(quote_ident(c.name), ', '),
+                           string_agg(format('($1).%I', c.name), ', '))
+             FROM (SELECT s.name FROM idem_internal.settings() s
+                   UNION ALL VALUES ('name'), ('owner'), ('request_lists')) AS c (name))
+        USING scope;
+END
+$$;
+
+-- Rows that this server has not written may have used an id that the sequence does not know.
+CREATE FUNCTION idem_internal.next_scope_id()
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    id CONSTANT bigint := 1 + greatest(
+        (SELECT max(s.id) FROM idem.scope s), (SELECT max(d.id) FROM idem.dropped_scope d),
+        (SELECT max(r.scope) FROM idem.record r), (SELECT max(w.scope) FROM idem.watermark w),
+        (SELECT q.last_value - (NOT q.is_called)::integer FROM idem.scope_id q));
+BEGIN
+    IF id > 2147483647 THEN
+        RAISE sequence_generator_limit_exceeded USING
+            MESSAGE = 'scope ids are used up',
+            DETAIL = 'The id of a new scope must be greater than every id in idem.scope, '
+                'idem.dropped_scope, idem.record and idem.watermark, greater than the last value '
+                'of sequence idem.scope_id, and at most 2147483647.',
+            HINT = 'Look for rows with an id that no scope has had, and delete them. If the '
+                'sequence was set too high, set it back with ALTER SEQUENCE.';
+    END IF;
+    RETURN setval('idem.scope_id', id);
+END
+$$;
+
+-- For a row that another transaction has committed, but that is not in the snapshot.
+CREATE FUNCTION idem_internal.refuse_unseen(what text)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE serialization_failure USING
+        MESSAGE = 'could not serialize access due to concurrent update',
+        DETAIL = what || ' was committed after this transaction''s snapshot was taken.',
+        HINT = 'Retry the transaction.';
+END
+$$;
+
+CREATE FUNCTION idem_internal.create_scope(
+    caller oid, proof bytea, name text, given text[], listed text[], owner oid,
+    if_not_exists boolean
+)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+#variable_conflict use_variable
+DECLARE
+    settings jsonb;
+    s idem.scope;
+    stored idem.scope;
+    others text;
+BEGIN
+    PERFORM idem_internal.check_administrator(caller, proof, 'idem.create_scope');
+    PERFORM idem_internal.check_writable('create_scope', '');
+    IF name IS NULL THEN
+        PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
+    ELSIF octet_length(name) NOT BETWEEN 1 AND 63 THEN
+        PERFORM idem_internal.refuse(
+            'name', '', 'The name must have 1 to 63 bytes.',
+            'Pass the name of a family of operations, such as ''payments''.');
+    END IF;
+    settings := idem_internal.changed_settings(
+        (SELECT jsonb_object_agg(x.name, x.preset) FROM idem_internal.settings() AS x), true, given,
+        listed);
+    owner := coalesce(owner, caller);
+    PERFORM idem_internal.check_owner(caller, owner);
+    IF if_not_exists IS NULL THEN
+        PERFORM idem_internal.check_default('if_not_exists', NULL);
+    END IF;
+    LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
+    s.request_lists := '{}';
+    s := idem_internal.scope_row(s, settings);
+    SELECT x.* INTO stored FROM idem.scope AS x WHERE x.name = name;
+    IF stored.id IS NULL THEN
+        s.id := idem_internal.next_scope_id();
+        s.name := name;
+        s.owner := owner;
+        BEGIN
+            PERFORM idem_internal.store_scope(s);
+        EXCEPTION WHEN unique_violation THEN
+            PERFORM idem_internal.refuse_unseen('The scope');
+        END;
+        RETURN;
+    END IF;
+    -- Its settings are shown to its users only.
+    IF NOT if_not_exists OR NOT pg_has_role(caller, stored.owner, 'USAGE') THEN
+        RAISE duplicate_object USING
+            MESSAGE = format('scope "%s" already exists', name),
+            DETAIL = 'Scope names are unique in a database.',
+            HINT = 'Change the existing scope with idem.alter_scope(), or choose another name.';
+    END IF;
+    SELECT string_agg(
+        format('"%s" is %s, not %s', d.name,
+               CASE d.type WHEN 'boolean'::regtype THEN left(d.a, 1)
+                   ELSE coalesce(d.a, 'NULL') END,
+               CASE d.type WHEN 'boolean'::regtype THEN left(d.b, 1)
+                   ELSE coalesce(d.b, 'NULL') END),
+        '; ' ORDER BY d.n)
+    INTO others
+    FROM (SELECT 0 AS n, 'owner' AS name, 'oid'::regtype AS type, stored.owner::text AS a,
+                 owner::regrole::text AS b
+          UNION ALL
+          SELECT x.n, x.name, x.type, o.stored ->> x.name, settings ->> x.name
+          FROM idem_internal.settings() AS x, idem_internal.settings_of(stored.id) AS o (stored)
+         ) AS d
+    WHERE NOT idem_internal.same_setting(d.type, d.a, d.b);
+    IF others IS NOT NULL THEN
+        RAISE duplicate_object USING
+            MESSAGE = format('scope "%s" already exists with other settings', name),
+            DETAIL = format('In the existing scope, %s.', others),
+            HINT = 'Pass the settings of the existing scope, which idem.scope_ddl() shows, or '
+                   'change them first with idem.alter_scope().';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem.create_scope(
+    name text,
+    ttl interval DEFAULT '24 hours',
+    lease interval DEFAULT '1 minute',
+    wait interval DEFAULT '10 seconds',
+    request_required boolean DEFAULT false,
+    request_exclude text[] DEFAULT '{}',
+    tenant_required boolean DEFAULT false,
+    reject_stale_keys boolean DEFAULT false,
+    max_attempts integer DEFAULT NULL,
+    claims_per_minute integer DEFAULT NULL,
+    weak_keys text DEFAULT 'allow',
+    store_response boolean DEFAULT true,
+    response_exclude text[] DEFAULT '{}',
+    final_sqlstates text[] DEFAULT '{}',
+    store_request text DEFAULT 'never',
+    answer_ttl interval DEFAULT NULL,
+    min_ttl interval DEFAULT NULL,
+    header_exclude text[]
+        DEFAULT '{set-cookie,cookie,authorization,proxy-authorization,www-authenticate}',
+    tenant_from text DEFAULT 'argument',
+    max_answer_size integer DEFAULT 65536,
+    records boolean DEFAULT false,
+    settings text[] DEFAULT '{}',
+    owner regrole DEFAULT NULL,
+    if_not_exists boolean DEFAULT false
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+BEGIN
+    PERFORM idem_internal.create_scope(
+        c.role, c.proof, name,
+        ARRAY[ttl::text, lease::text, wait::text, request_required::text, request_exclude::text,
+              tenant_required::text, reject_stale_keys::text, max_attempts::text,
+              claims_per_minute::text, weak_keys, store_response::text, response_exclude::text,
+              final_sqlstates::text, store_request, answer_ttl::text, min_ttl::text,
+              header_exclude::text, tenant_from, max_answer_size::text, records::text],
+        settings, owner, if_not_exists)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
+
+-- The scope, locked against other changes. A claim that is open in this transaction was granted by
+-- the rules as they are.
+CREATE FUNCTION idem_internal.scope_to_change(caller oid, proof bytea, scope text, call text)
+RETURNS idem.scope
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+    claimed text;
+BEGIN
+    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || call)::regproc);
+    PERFORM idem_internal.check_writable(call, '');
+    PERFORM idem_internal.usable_scope(caller, scope, call);
+    LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
+    s := idem_internal.usable_scope(caller, scope, call);
+    SELECT (c.r).key INTO claimed
+    FROM idem_internal.claimed_here() AS c
+    WHERE (c.r).scope = s.id
+        AND ((c.r).open IS NOT NULL OR (c.r).state = 'p' AND (c.r).nonce IS NOT NULL AND c.is_own)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('cannot change scope "%s" while this transaction has an open claim in '
+                             'it', scope),
+            DETAIL = format('This transaction has claimed key "%s".', claimed),
+            HINT = 'Complete or release the claim first, or change the scope in a transaction of '
+                   'its own.';
+    END IF;
+    RETURN s;
+END
+$$;
+
+-- The tenant is part of a key's identity. Counting waits for the transactions that have a claim,
+-- and keeps others from claiming until this one ends.
+CREATE FUNCTION idem_internal.check_no_keys(scope integer, name text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO'
+AS $$
+DECLARE
+    keys bigint;
+    until timestamptz;
+    marks bigint;
+BEGIN
+    SELECT count(*), max(r.expires) INTO keys, until
+    FROM idem.record r
+    WHERE r.scope = check_no_keys.scope AND r.expires > clock_timestamp();
+    SELECT count(*) INTO marks FROM idem.watermark w WHERE w.scope = check_no_keys.scope;
+    IF keys > 0 OR marks > 0 THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('cannot change "tenant_from" of scope "%s" while it has live keys',
+                             name),
+            DETAIL = format('Retries would not find their records, and would run the operations '
+                            'again. Unexpired records: %s; watermarks, which do not expire: %s.%s',
+                            keys, marks, ' The last record expires at ' || until || '.'),
+            HINT = 'Create another scope for new keys, or change this one when its records have '
+                'expired. To give its keys up, pass "force" => true.';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION idem_internal.alter_scope(
+    caller oid, proof bytea, name text, given text[], listed text[], owner oid, force boolean
+)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    old idem.scope;
+    new idem.scope;
+BEGIN
+    IF force IS NULL THEN
+        PERFORM idem_internal.check_default('force', NULL);
+    END IF;
+    old := idem_internal.scope_to_change(caller, proof, name, 'alter_scope');
+    new := idem_internal.scope_row(
+        old, idem_internal.changed_settings('{}', false, given, listed));
+    IF owner IS NOT NULL THEN
+        PERFORM idem_internal.check_owner(caller, owner);
+        new.owner := owner;
+    END IF;
+    IF new.tenant_from <> old.tenant_from THEN
+        LOCK TABLE idem.record IN SHARE ROW EXCLUSIVE MODE;
+        IF NOT force THEN
+            PERFORM idem_internal.check_no_keys(old.id, name);
+        END IF;
+    END IF;
+    PERFORM idem_internal.store_scope(new);
+END
+$$;
+
+CREATE FUNCTION idem.alter_scope(
+    name text,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT NULL,
+    request_required boolean DEFAULT NULL,
+    request_exclude text[] DEFAULT NULL,
+    tenant_required boolean DEFAULT NULL,
+    reject_stale_keys boolean DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    claims_per_minute integer DEFAULT NULL,
+    weak_keys text DEFAULT NULL,
+    store_response boolean DEFAULT NULL,
+    response_exclude text[] DEFAULT NULL,
+    final_sqlstates text[] DEFAULT NULL,
+    store_request text DEFAULT NULL,
+    answer_ttl interval DEFAULT NULL,
+    min_ttl interval DEFAULT NULL,
+    header_exclude text[] DEFAULT NULL,
+    tenant_from text DEFAULT NULL,
+    max_answer_size integer DEFAULT NULL,
+    records boolean DEFAULT NULL,
+    settings text[] DEFAULT NULL,
+    owner regrole DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+AS $$
+BEGIN
+    PERFORM idem_internal.alter_scope(
+        c.role, c.proof, name,
+        ARRAY[ttl::text, lease::text, wait::text, request_required::text, request_exclude::text,
+              tenant_required::text, reject_stale_keys::text, max_attempts::text,
+              claims_per_minute::text, weak_keys, store_response::text, response_exclude::text,
+              final_sqlstates::text, store_request, answer_ttl::text, min_ttl::text,
+              header_exclude::text, tenant_from, max_answer_size::text, records::text],
+        settings, owner, force)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
+
+CREATE FUNCTION idem_internal.drop_scope(
+    caller oid, proof bytea, name text
+)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s CONSTANT idem.scope := idem_internal.scope_to_change(caller, proof, name, 'drop_scope');
+BEGIN
+    DELETE FROM idem.scope WHERE id = s.id;
+    INSERT INTO idem.dropped_scope VALUES (s.id, transaction_timestamp()) ON CONFLICT DO NOTHING;
+END
+$$;
+
+CREATE FUNCTION idem.drop_scope(name text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM idem_internal.drop_scope(c.role, c.proof, name)
+    FROM idem_internal.caller AS c;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
+
+CREATE FUNCTION idem_internal.scope_ddl(
+    caller oid, proof bytea, scope text
+)
+RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+    stored jsonb;
+BEGIN
+    PERFORM idem_internal.check_caller(caller, proof);
+    s := idem_internal.usable_scope(caller, scope, 'scope_ddl');
+    stored := idem_internal.settings_of(s.id);
+    RETURN format('SELECT idem.create_scope(%L%s, owner => %L);', scope, (
+        SELECT string_agg(format(', %s => %s', x.name, CASE
+                   WHEN x.type IN ('boolean'::regtype, 'integer') THEN stored ->> x.name
+                   ELSE quote_literal(stored ->> x.name) END), '' ORDER BY x.n)
+        FROM idem_internal.settings() AS x
+        WHERE NOT idem_internal.same_setting(x.type, stored ->> x.name, x.preset)), s.owner);
+END
+$$;
+
+CREATE FUNCTION idem.scope_ddl(scope text)
+RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.scope_ddl(c.role, c.proof, scope)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+CREATE FUNCTION idem.rotate_secret()
+RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    newest integer;
+BEGIN
+    PERFORM idem_internal.check_writable('rotate_secret', '');
+    LOCK TABLE idem.secret IN SHARE ROW EXCLUSIVE MODE;
+    INSERT INTO idem.secret
+    SELECT max(k.id) + 1, 'fingerprint',
+           sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+                  || uuid_send(gen_random_uuid())),
+           clock_timestamp()
+    FROM idem.secret AS k
+    RETURNING id INTO newest;
+    RETURN newest;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Records
+-- ---------------------------------------------------------------------------------------------
+
+-- A record that is not in the snapshot of a REPEATABLE READ transaction is in the way of an insert.
+CREATE FUNCTION idem_internal.check_unseen(s idem.scope, tenant text, key text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        PERFORM idem_internal.insert_claim(
+            s.id, tenant, key, '-infinity', '0', NULL, '', 0, 0, NULL);
+        RAISE SQLSTATE 'ID000';
+    END IF;
+EXCEPTION
+    WHEN SQLSTATE 'ID000' THEN NULL;
+    WHEN serialization_failure THEN PERFORM idem_internal.refuse_unseen('The key''s record');
+END
+$$;
+
+-- The record of a key that no transaction holds and, unless the lease is to be cut, no lease. Its
+-- row stays locked; the key lock is not taken, so that a transaction can change any number of
+-- records. A claim in flight without a row is waited for if waits is true.
+CREATE FUNCTION idem_internal.record_at_rest(
+    s idem.scope,
+    tenant text,
+    key text,
+    function text,
+    waits boolean,
+    cuts_lease boolean,
+    INOUT bound idem_internal.bound,
+    OUT r idem.record
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    holder idem_internal.holder;
+    locked idem.record;
+    hint text;
+BEGIN
+    LOOP
+        SELECT x.* INTO r FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        hint := NULL;
+        IF idem_internal.is_open_here(r) THEN
+            PERFORM idem_internal.refuse_open_here(key, format(
+                'Release the claim with idem.release(), or call idem.%s() in another transaction '
+                'after this one has ended.', function));
+        ELSIF NOT cuts_lease AND r.state = 'p' AND r.nonce IS NOT NULL
+            AND r.lease_end > clock_timestamp()
+        THEN
+            holder := idem_internal.lease_of(r);
+            hint := 'Wait for the end of the operation. If its worker is gone or must not go on, '
+                    'call idem.revoke() first.';
+            bound := coalesce(bound, idem_internal.new_bound(s.wait));
+            CONTINUE WHEN idem_internal.wait_until(bound, r.lease_end);
+        ELSIF waits AND EXISTS (
+            SELECT FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)))
+        THEN
+            SELECT h.* INTO holder
+            FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)) AS h;
+            bound := coalesce(bound, idem_internal.new_bound(s.wait));
+            CONTINUE WHEN idem_internal.wait_for(bound, idem_internal.lock_id(s, tenant, key));
+        ELSIF r.scope IS NULL THEN
+            PERFORM idem_internal.check_unseen(s, tenant, key);
+            RETURN;
+        ELSE
+            SELECT x.* INTO locked FROM idem.record AS x
+            WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key)
+            FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                CONTINUE WHEN locked IS DISTINCT FROM r;
+                RETURN;
+            END IF;
+            -- An expired record that another transaction has locked is being removed or replaced.
+            IF r.expires <= clock_timestamp() THEN
+                r := NULL;
+                RETURN;
+            END IF;
+            bound := coalesce(bound, idem_internal.new_bound(s.wait));
+            CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
+            holder := NULL;
+        END IF;
+        PERFORM idem_internal.refuse_in_progress(key, holder, false, hint);
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION idem_internal.forget(r idem.record, key text, force boolean)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF r.expires > clock_timestamp() AND r.state = 'p' AND r.recovery_point IS NOT NULL
+        AND NOT force
+    THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('operation "%s" is unfinished and has a recovery point', key),
+            DETAIL = format('An attempt has reached the recovery point "%s", which idem.forget() '
+                            'would remove.', r.recovery_point),
+            HINT = 'Call idem.revoke(), so that the next claim continues from the recovery point. '
+                   'If the operation must not be continued, pass "force" => true.';
+    END IF;
+    DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+    RETURN coalesce(r.expires > clock_timestamp(), false);
+END
+$$;
+
+-- An expired record is of no use, so nothing of it is kept.
+CREATE FUNCTION idem_internal.erase(r idem.record, key text, force boolean)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    rest CONSTANT idem.record := idem_internal.erased(r);
+BEGIN
+    IF (r.expires > clock_timestamp()) IS NOT TRUE THEN
+        RETURN idem_internal.forget(r, key, true);
+    ELSIF NOT force AND r.state = 'p'
+        AND (r.request IS NOT NULL OR r.recovery_state IS NOT NULL)
+    THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('operation "%s" is unfinished', key),
+            DETAIL = 'idem.erase() would remove its request or the state of its recovery point, '
+                     'which another attempt needs.',
+            HINT = 'Claim the key and finish the operation first. If it must not be continued, '
+                   'pass "force" => true.';
+    ELSIF rest IS DISTINCT FROM r THEN
+        UPDATE idem.record AS x
+        SET (redacted, recovery_state, request, headers, response, body, error)
+            = ROW(rest.redacted, NULL, NULL, NULL, NULL, NULL, rest.error)
+        WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+    END IF;
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION idem_internal.change_key(
+    caller oid, proof bytea, function text, scope text, key text, type regtype, tenant text,
+    force boolean
+)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s idem.scope;
+    r idem.record;
+    now timestamptz;
+    changed boolean := false;
+BEGIN
+    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
+    PERFORM idem_internal.check_writable(function, '');
+    IF force IS NULL THEN
+        PERFORM idem_internal.check_default('force', NULL);
+    END IF;
+    PERFORM idem_internal.check_key(key, type);
+    tenant := idem_internal.checked_tenant(tenant);
+    s := idem_internal.usable_scope(caller, scope, function);
+    tenant := idem_internal.tenant_in(s, tenant);
+    r := (idem_internal.record_at_rest(
+        s, tenant, key, function, true, function = 'revoke', NULL)).r;
+    now := clock_timestamp();
+    IF function = 'forget' THEN
+        changed := idem_internal.forget(r, key, force);
+    ELSIF function = 'erase' THEN
+        changed := idem_internal.erase(r, key, force);
+    ELSIF r.expires > clock_timestamp() THEN
+        IF r.state <> 'p' THEN
+            RETURN false;
+        END IF;
+        UPDATE idem.record AS x
+        SET lease_end = now,
+            expires = now + (x.expires - x.lease_end),
+            nonce = NULL,
+            extra_attempts = CASE WHEN x.attempt >= s.max_attempts::bigint + x.extra_attempts
+                THEN x.attempt - s.max_attempts + 1 ELSE x.extra_attempts END
+        WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+        changed := true;
+    END IF;
+    IF NOT changed THEN
+        PERFORM idem_internal.require_tenant(s, tenant);
+    END IF;
+    RETURN changed;
+END
+$$;
+
+CREATE FUNCTION idem.revoke(scope text, key anycompatible, tenant text DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.change_key(
+                c.role, c.proof, 'revoke', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                tenant, false)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
+
+CREATE FUNCTION idem.forget(
+    scope text,
+    key anycompatible,
+    tenant text DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.change_key(
+                c.role, c.proof, 'forget', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                tenant, force)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
+
+CREATE FUNCTION idem.erase(
+    scope text,
+    key anycompatible,
+    tenant text DEFAULT NULL,
+    force boolean DEFAULT false
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.change_key(
+                c.role, c.proof, 'erase', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                tenant, force)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
+
+-- scope NULL: all scopes, for superusers and the owner of schema idem.
+CREATE FUNCTION idem_internal.change_tenant(
+    caller oid, proof bytea, function text, scope text, tenant text, force boolean
+)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    s idem.scope;
+    found record;
+    at_rest record;
+    bound idem_internal.bound;
+    records bigint := 0;
+    changed bigint := 0;
+BEGIN
+    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
+    PERFORM idem_internal.check_writable(function, '');
+    IF tenant IS NULL THEN
+        PERFORM idem_internal.refuse('tenant', NULL, NULL, NULL);
+    ELSIF force IS NULL THEN
+        PERFORM idem_internal.check_default('force', NULL);
+    END IF;
+    tenant := idem_internal.checked_tenant(tenant);
+    IF scope IS NOT NULL OR function = 'forget_tenant' THEN
+        s := idem_internal.usable_scope(caller, scope, function);
+        tenant := idem_internal.tenant_in(s, tenant);
+    ELSIF NOT pg_has_role(caller, (SELECT n.nspowner FROM pg_namespace AS n
+                                   WHERE n.nspname = 'idem'), 'USAGE') THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('must be superuser to execute idem.%s() for all scopes', function),
+            DETAIL = 'It changes the records of every role.',
+            HINT = 'Ask a superuser to execute it.';
+    ELSIF tenant = '' THEN
+        PERFORM idem_internal.refuse(
+            'tenant', '', 'For all scopes, the tenant must not be empty.',
+            'Erase the keys without a tenant in each scope.');
+    END IF;
+    FOR found IN
+        SELECT r.scope AS id, r.key FROM idem.record AS r
+        WHERE (r.scope = s.id OR scope IS NULL) AND r.tenant = tenant AND r.state <> 'a'
+        ORDER BY r.scope, r.key
+    LOOP
+        IF scope IS NULL THEN
+            SELECT x.* INTO s FROM idem.scope AS x WHERE x.id = found.id;
+            s.id := found.id;
+            s.wait := coalesce(s.wait, '10 seconds');
+        END IF;
+        at_rest := idem_internal.record_at_rest(
+            s, tenant, found.key, split_part(function, '_', 1), false, false, bound);
+        bound := at_rest.bound;
+        records := records + 1;
+        changed := changed + CASE
+            WHEN function = 'forget_tenant' THEN idem_internal.forget(at_rest.r, found.key, force)
+            ELSE idem_internal.erase(at_rest.r, found.key, force) END::integer;
+    END LOOP;
+    IF records = 0 AND tenant = '' THEN
+        RAISE NOTICE 'there are no records without a tenant';
+    ELSIF records = 0 THEN
+        RAISE NOTICE USING
+            MESSAGE = format('tenant "%s" has no records', tenant),
+            DETAIL = 'Tenants are compared exactly, as the calls passed them.',
+            HINT = 'To find keys that were claimed without the tenant, look for them in columns '
+                   'that are filled by idem.current_key(), and pass each key to idem.erase() or '
+                   'idem.forget().';
+    END IF;
+    IF function = 'forget_tenant' THEN
+        DELETE FROM idem.watermark AS w WHERE (w.scope, w.tenant) = (s.id, tenant);
+    END IF;
+    RETURN changed;
+END
+$$;
+
+CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.change_tenant(
+        c.role, c.proof, 'forget_tenant', scope, tenant, force)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
+
+CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT idem_internal.change_tenant(
+        c.role, c.proof, 'erase_tenant', scope, tenant, force)
+            FROM idem_internal.caller AS c);
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
+
+-- ---------------------------------------------------------------------------------------------
+-- Maintenance
+-- ---------------------------------------------------------------------------------------------
+
+-- Where the next purge begins. A crash empties the table, and it begins at the first block.
+CREATE UNLOGGED TABLE idem.purge_progress (
+    position            bigint      NOT NULL
+);
+
+INSERT INTO idem.purge_progress VALUES (0);
+
+COMMENT ON TABLE idem.purge_progress IS
+    'The block at which the next purge begins.';
+
+-- No index has expiry, so the table is read from where the last purge stopped, some blocks at a
+-- time. Rows that another transaction has locked are passed over, so that the purge waits for none;
+-- a concurrent purge begins at the same block and does not move the position.
+CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stretch CONSTANT bigint := 128;
+    blocks CONSTANT bigint := pg_relation_size('idem.record')
+        / current_setting('block_size')::bigint;
+    keeps CONSTANT boolean := NOT EXISTS (SELECT FROM idem.scope WHERE answer_ttl IS NOT NULL);
+    most CONSTANT bigint := coalesce(max_records, 10000);
+    place tid;
+    block bigint;
+    first tid;
+    behind tid;
+    done bigint := 0;
+    gone bigint;
+BEGIN
+    PERFORM idem_internal.check_writable('purge', '');
+    IF most < 1 THEN
+        PERFORM idem_internal.refuse(
+            'max_records', '', 'The number must be at least 1.',
+            'Pass how many records to purge at most, such as 10000.');
+    ELSIF EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'idem.record'::regclass) THEN
+        RAISE NOTICE USING
+            MESSAGE = 'nothing was purged: the records arrive by subscription',
+            DETAIL = 'The publisher purges the records, and its deletes are replicated.',
+            HINT = 'If this server has become the primary, drop the subscription.';
+        RETURN 0;
+    END IF;
+    SELECT p.ctid, p.position INTO place, block
+    FROM idem.purge_progress AS p
+    FOR UPDATE SKIP LOCKED;
+    block := coalesce(block, (SELECT p.position FROM idem.purge_progress AS p LIMIT 1), 0);
+    FOR n IN 0 .. (blocks - 1) / stretch LOOP
+        block := CASE WHEN block < blocks THEN block ELSE 0 END;
+        first := format('(%s,0)', block);
+        behind := format('(%s,0)', block + stretch);
+        DELETE FROM idem.record AS r
+        WHERE r.ctid = ANY (ARRAY(
+            SELECT x.ctid FROM idem.record AS x
+            WHERE x.ctid >= first AND x.ctid < behind AND NOT idem_internal.is_own(x.xmin)
+                AND (x.expires <= clock_timestamp()
+                     OR EXISTS (SELECT FROM idem.dropped_scope AS d WHERE d.id = x.scope)
+                         AND NOT EXISTS (SELECT FROM idem.scope AS s WHERE s.id = x.scope))
+            LIMIT most - done
+            FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS gone = ROW_COUNT;
+        done := done + gone;
+        IF NOT keeps AND done < most THEN
+            UPDATE idem.record AS r
+            SET (redacted, recovery_state, request, headers, response, body, error)
+                = (SELECT e.redacted, NULL::jsonb, NULL::jsonb, NULL::jsonb, NULL::jsonb,
+                          NULL::bytea, e.error
+                   FROM idem_internal.erased(r) AS e)
+            WHERE r.ctid = ANY (ARRAY(
+                SELECT x.ctid
+                FROM idem.record AS x
+                    JOIN idem.scope AS s ON s.id = x.scope
+                    CROSS JOIN LATERAL idem_internal.erased(x) AS e
+                WHERE x.ctid >= first AND x.ctid < behind AND x.state IN ('c', 'f')
+                    AND NOT idem_internal.is_own(x.xmin)
+                    AND coalesce(x.finished, x.created)
+                        <= clock_timestamp() - idem_internal.fixed(s.answer_ttl)
+                    AND e IS DISTINCT FROM x
+                LIMIT most - done
+                FOR UPDATE OF x SKIP LOCKED));
+            GET DIAGNOSTICS gone = ROW_COUNT;
+            done := done + gone;
+        END IF;
+        EXIT WHEN done >= most;
+        block := block + stretch;
+    END LOOP;
+    UPDATE idem.purge_progress AS p SET position = block WHERE p.ctid = place;
+    IF place IS NULL AND NOT EXISTS (SELECT FROM idem.purge_progress) THEN
+        INSERT INTO idem.purge_progress VALUES (block);
+    END IF;
+    RETURN done;
+END
+$$;
+
+REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
+
+-- Applications may call this one, so it says what is missing. Functions for administration that
+-- need the library do not exist.
+CREATE FUNCTION idem.use_records(records regclass)
+RETURNS void
+LANGUAGE sql
+RETURN idem_internal.refuse_feature('idem.use_records()', 'All records are in idem.record.');
+
+\ir comments.sql
+
+-- What of idem_internal has no comment of its own.
+DO $$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        SELECT format('COMMENT ON %s IS ''Part of the SQL edition of idem, explained in its '
+                      'script. Call the functions of schema idem.''', o.name)
+        FROM (SELECT format('FUNCTION %s', oid::regprocedure), oid, 'pg_proc', pronamespace
+              FROM pg_proc
+              UNION ALL
+              SELECT format('VIEW %s', oid::regclass), oid, 'pg_class', relnamespace
+              FROM pg_class
+              WHERE relkind = 'v'
+              UNION ALL
+              SELECT format('TYPE %s', c.oid::regclass), c.reltype, 'pg_type', c.relnamespace
+              FROM pg_class AS c
+              WHERE c.relkind = 'c') AS o (name, oid, catalog, schema)
+        WHERE o.schema = 'idem_internal'::regnamespace
+            AND obj_description(o.oid, o.catalog) IS NULL
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$$;
+
+\ir privileges.sql

@@ -1,0 +1,206 @@
+-- Moves a database from the SQL edition to the extension, with every live key (docs/managed.md).
+-- Run it as a superuser:
+--
+--     psql -f sql/managed_move.sql
+--
+-- It is one transaction, which waits for the transactions that have an open claim and keeps others
+-- from claiming until it commits. Calls that arrive meanwhile fail with an error of class 42 or XX,
+-- and their retries find the extension.
+\set ON_ERROR_STOP on
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL client_min_messages = warning;
+-- A long transaction must not make all others wait behind this one. Run the script again then.
+SET LOCAL lock_timeout = '5s';
+
+DO $$
+BEGIN
+    IF to_regprocedure('idem.edition()') IS NULL OR idem.edition() <> 'sql' THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'the SQL edition of idem is not installed in this database',
+            HINT = 'Connect to the database that has it.';
+    END IF;
+END
+$$;
+
+-- In the order in which claims lock them.
+LOCK TABLE idem.secret, idem.scope, idem.record, idem.watermark, idem.dropped_scope
+    IN ACCESS EXCLUSIVE MODE;
+
+-- The 128 bits that find a record or, with another suffix, a watermark: src/core/digest.hpp.
+CREATE FUNCTION pg_temp.digest(
+    scope integer, tenant text, name text, suffix bytea, made timestamptz
+)
+RETURNS uuid
+LANGUAGE sql
+AS $$
+    SELECT encode(substr(
+        coalesce(substr(int8send(round(1000 * extract(epoch FROM made))::bigint), 3), '')
+        || sha256(int8send(scope) || int4send(length(t)) || t || int4send(length(n)) || n
+                  || suffix), 1, 16), 'hex')::uuid
+    FROM (SELECT convert_to(tenant, 'UTF8'), convert_to(name, 'UTF8')) AS utf8 (t, n)
+$$;
+
+-- Groups of seven bits, the lowest first, each but the last with the high bit set.
+CREATE FUNCTION pg_temp.groups(number integer)
+RETURNS bytea
+LANGUAGE sql
+AS $$
+    SELECT string_agg(set_byte('\x00', 0, (number >> 7 * i) & 127
+               | CASE WHEN i < 4 AND number >> 7 * (i + 1) > 0 THEN 128 ELSE 0 END), '' ORDER BY i)
+    FROM generate_series(0, 4) AS i
+    WHERE i = 0 OR number >> 7 * i > 0
+$$;
+
+-- A fingerprint keeps the form of the SQL edition, and says so: src/core/fingerprint.hpp.
+CREATE FUNCTION pg_temp.fingerprint(made bytea, list integer, secret integer)
+RETURNS bytea
+LANGUAGE sql
+AS $$
+    SELECT CASE
+        WHEN secret = 0 THEN '\x00'
+        WHEN made IS NOT NULL THEN
+            CASE list WHEN 0 THEN '\x02' ELSE '\x82' || pg_temp.groups(list) END
+            || pg_temp.groups(secret) || made
+    END
+$$;
+
+CREATE TEMP TABLE moved_scope ON COMMIT DROP AS
+    SELECT id, name, owner, request_lists, ttl, lease, wait, request_required, request_exclude,
+           tenant_required, reject_stale_keys, max_attempts, claims_per_minute, weak_keys,
+           store_response, response_exclude, final_sqlstates, store_request, answer_ttl, min_ttl,
+           header_exclude, tenant_from, max_answer_size, records
+    FROM idem.scope;
+CREATE TEMP TABLE moved_dropped_scope ON COMMIT DROP AS TABLE idem.dropped_scope;
+CREATE TEMP TABLE moved_secret ON COMMIT DROP AS TABLE idem.secret;
+CREATE TEMP TABLE moved_scope_id ON COMMIT DROP AS SELECT last_value, is_called FROM idem.scope_id;
+CREATE TEMP TABLE moved_watermark ON COMMIT DROP AS
+    SELECT pg_temp.digest(scope, tenant, source, int4send(6) || 'source', NULL) AS digest, seq,
+           updated, scope, tenant, source
+    FROM idem.watermark;
+-- A token of a lease is refused from now on: another claim continues the operation at the lease's
+-- end. So the nonce may be any.
+CREATE TEMP TABLE moved_record ON COMMIT DROP AS
+    SELECT pg_temp.digest(r.scope, r.tenant, r.key, '', idem_internal.key_time(r.key)) AS digest,
+           r.created, r.expires, CASE r.state WHEN 'p' THEN r.lease_end ELSE r.finished END
+               AS lease_end,
+           CASE WHEN r.state = 'p' AND r.nonce IS NOT NULL
+               THEN hashtextextended(gen_random_uuid()::text, 0) END AS nonce,
+           r.scope, nullif(r.attempt, 1) AS attempt, r.status, r.state,
+           nullif(r.redacted, false) AS redacted, r.tenant::text AS tenant,
+           CASE WHEN NOT u.is_uuid THEN r.key::text END AS key,
+           pg_temp.fingerprint(r.fingerprint, r.request_list, r.secret) AS fingerprint,
+           r.recovery_point, r.recovery_state, r.headers, r.response, r.body, r.error,
+           CASE WHEN u.is_uuid THEN r.key::uuid END AS key_uuid, r.request,
+           CASE r.state WHEN 'p' THEN nullif(r.extra_attempts, 0) END AS extra_attempts
+    FROM idem.record AS r
+        CROSS JOIN LATERAL (
+            SELECT r.key ~ '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$') AS u (is_uuid);
+
+-- Triggers and defaults that call functions of idem, and privileges on its functions, are dropped
+-- and made again. What else depends on idem is for its owner to drop and to create again.
+CREATE TEMP TABLE remade ON COMMIT DROP AS
+    SELECT format('DROP TRIGGER %I ON %s', t.tgname, t.tgrelid::regclass) AS before,
+           pg_get_triggerdef(t.oid) || format(
+               '; ALTER TABLE %s %s TRIGGER %I', t.tgrelid::regclass,
+               CASE t.tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS'
+                   WHEN 'R' THEN 'ENABLE REPLICA' ELSE 'ENABLE' END, t.tgname) AS after
+    FROM pg_trigger AS t
+    WHERE t.tgfoid = 'idem.require_claim'::regproc AND t.tgparentid = 0
+    UNION ALL
+    SELECT DISTINCT
+           format('ALTER TABLE %s ALTER %I DROP DEFAULT', a.attrelid::regclass, a.attname),
+           format('ALTER TABLE %s ALTER %I SET DEFAULT %s', a.attrelid::regclass, a.attname,
+                  pg_get_expr(f.adbin, f.adrelid))
+    FROM pg_depend AS d
+        JOIN pg_attrdef AS f ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
+        JOIN pg_attribute AS a ON a.attrelid = f.adrelid AND a.attnum = f.adnum
+        JOIN pg_class AS c ON c.oid = f.adrelid
+        JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid
+    WHERE p.pronamespace = 'idem'::regnamespace AND a.attgenerated = ''
+        AND c.relnamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+    UNION ALL
+    -- Sessions have compiled these with the result types that are dropped, and compile them again.
+    SELECT NULL, format('ALTER ROUTINE %s SECURITY %s', p.oid::regprocedure,
+                        CASE WHEN p.prosecdef THEN 'DEFINER' ELSE 'INVOKER' END)
+    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+    WHERE l.lanname = 'plpgsql' AND p.prosrc ~ '\midem\M'
+        AND p.pronamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+    UNION ALL
+    SELECT NULL, format('GRANT EXECUTE ON FUNCTION idem.%I TO %s', p.proname, a.grantee::regrole)
+    FROM pg_proc AS p, aclexplode(p.proacl) AS a
+    WHERE p.pronamespace = 'idem'::regnamespace AND a.grantee NOT IN (0, p.proowner);
+
+DO $$
+DECLARE
+    statement text;
+    others text;
+BEGIN
+    FOR statement IN SELECT before FROM remade WHERE before IS NOT NULL LOOP
+        EXECUTE statement;
+    END LOOP;
+    WITH part AS (
+        SELECT 'pg_proc'::regclass AS classid, oid FROM pg_proc
+        WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+        UNION ALL
+        SELECT 'pg_class'::regclass, oid FROM pg_class
+        WHERE relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+        UNION ALL
+        SELECT 'pg_type'::regclass, oid FROM pg_type
+        WHERE typnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+    )
+    SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, d.objsubid), ', ')
+    INTO others
+    FROM pg_depend AS d
+        JOIN part AS p ON d.refclassid = p.classid AND d.refobjid = p.oid
+    WHERE NOT EXISTS (SELECT FROM part AS o WHERE o.classid = d.classid AND o.oid = d.objid)
+        AND (pg_identify_object(d.classid, d.objid, d.objsubid)).identity
+            !~ '(^| )(idem|idem_internal|pg_toast)\.';
+    IF others IS NOT NULL THEN
+        RAISE dependent_objects_still_exist USING
+            MESSAGE = 'other objects depend on the SQL edition of idem',
+            DETAIL = format('They are: %s.', others),
+            HINT = 'Drop them, run the script again, and create them again.';
+    END IF;
+END
+$$;
+
+DROP SCHEMA idem, idem_internal CASCADE;
+CREATE EXTENSION idem;
+
+INSERT INTO idem.secret TABLE moved_secret;
+INSERT INTO idem.scope (
+    id, name, owner, request_lists, ttl, lease, wait, request_required, request_exclude,
+    tenant_required, reject_stale_keys, max_attempts, claims_per_minute, weak_keys, store_response,
+    response_exclude, final_sqlstates, store_request, answer_ttl, min_ttl, header_exclude,
+    tenant_from, max_answer_size, records)
+TABLE moved_scope;
+INSERT INTO idem.dropped_scope TABLE moved_dropped_scope;
+SELECT setval('idem.scope_id', last_value, is_called) AS scope_id FROM moved_scope_id \gset
+INSERT INTO idem.watermark TABLE moved_watermark;
+INSERT INTO idem.record (
+    digest, created, expires, lease_end, nonce, scope, attempt, status, state, redacted, tenant,
+    key, fingerprint, recovery_point, recovery_state, headers, response, body, error, key_uuid,
+    request, extra_attempts)
+TABLE moved_record;
+
+DO $$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN SELECT after FROM remade LOOP
+        EXECUTE statement;
+    END LOOP;
+    IF EXISTS (
+        SELECT FROM moved_record AS r JOIN moved_scope AS s ON s.id = r.scope
+        WHERE r.expires > clock_timestamp() + interval '1 minute'
+            AND (idem.lookup(s.name, coalesce(r.key, r.key_uuid::text), r.tenant)).state = 'absent')
+    THEN
+        RAISE data_corrupted USING
+            MESSAGE = 'the extension does not find a record that was moved',
+            HINT = 'Nothing was changed. Report this as a bug of idem.';
+    END IF;
+END
+$$;
+
+COMMIT;

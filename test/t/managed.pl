@@ -1,0 +1,309 @@
+# The SQL edition: installed by a role without privileges, against hostile schemas and roles, dumped
+# and restored, on a standby, purged, updated to a made-up next version, and moved to the extension in
+# the middle of a storm.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Storm;
+use Test::More;
+
+my $node = idem_node('managed', bare => 1, conf => "max_connections = 60\nlog_statement = none\nmax_locks_per_transaction = 256", init => { allows_streaming => 1 });
+my $file = 'sql/managed.sql';
+
+# The one file for clients that are not psql.
+my $flat = PostgreSQL::Test::Utils::tempdir . '/flat.sql';
+system("tools/managed >$flat") == 0 or die 'tools/managed';
+unlike(slurp_file($flat), qr/^\\/m, 'the flat file has none of the commands of psql');
+
+sub ask { my ($query, $database, %options) = @_; return $node->safe_psql($database // 'postgres', $query, %options); }
+
+# psql with a file, as a role: its exit status, output and errors.
+sub run_file
+{
+	my ($path, $database, $role) = @_;
+	local $ENV{PGOPTIONS} = defined $role ? "-c role=$role" : '';
+	my ($out, $err);
+	my $done = IPC::Run::run([ qw(psql -Xq -v ON_ERROR_STOP=1 -f), $path, '-d', $node->connstr($database) ], '>', \$out, '2>', \$err);
+	return ($done, $err);
+}
+
+sub install
+{
+	my ($database, $role, $script) = @_;
+	my ($done, $err) = run_file($script // $file, $database, $role);
+	ok($done, "the SQL edition is installed in $database") or diag $err;
+	return;
+}
+
+# Installation ------------------------------------------------------------------------------------
+
+# A role that may create schemas and nothing else, in two databases; default privileges that would
+# open the tables to every role; and schemas that shadow what the script names.
+ask('CREATE ROLE installer NOSUPERUSER NOCREATEROLE LOGIN; CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN; CREATE ROLE admin LOGIN IN ROLE app');
+my %given = (first => 'ALL', second => 'SELECT');
+for my $database (sort keys %given)
+{
+	ask("CREATE DATABASE $database");
+	ask("GRANT CREATE ON DATABASE $database TO installer; CREATE SCHEMA hostile; GRANT USAGE ON SCHEMA hostile TO PUBLIC;
+		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON TABLES TO PUBLIC;
+		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON SEQUENCES TO PUBLIC;
+		CREATE TABLE hostile.theft (what text); GRANT ALL ON hostile.theft TO PUBLIC;
+		CREATE FUNCTION hostile.sha256(bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1::text); RETURN '\\x00'; END \$\$;
+		CREATE FUNCTION hostile.concat_bytes(bytea, bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1::text); RETURN \$1; END \$\$;
+		CREATE OPERATOR hostile.|| (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = hostile.concat_bytes);
+		CREATE FUNCTION hostile.same(text, text) RETURNS boolean LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1 || \$2); RETURN true; END \$\$;
+		CREATE OPERATOR hostile.= (LEFTARG = text, RIGHTARG = text, FUNCTION = hostile.same);
+		CREATE FUNCTION hostile.pg_has_role(oid, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+		CREATE FUNCTION hostile.pg_has_role(oid, oid, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+		ALTER DATABASE $database SET search_path = hostile, pg_catalog", $database);
+	install($database, 'installer', $database eq 'second' ? $flat : $file);
+}
+is(ask(q{SELECT idem.edition(), (SELECT count(*) FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND proowner <> 'installer'::regrole)}, 'first'),
+	'sql|0', 'all of it belongs to the role that installed it');
+is(ask(q{SELECT string_agg(DISTINCT c.relname || ' ' || a.grantee::regrole, ', ') FROM pg_class c, aclexplode(relacl) a
+	WHERE relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND relkind IN ('r', 'S') AND a.grantee <> relowner}, $_), '',
+	"$_: no role has privileges on its tables, whatever the default privileges are") for sort keys %given;
+is(ask(q{SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+	AND prosecdef AND NOT EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=pg_catalog, pg_temp') AND prosrc !~ 'OPERATOR\(pg_catalog\.'}, 'first'), '',
+	'a function with the rights of its owner has a search_path of its own, or names the schema of every operator');
+my ($done, $err) = run_file($file, 'first', 'installer');
+ok(!$done, 'it is not installed twice');
+like($err, qr/schema "idem" or "idem_internal" exists already/, 'and says why');
+ask('CREATE DATABASE extended');
+ask('CREATE EXTENSION idem', 'extended');
+($done, $err) = run_file($file, 'extended');
+like($err, qr/the extension idem is installed in this database/, 'nor beside the extension');
+
+# Scopes belong to roles: the installer grants what administrators need.
+ask(q{SELECT idem.create_scope('payments', owner => 'app'), idem.create_scope('second', owner => 'installer')}, 'first');
+ask(q{SET ROLE installer; GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.forget, idem.erase, idem.revoke, idem.forget_tenant, idem.erase_tenant, idem.purge TO admin}, 'first');
+sub as
+{
+	my ($role, $query, $database) = @_;
+	my (undef, $out, $err) = $node->psql($database // 'first', "\\set VERBOSITY sqlstate\nSET ROLE $role;\n$query");
+	return $err =~ /ERROR:\s+(\w{5})/ ? $1 : $out;
+}
+is(as('app', q{SELECT outcome FROM idem.try_claim('payments', 'k') c, idem.complete(c.token, '"done"')}), 'claimed', 'a member of the owner uses a scope');
+is(as('app', q{SELECT idem.forget('payments', 'k')}), '42501', 'but may not administer it');
+is(as('stranger', q{SELECT state FROM idem.lookup('payments', 'k')}), '42501', 'a stranger may not use it');
+is(as('admin', q{SELECT idem.alter_scope('payments', ttl => '2 days')}), '', 'a role with EXECUTE administers it');
+is(as('admin', q{SELECT idem.alter_scope('second', ttl => '2 days')}), '42501', 'and no scope of another owner');
+is(as('admin', q{SELECT idem.create_scope('of others', owner => 'stranger')}), '42501', 'nor gives a role a scope');
+is(as('admin', q{SELECT idem.erase('payments', 'k'), (SELECT redacted FROM idem.lookup('payments', 'k'))}), 't|t', 'it erases an answer');
+is(as('admin', q{SELECT idem.forget('payments', 'k'), idem.forget('payments', 'k')}), 't|f', 'and forgets a key');
+is(as('admin', q{SELECT idem.claims_per_minute()}), '42883', 'there is no other function');
+is(as('admin', q{SELECT idem.create_scope('limited', claims_per_minute => 1)}), '0A000', 'what this edition lacks is refused');
+is(as('stranger', q{SELECT idem.use_records('hostile.theft')}), '0A000', 'so is the choice of a table');
+
+# Attacks on the functions that have the rights of their owner: with no proof, with that of another
+# role, of another transaction and of another backend, and with functions that look like idem's.
+my $own = q{(SELECT proof FROM idem_internal.caller)};
+my %forged = (
+	'no proof' => q{NULL}, 'an empty proof' => q{''}, 'a made-up proof' => q{sha256('x')}, 'its own proof' => $own);
+my $victim = ask(q{SELECT 'app'::regrole::oid}, 'first');
+for my $kind (sort keys %forged)
+{
+	is(as('stranger', "SELECT idem_internal.drop_scope($victim, $forged{$kind}, 'payments')"), '42501', "with $kind, no role acts as another: drop_scope");
+	is(as('stranger', "SELECT idem_internal.change_key($victim, $forged{$kind}, 'forget', 'payments', 'k', 'text', NULL, true)"), '42501', "... change_key");
+	is(as('stranger', "SELECT idem_internal.create_scope($victim, $forged{$kind}, 'x', '{}', '{}', NULL, false)"), '42501', "... create_scope");
+	is(as('stranger', "SELECT * FROM idem_internal.observed_figures($victim, $forged{$kind}, '{1}', '{1 day}', '{1}')"), '42501', "... observed_figures");
+}
+is(as('app', "SELECT idem_internal.change_key(role, proof, 'forget', 'payments', 'k', 'text', NULL, true) FROM idem_internal.caller"), '42501',
+	'with its own proof, a role may call no function that it has no EXECUTE on');
+my $proof = ask("SET ROLE app; SELECT proof FROM idem_internal.caller", 'first');
+is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')"), '42501', 'a proof ends with its transaction');
+is(ask(q{SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc p WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}' AND p.oid::regprocedure::text !~ '^idem_internal.complete\\(|^idem.current_key\\('}, 'first'), '',
+	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see the own transaction only');
+is(as('stranger', q{SELECT has_table_privilege('idem.secret', 'SELECT') OR has_table_privilege('idem.record', 'SELECT')}), 'f', 'the secrets are out of reach');
+is(as('stranger', q{CREATE FUNCTION idem.claim(text) RETURNS text LANGUAGE sql AS 'SELECT 1'}), '42501', 'no role plants functions in the schema');
+is(as('app', q{SET search_path = hostile, pg_catalog; SELECT outcome FROM idem.try_claim('payments', 'hostile', '{"a": 1.50}') c, idem.complete(c.token, '1');
+	SELECT idem.once('payments', 'hostile 2'), idem.advance('payments', 's', 1)}), "claimed\nt|t", 'calls under a hostile search_path do their work');
+is(as('admin', q{SET search_path = hostile, pg_catalog; SELECT idem.forget('payments', 'hostile'), idem.create_scope('admins'), idem.scope_ddl('admins') <> '', idem.purge()}), 't||t|0',
+	'so does administration');
+is(ask('SELECT count(*) FROM hostile.theft', 'first'), 0, 'and no code of another role ran, at installation or in a call');
+ask("ALTER DATABASE $_ RESET search_path", $_) for qw(first second);
+is(as('stranger', q{SELECT count(*) FROM idem.scopes, idem.records}), '0', 'the views show no scope of others');
+is(as('app', q{SELECT count(*) FROM idem.scopes}), '1', 'and those of the caller');
+
+is(as('app', q{SELECT bool_and(k > before) AND count(*) = 1000 AND bool_and(k ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'),
+	abs(extract(epoch FROM now()) * 1000 - max(('x' || left(k, 8) || substr(k, 10, 4))::bit(48)::bigint)) < 60000
+	FROM (SELECT k, lag(k, 1, '') OVER (ORDER BY i) AS before FROM (SELECT i, idem.new_key() AS k FROM generate_series(1, 1000) i) n) o}), 't|t',
+	'new keys are UUIDv7 of the time, in ascending order');
+is(as('app', q{SELECT count(idem.once('payments', k, tenant => 'leaver')) FROM unnest('{a,b,c}'::text[]) k; SELECT idem.advance('payments', 's', 5, 'leaver')}), "3\nt", 'a tenant has records');
+is(as('admin', q{SELECT idem.erase_tenant('payments', 'leaver'), idem.forget_tenant('payments', 'leaver'); SELECT count(*) FROM idem.streams WHERE tenant = 'leaver'}), "3|3\n0",
+	'they are erased and forgotten, with the watermarks');
+is(as('app', q{SELECT idem.checkpoint(token, 'charged', '{"a": 1}') FROM idem.claim('payments', 'half', tenant => 'leaver', lease => '1 hour')}), '', 'the tenant begins an operation');
+is(as('admin', q{SELECT idem.alter_scope('payments', wait => '0'); SELECT idem.forget_tenant('payments', 'leaver')}), 'ID001', 'its lease is not ended by a deletion');
+is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.erase_tenant('payments', 'leaver')}), '55000', 'nor are its recovery points lost');
+is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.forget_tenant('payments', 'leaver', true)}), 't|1', 'unless that is forced');
+is(as('admin', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '42501', 'a tenant is erased in all scopes');
+is(as('installer', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '0', 'by the owner of the schema alone');
+
+# The purge ---------------------------------------------------------------------------------------
+
+ask(q{SELECT idem.create_scope('short', ttl => '1 ms', owner => 'app'), idem.create_scope('kept', answer_ttl => '1 ms', owner => 'app'), idem.create_scope('gone', owner => 'app');
+	SELECT count(*) FROM idem.once_each('short', ARRAY(SELECT 'k' || i FROM generate_series(1, 3000) i));
+	SELECT count(idem.complete(token, '1')) FROM generate_series(1, 30) i, idem.claim('kept', 'k' || i);
+	SELECT count(idem.once('gone', 'k' || i)) FROM generate_series(1, 30) i;
+	SELECT idem.drop_scope('gone')}, 'first');
+my $holder = $node->background_psql('first', on_error_stop => 1);
+$holder->query_safe(q{BEGIN; SET ROLE app; SELECT outcome FROM idem.try_claim('short', 'k1')});
+is(as('admin', 'SELECT idem.purge(1000)'), '1000', 'a purge deletes at most so many records');
+is(as('admin', 'SELECT idem.purge()'), '2059', 'the next one continues, removes old answers and what is left of a scope, and passes over a row that is claimed');
+is(as('admin', 'SELECT idem.purge()'), '0', 'then nothing is left to purge');
+$holder->query_safe(q{ROLLBACK});
+$holder->quit;
+is(as('admin', 'SELECT idem.purge()'), '1', 'but the row that was claimed');
+is(ask(q{SELECT string_agg(DISTINCT scope || ' ' || redacted, ', ') FROM idem.records WHERE scope IN ('short', 'kept', 'gone')}, 'first'), 'kept true', 'records whose answers were removed stay');
+is(as('app', 'SELECT idem.purge()'), '42501', 'other roles do not purge');
+is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}, 'first'), '', 'health() finds nothing wrong');
+ask('ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete', 'first');
+is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail', 'but a trigger that is missing');
+ask('ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete', 'first');
+
+# Dump and restore, and a standby -----------------------------------------------------------------
+
+ask(q{SET ROLE app; SELECT idem.complete(token, '{"n": 1}', 201) FROM idem.claim('payments', 'dumped', '{"amount": 1.50, "öl": ["ü"]}', 'a')}, 'first');
+my $child = q{BEGIN; SET ROLE app; SELECT idem.child_key(token, 'step') FROM idem.claim('payments', 'parent'); ROLLBACK};
+my $child_key = ask($child, 'first');
+my $replay = q{SET ROLE app; SELECT outcome, response, status FROM (VALUES (1, '{"amount": 1.5, "öl": ["ü"]}'::jsonb), (2, '{"amount": 2}')) v (n, r), idem.try_claim('payments', 'dumped', r, 'a') ORDER BY n};
+my $answers = qq(completed|{"n": 1}|201\nconflict||);
+is(ask($replay, 'first'), $answers, 'a retry is answered, and another request is a conflict');
+my $dump = $node->backup_dir . '/managed.sql';
+mkdir $node->backup_dir;
+$node->command_ok([ 'pg_dump', '-f', $dump, 'first' ], 'pg_dump');
+ask('CREATE DATABASE restored');
+($done, $err) = run_file($dump, 'restored');
+ok($done, 'the dump is restored') or diag $err;
+is(ask($replay, 'restored'), $answers, 'restored records answer retries');
+is(ask($child, 'restored'), $child_key, 'child keys are the same');
+is(ask(q{SELECT idem.create_scope('new'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope WHERE name = 'new'}, 'restored'), "\nt", 'no id of a scope is used again');
+is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')", 'restored'), '42501', 'a restored database checks proofs, too');
+
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('managed_standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby);
+is($standby->safe_psql('first', q{SET ROLE app; SELECT state, response FROM idem.lookup('payments', 'dumped', 'a')}), 'completed|{"n": 1}', 'a standby looks keys up');
+is(sqlstate($standby, q{SET ROLE app; SELECT idem.claim('payments', 'dumped', '{"amount": 1.5, "öl": ["ü"]}', 'a')}, 'first'), '25006', 'and refuses claims');
+$standby->promote;
+is($standby->safe_psql('first', $replay), $answers, 'promoted, it answers retries');
+$standby->stop;
+
+# Uninstalling
+ask('DROP SCHEMA idem, idem_internal CASCADE', 'second');
+install('second', 'installer');
+
+# Update to a next version ------------------------------------------------------------------------
+
+# A made-up next version has one more column of the records and one more function. Its update script
+# begins as docs/managed.md says.
+my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(DO .*?)^```/ms;
+my $updates = PostgreSQL::Test::Utils::tempdir;
+my $added = "ALTER TABLE idem.record ADD COLUMN note text;\nCREATE FUNCTION idem.note() RETURNS text LANGUAGE sql RETURN 'noted';\n";
+append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\nBEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\n"
+	  . ($rule =~ s/A\.B\.C/1.0.0-dev/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
+my $claiming = $node->background_psql('first', on_error_stop => 1);
+$claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
+my $said = '';
+my $update = IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d', $node->connstr('first') . " application_name='update'" ], '2>', \$said);
+$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update' AND wait_event_type = 'Lock'}) or die "the update does not wait: $said";
+$claiming->query_safe(q{SELECT idem.complete(:'t', '"meanwhile"'); COMMIT});
+$update->finish;
+is($said, '', 'the update waits for the transactions that hold claims, and says nothing');
+is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhile')}), '"meanwhile"', 'a session that was open goes on');
+$claiming->quit;
+is(ask($replay, 'first'), $answers, 'after the update, retries are answered');
+is(ask('SELECT idem.note(), idem_internal.version()', 'first'), 'noted|99.0.0', 'and the next version is there');
+(undef, $err) = run_file("$updates/update.sql", 'first');
+like($err, qr/version 99\.0\.0 of idem/, 'an update from another version is refused');
+
+# Moving to the extension -------------------------------------------------------------------------
+
+my ($clients, $operations) = (8, 4000);
+install('postgres');
+ask(<<'SQL');
+SELECT idem.create_scope('payments'), idem.create_scope('listed', request_exclude => '{sent_at}'), idem.create_scope('dropped'), idem.create_scope('of roles', tenant_from => 'role');
+SELECT idem.drop_scope('dropped');
+SELECT idem.rotate_secret();
+CREATE TABLE payment (id bigserial PRIMARY KEY, key text DEFAULT idem.current_key(), amount numeric);
+CREATE TRIGGER claimed BEFORE INSERT ON payment FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('payments');
+CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('payments', key, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
+END $$;
+GRANT EXECUTE ON FUNCTION idem.forget TO admin;
+SELECT idem.complete(token, '"uuid"') FROM idem.claim('payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 1.0}');
+SELECT idem.complete(token, '"ulid"') FROM idem.claim('payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.50, "1.50", {"ö": -2.0}]}', 'ü');
+SELECT idem.fail(token, '{"sqlstate": "P0001", "message": "declined"}', 402) FROM idem.claim('payments', 'failed', '{"n": 1}');
+SELECT idem.complete(token, '"listed"') FROM idem.claim('listed', 'k', '{"n": 1, "sent_at": 1}');
+SELECT idem.alter_scope('listed', request_exclude => '{other}');
+SELECT idem.complete(token, '"later"') FROM idem.claim('listed', 'l', '{"n": 1, "other": 1}');
+SELECT (idem.cancel('payments', 'cancelled')).state, idem.once('payments', 'unbound'), idem.once('of roles', 'k'), idem.advance('payments', 'source', 7);
+SELECT token AS t FROM idem.claim('payments', 'leased', '{"n": 1}', lease => '1 hour') \gset
+SELECT idem.checkpoint(:'t', 'charged', '{"charge": 1}');
+SELECT token AS t FROM idem.claim('payments', 'released', '{"n": 1}', lease => '1 hour') \gset
+SELECT idem.release(:'t', '1 ms', '{"message": "later"}');
+SQL
+my $parent = q{BEGIN; SELECT idem.child_key(token, 'step') FROM idem.claim('payments', 'parent'); ROLLBACK};
+my $before = ask($parent);
+ask(q{CREATE VIEW dependent AS SELECT name FROM idem.scopes});
+($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+like($err, qr/They are: .*view public\.dependent\.$/m, 'the move names what depends on the SQL edition');
+is(ask('SELECT idem.edition(), count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = $$payment$$::regclass'), 'sql|1', 'and changes nothing');
+ask('DROP VIEW dependent');
+
+my $storm = Storm->new([ 'pay', $clients, $operations, 3, 0 ], [$node], retries => '42 XX');
+$node->poll_query_until('postgres', 'SELECT count(*) >= 300 FROM payment') or die 'no storm';
+my $attempts = 0;
+do { ($done, $err) = run_file('sql/managed_move.sql', 'postgres') } until $done || $err !~ /lock timeout|deadlock/ || ++$attempts == 10;
+ok($done, 'in the middle of a storm, the database moves to the extension') or diag $err;
+cmp_ok(ask('SELECT count(*) FROM payment'), '<', $operations, 'before the storm ends');
+my %saw = $storm->counts;
+$storm->load_answers($node);
+is($saw{differing}, 0, 'no key had two answers');
+is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$operations", 'one effect per key');
+is(ask('SELECT idem.edition()'), 'extension', 'the extension is installed');
+is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0, 'a late retry of any key gets the answer that was acknowledged');
+is(ask('SELECT count(*) FROM payment'), $operations, 'and has no effect');
+is(ask(q{SELECT count(*) FROM answer, idem.try_claim('payments', key, '{"amount": 11}') c WHERE c.outcome <> 'conflict'}), 0, 'another request is a conflict');
+is(ask(q{SELECT string_agg(concat_ws(' ', n, outcome, response), E'\n' ORDER BY n) FROM (VALUES
+	(1, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 1.00}'::jsonb, NULL), (2, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 2}', NULL),
+	(3, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.500, "1.50", {"ö": -2}]}', 'ü'), (4, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.5, "1.5", {"ö": -2}]}', 'ü'),
+	(5, 'listed', 'k', '{"n": 1, "sent_at": 2}', NULL), (6, 'listed', 'k', '{"n": 2}', NULL), (7, 'listed', 'l', '{"n": 1, "other": 2}', NULL), (8, 'listed', 'l', '{"n": 1, "sent_at": 2}', NULL),
+	(9, 'payments', 'cancelled', '{"x": 1}', NULL), (10, 'payments', 'unbound', NULL, NULL), (11, 'of roles', 'k', NULL, NULL), (12, 'payments', 'failed', '{"n": 1}', NULL),
+	(13, 'payments', 'leased', '{"n": 1}', NULL), (14, 'payments', 'leased', '{"n": 2}', NULL)
+	) v (n, scope, key, request, tenant), idem.try_claim(scope, key, request, tenant)}), join("\n", '1 completed "uuid"', '2 conflict', '3 completed "ulid"', '4 conflict',
+	'5 completed "listed"', '6 conflict', '7 completed "later"', '8 conflict', '9 failed', '10 completed', '11 completed', '12 failed', '13 in_progress', '14 conflict'),
+	'every kind of record says the same as before');
+is(ask(q{SELECT key, attempt, recovery_point, last_error FROM idem.take('payments')}), 'released|2||{"message": "later"}', 'a released operation is taken over');
+is(ask(q{SELECT idem.revoke('payments', 'leased'); SELECT attempt, recovery_point, recovery_state FROM idem.claim('payments', 'leased', '{"n": 1}', lease => '1 minute')}),
+	qq(t\n2|charged|{"charge": 1}), 'a lease is continued from its recovery point');
+is(ask(q{SELECT idem.advance('payments', 'source', 7), idem.advance('payments', 'source', 8)}), 'f|t', 'a stream goes on');
+is(ask($parent), $before, 'child keys are the same');
+is(sqlstate($node, 'INSERT INTO payment(amount) VALUES (1)'), 'ID011', 'the guard is in place');
+is(ask(q{SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 'payment'::regclass AND adnum = 2}), 'idem.current_key()', 'so is the default');
+is(ask(q{SELECT has_function_privilege('admin', 'idem.forget'::regproc::oid, 'EXECUTE'), has_function_privilege('stranger', 'idem.forget'::regproc::oid, 'EXECUTE')}), 't|f', 'and the privileges');
+is(ask(q{SELECT idem.create_scope('next'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope WHERE name = 'next'}), "\nt", 'the ids of scopes go on');
+is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}), '', 'health() finds nothing wrong');
+is(ask(q{SELECT count(*) FROM pg_class c WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' AND NOT EXISTS (
+	SELECT FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = c.oid AND deptype = 'e')}), 0, 'nothing of the SQL edition is left');
+
+# Text in a SQL_ASCII database may have any bytes. Keys, tenants and sources must be UTF-8 there, too.
+ask(q{CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0});
+install('ascii');
+ask(q{SELECT idem.create_scope('s')}, 'ascii');
+is(sqlstate($node, "SELECT idem.$_", 'ascii'), '22021', "in a SQL_ASCII database: $_")
+  for q{claim('s', E'k\xff')}, q{claim('s', 'k', tenant => E't\xff')}, q{lookup('s', E'k\xff')}, q{once_each('s', ARRAY[E'k\xff'])}, q{advance('s', E'k\xff', 1)};
+
+$node->stop;
+done_testing();

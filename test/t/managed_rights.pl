@@ -1,0 +1,172 @@
+# The functions of the SQL edition that have the rights of its owner, called by roles that forge what
+# they are given: proofs, the list of claims, names in the search_path. And SET CONSTRAINTS.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('managed_rights', bare => 1);
+$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'), '-f', 'sql/managed.sql' ], 'installed');
+$node->safe_psql('postgres', <<'SQL');
+CREATE ROLE alice; CREATE ROLE bob; GRANT CREATE ON DATABASE postgres TO bob;
+SELECT idem.create_scope(r || '_scope', owner => r::regrole) FROM unnest('{alice,bob}'::text[]) r;
+SELECT idem.complete(token, '1') FROM idem.claim('alice_scope', 'known');
+CREATE TABLE guarded (i int); GRANT ALL ON guarded TO bob;
+CREATE TRIGGER guard BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('alice_scope');
+SQL
+my $alice = $node->safe_psql('postgres', "SELECT id FROM idem.scope WHERE name = 'alice_scope'");
+my $token = 'a' x 26 . '-' x 13 . '(0,1)';
+
+# What bob's statements print, errors and warnings included.
+sub bob
+{
+	my ($statements) = @_;
+	my ($out, $err);
+	$node->psql('postgres', "SET ROLE bob;\n$statements", stdout => \$out, stderr => \$err, on_error_stop => 0);
+	return join "\n", grep { length } $out, $err;
+}
+
+# Proofs
+
+my $call = "idem_internal.claim(%s, %s, 'try_claim', '%s', 'k', 'text', NULL, NULL, NULL, NULL, NULL)";
+like(bob("SELECT proof AS p FROM idem_internal.caller \\gset\nSELECT outcome FROM " . sprintf($call, "'bob'", ":'p'", 'bob_scope')),
+	qr/permission denied for a function of schema idem_internal/, 'the proof of another transaction is refused');
+like(bob("SELECT outcome FROM idem_internal.caller c, " . sprintf($call, "'alice'", 'c.proof', 'alice_scope')),
+	qr/permission denied for a function of schema idem_internal/, 'so is that of another role');
+like(bob("SELECT outcome FROM idem_internal.caller c, " . sprintf($call, "'bob'", 'c.proof', 'alice_scope')),
+	qr/permission denied for scope "alice_scope"/, 'one\'s own proof opens one\'s own scopes');
+like(bob("RESET ROLE; BEGIN; SET LOCAL ROLE alice; SELECT proof AS p FROM idem_internal.caller \\gset\nSET LOCAL ROLE bob;
+	SELECT outcome FROM " . sprintf($call, "'bob'", ":'p'", 'alice_scope')),
+	qr/permission denied for a function of schema idem_internal/, 'after SET ROLE, the proof of the former role is not of this one');
+
+# The list of claims, which is a setting
+
+sub forged { my ($key) = @_; return "BEGIN; SELECT set_config('idem_sql.claims', '1;$alice:0:5:$key$token', true) \\g /dev/null\n"; }
+is(bob(forged('known') . "SELECT idem.complete('$token')"), bob(forged('other') . "SELECT idem.complete('$token')"),
+	'a forged claim does not reveal whether a key has a record');
+like(bob(forged('known') . "SELECT idem.child_key('$token', 's')"), qr/token names no open claim/, 'and has no child keys');
+is(bob(forged('known') . 'SELECT idem.current_key()'), '', 'and no key');
+like(bob(forged('known') . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, 'and does not open a guarded table');
+like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
+	SELECT idem_internal.finish_slowly(c.role, c.proof, 'x', :'t', 'z', '1', NULL, NULL, NULL, NULL) IS NULL FROM idem_internal.caller c; COMMIT;
+	SELECT state FROM idem.lookup('bob_scope', 'z')"), qr/completed$/, 'no state but those of the contract is stored');
+
+# Names in the search_path: none of these functions may run, neither as the owner nor as a caller.
+
+my $calls = <<'SQL';
+BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'h1', '{"a": 1.50}') \gset
+SELECT idem.complete(:'t', '{"a": 1}');
+SELECT outcome FROM idem.try_claim('bob_scope', 'h1', '{"a": 1.5}');
+SELECT token AS t FROM idem.claim('bob_scope', 'h2') \gset
+SELECT idem.release(:'t');
+SELECT token AS t FROM idem.claim('bob_scope', 'h3', lease => '1 hour') \gset
+SELECT idem.renew(:'t') IS NOT NULL; SELECT idem.checkpoint(:'t', 'x'); SELECT idem.fail(:'t', '{"message": "m"}');
+SELECT idem.once('bob_scope', 'h4'); SELECT count(*) FROM idem.once_each('bob_scope', '{h5}'::pg_catalog.text[]);
+SELECT idem.advance('bob_scope', 's', 1); SELECT state FROM idem.lookup('bob_scope', 'h1'); SELECT idem.current_key();
+SELECT state FROM idem.cancel('bob_scope', 'h7'); SELECT (idem.take('bob_scope')).key;
+SELECT outcome FROM idem.execute('bob_scope', 'h8', 'evil.op(jsonb)', '{}');
+COMMIT; BEGIN; SELECT outcome FROM idem.claim('bob_scope', 'h9'); COMMIT;
+SQL
+my $shadows = bob(<<'SQL' . $calls);
+CREATE SCHEMA evil;
+CREATE FUNCTION evil.text(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
+CREATE FUNCTION evil.int(int, int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
+CREATE FUNCTION evil.append(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN ''; END $$;
+CREATE FUNCTION evil.length(text) RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN 1; END $$;
+CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN ''; END $$;
+CREATE FUNCTION evil.check(anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
+CREATE FUNCTION evil.op(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.text);
+CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.text);
+CREATE OPERATOR evil.= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.int);
+CREATE OPERATOR evil.<= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.int);
+CREATE OPERATOR evil.>= (LEFTARG = int, RIGHTARG = int, FUNCTION = evil.int);
+CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.append);
+CREATE DOMAIN pg_temp.text AS pg_catalog.text CHECK (evil.check(VALUE));
+CREATE DOMAIN pg_temp.uuid AS pg_catalog.uuid CHECK (evil.check(VALUE));
+CREATE DOMAIN pg_temp.tid AS pg_catalog.tid;
+SET search_path = evil, pg_catalog, pg_temp;
+SQL
+unlike($shadows, qr/evil/, 'nothing in the search_path or in pg_temp is called');
+like($shadows, qr/cannot commit a transaction with an open claim/, 'and an open claim does not commit');
+
+# Constraints that are checked at once
+
+my $at_once = "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT token AS t FROM idem.claim('bob_scope', 'c%d') \\gset\n%s COMMIT";
+is(bob(sprintf($at_once, 1, "SELECT idem.complete(:'t', '7');")), '7', 'a claim can be completed under SET CONSTRAINTS ALL IMMEDIATE');
+like(bob(sprintf($at_once, 2, '')), qr/cannot commit a transaction with an open claim/, 'and does not commit if it is open');
+like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'c3') \\gset\nSET CONSTRAINTS ALL IMMEDIATE; COMMIT"),
+	qr/cannot commit a transaction with an open claim/, 'not even if the constraints are checked after it');
+
+# once_each() takes no key locks, so other calls meet its rows, and it meets theirs.
+
+my $holder = $node->background_psql('postgres');
+$holder->query_safe("SET ROLE bob; BEGIN; SELECT idem.once('bob_scope', 'waited')");
+$node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '200 ms')");
+my $wait = "SET statement_timeout = '10 s'; %s SELECT idem.once_each('bob_scope', '{waited}'::text[])";
+like(bob(sprintf $wait, ''), qr/operation "waited" is in progress/, 'once_each waits for an open claim as long as the scope says');
+like(bob(sprintf $wait, "SET lock_timeout = '100 ms';"), qr/due to lock timeout/, 'or as long as the session says');
+like(bob("SET lock_timeout = '7 s'; BEGIN; SELECT count(*) FROM idem.once_each('bob_scope', '{free}'::text[]); SHOW lock_timeout"), qr/7s$/,
+	'and leaves the setting as it was');
+$node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '100 days')");
+$holder->query_safe("SELECT FROM idem.once_each('bob_scope', '{cancelled}'::text[])");
+my $canceller = $node->background_psql('postgres', on_error_stop => 0);
+my $pid = $canceller->query_safe('SELECT pg_backend_pid()');
+$canceller->query_until(qr/cancelling/, "SET ROLE bob;\n\\echo cancelling\nSELECT state FROM idem.cancel('bob_scope', 'cancelled');\n");
+waits_for($node, $pid, 'Lock');
+$holder->query_safe('COMMIT');
+is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'completed', 'cancel waits for once_each, and returns what it has stored');
+$holder->query_safe('RESET ROLE');
+
+# Nor do functions for administrators and the purge: a claim that meets their rows waits no longer than it may.
+
+for my $key (qw(forgotten erased purged))
+{
+	bob("SELECT idem.complete(token, '1') FROM idem.claim('bob_scope', '$key')");
+}
+$node->safe_psql('postgres', "UPDATE idem.record SET expires = now() WHERE key = 'purged'");
+$holder->query_safe("BEGIN; SELECT idem.forget('bob_scope', 'forgotten'), idem.erase('bob_scope', 'erased'), idem.purge()");
+my $met = "SET statement_timeout = '10 s'; BEGIN; SELECT outcome FROM idem.try_claim('bob_scope', '%s', wait => %s); SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
+is(bob(sprintf $met, 'forgotten', 'NULL'), "completed\n0", 'a record that is being forgotten still answers, without a key lock');
+is(bob(sprintf $met, 'erased', 'NULL'), "completed\n0", 'so does one that is being erased');
+like(bob(sprintf $met, 'purged', 'NULL'), qr/^in_progress/, 'an expired one that is being purged is not waited for by try_claim');
+like(bob(sprintf $met, 'purged', "'50 ms'"), qr/^in_progress/, 'nor for longer than it says');
+$holder->query_safe('COMMIT');
+like(bob(sprintf $met, 'forgotten', 'NULL'), qr/^claimed/, 'afterwards, the key is free');
+$holder->query_safe("BEGIN; UPDATE idem.watermark SET seq = 20 WHERE source = 's'");
+$canceller->query_until(qr/advancing/, "\\echo advancing\nSELECT idem.advance('bob_scope', 's', 11);\n");
+waits_for($node, $pid, 'Lock');
+$holder->query_safe('COMMIT');
+is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'f', 'a source that is moved on without its lock does not go back');
+$holder->quit;
+$canceller->quit;
+
+# Without secrets, nobody can be proved to call, and a call must not return NULL.
+
+my $operation = $node->safe_psql('postgres', "SELECT token FROM idem.claim('alice_scope', 'left', lease => '1 hour')");
+$node->safe_psql('postgres', "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO bob; CREATE FUNCTION op(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1'");
+my $older = "SELECT outcome FROM idem.try_claim('bob_scope', 'with_request', '{\"a\": 1}')";
+bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'with_request', '{\"a\": 1}') \\gset\nSELECT idem.complete(:'t'); COMMIT");
+$node->safe_psql('postgres', 'CREATE TABLE kept AS SELECT * FROM idem.secret; DELETE FROM idem.secret WHERE id > 0');
+like(bob($older), qr/fingerprint secret 1 is missing/, 'a request is not compared without the secret of its fingerprint');
+like(bob("SELECT idem.claim('bob_scope', 'k', '1', ttl => '1 hour')"), qr/idem has no secrets in this database/, 'and no new fingerprint is made');
+$node->safe_psql('postgres', 'DELETE FROM idem.secret');
+my @without = (
+	"claim('bob_scope', 'k')", "claim('bob_scope', 'k', ttl => '1 hour')", "try_claim('bob_scope', 'k')", "once('bob_scope', 'k')",
+	"once_each('bob_scope', '{k}'::text[])", "execute('bob_scope', 'k', 'op(jsonb)')", "lookup('bob_scope', 'k')",
+	"cancel('bob_scope', 'k')", "advance('bob_scope', 's', 1)", "reset_stream('bob_scope', 's', 1)", "take('bob_scope')",
+	"complete('$operation')", qq(fail('$operation', '{"message": "m"}')), "release('$operation')", "renew('$operation')",
+	"checkpoint('$operation', 'c')", "child_key('$operation', 's')", "scope_ddl('bob_scope')", "create_scope('new')",
+	"alter_scope('bob_scope', ttl => '1 hour')", "drop_scope('bob_scope')", "revoke('bob_scope', 'k')", "forget('bob_scope', 'k')",
+	"erase('bob_scope', 'k')", "forget_tenant('bob_scope', 't')", "erase_tenant('bob_scope', 't')",
+);
+like(bob("SELECT idem.$_"), qr/idem has no secrets in this database/, "without secrets: $_") for @without;
+is($node->safe_psql('postgres', "SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc p WHERE p.pronamespace = 'idem'::regnamespace
+	AND p.prosrc ~ 'idem_internal\.caller' AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"), '', 'no other function asks who calls');
+$node->safe_psql('postgres', 'INSERT INTO idem.secret SELECT * FROM kept');
+like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known again');
+
+done_testing();
