@@ -2,12 +2,15 @@
 // The Idempotency-Key header as the IETF draft has it, for both frameworks. The answer is sent
 // after COMMIT.
 const { STATUS_CODES } = require('node:http');
-const { Failure, Refused, isTransient, retryAfter, run, sqlstate } = require('./index.js');
+const { Failure, Refused, isTransient, retryAfter, sqlstate } = require('./errors.js');
+const { observed, run } = require('./operation.js');
+const { transaction } = require('./transaction.js');
 
 // Headers that concern one connection, one moment or one client's session.
 const NEVER_STORED = new Set([
   'age', 'alt-svc', 'authentication-info', 'authorization', 'connection', 'content-length',
-  'cookie', 'date', 'idempotency-replayed', 'keep-alive', 'proxy-authenticate',
+  'cookie', 'date', 'idempotency-expires', 'idempotent-replayed', 'keep-alive',
+  'proxy-authenticate',
   'proxy-authentication-info', 'proxy-authorization', 'proxy-connection', 'server', 'set-cookie',
   'te', 'trailer', 'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
 ]);
@@ -29,8 +32,8 @@ const PROBLEMS = {
   ID013: [500, 'invalid_tenant', 'Tenant missing or invalid'],
 };
 
-// The status that idem.http_status() has for an error; undefined for 500, which the application logs
-// and answers.
+// The status that idem.http_status() has for an error; undefined for 500, which the application
+// logs and answers.
 function statusOf(error) {
   const code = sqlstate(error) ?? '';
   if (PROBLEMS[code]) return PROBLEMS[code][0] === 500 ? undefined : PROBLEMS[code][0];
@@ -67,11 +70,26 @@ function parseKey(header = '') {
   return key;
 }
 
-function requiredKey(request) {
-  const key = parseKey(request.headers['idempotency-key']);
-  if (key === undefined) throw invalid('header Idempotency-Key is missing');
+// The key of the request, from where the service has it: the header, a member of the body by its
+// path, or a function. undefined if there is none and none is required.
+function keyOf(request, keyFrom, keyRequired) {
+  const isFunction = typeof keyFrom === 'function';
+  let key;
+  if (keyFrom === undefined) key = parseKey(request.headers['idempotency-key']);
+  else key = (isFunction ? keyFrom(request) : member(request.body, keyFrom)) ?? undefined;
+  if (key === undefined && keyRequired) {
+    const missing = isFunction ? 'key' : keyFrom && `member ${keyFrom}`;
+    throw invalid(`${missing ?? 'header Idempotency-Key'} is missing`);
+  }
+  if (key !== undefined && (typeof key !== 'string' || key === '' || key.length > 255)) {
+    throw invalid('the key must be a string of 1 to 255 characters');
+  }
   return key;
 }
+
+const member = (body, path) => path.split('.').reduce((value, name) =>
+  (value !== null && typeof value === 'object' && Object.hasOwn(value, name)
+    ? value[name] : undefined), body);
 
 const invalid = (message) => new Refused('ID007', 'invalid_key', message);
 
@@ -85,31 +103,55 @@ class NotStored extends Error {
 
 // The response { status, headers, body } to a request of Express or Fastify. work(client) returns a
 // response of the same form, or throws a Failure. Throws the errors that do not concern the client.
-async function respond(pool, { tenant, neverStored = [], retry, ...options }, request, work) {
-  const denied = new Set([...NEVER_STORED, ...neverStored.map((name) => name.toLowerCase())]);
+async function respond(pool, options, request, work) {
+  const { tenant, keyFrom, keyRequired = true, neverStored, includeHeaders, ...rest } = options;
+  const { onEvent, retry, ...operationOptions } = rest;
+  const stored = storedOf(neverStored, includeHeaders);
   let given; // by the last attempt
   async function operation(client) {
     try {
       given = answerOf(await work(client));
     } catch (error) {
-      if (error instanceof Failure) error.headers = without(denied, lowerCase(error.headers));
+      if (error instanceof Failure) error.headers = stored(lowerCase(error.headers));
       throw error;
     }
     if (given.status >= 400) throw new NotStored(given);
-    return { ...given, headers: without(denied, given.headers) };
+    return { ...given, headers: stored(given.headers) };
   }
+  const about = { scope: options.scope, tenant: tenant?.(request) };
+  const tell = onEvent && ((event) => onEvent({ ...event, request }));
   try {
-    const answer = await run(pool, {
-      wait: WAIT, ...options, retry: { ...RETRY, ...retry }, tenant: tenant?.(request),
-      key: requiredKey(request), request: boundRequest(request),
-    }, operation);
+    const answer = await observed(tell, about, () => {
+      about.key = keyOf(request, keyFrom, keyRequired);
+      if (about.key === undefined) return unprotected(pool, rest, operation);
+      return run(pool, {
+        wait: WAIT, ...operationOptions, ...about, retry: { ...RETRY, ...retry },
+        request: boundRequest(request),
+      }, operation);
+    });
     return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });
   } catch (error) {
     if (error instanceof NotStored) return responseOf(error.answer);
+    // Without a key, the client must not be asked to repeat the request.
+    const isAnswer = error instanceof Failure || error instanceof Refused;
+    if (about.key === undefined && !isAnswer) throw error;
     const status = error instanceof Failure && error.status ? error.status : statusOf(error);
     if (!status) throw error;
     return responseOf(error.body ? { ...error, status } : problem(error, status));
   }
+}
+
+// A request without a key: once, because its COMMIT cannot be repeated.
+const unprotected = (pool, { begin }, operation) =>
+  transaction(pool, operation, { begin, retry: { attempts: 1 } });
+
+// Of the headers of an answer, those that are stored with it. The type belongs to the body.
+function storedOf(neverStored = [], includeHeaders) {
+  const lower = (names) => names.map((name) => name.toLowerCase());
+  const denied = new Set([...NEVER_STORED, ...lower(neverStored)]);
+  const allowed = includeHeaders && new Set(['content-type', ...lower(includeHeaders)]);
+  return (headers) => Object.fromEntries(Object.entries(headers).filter(([name]) =>
+    !denied.has(name) && (!allowed || allowed.has(name))));
 }
 
 // What is bound to the key.
@@ -136,9 +178,10 @@ function answerOf(response) {
   return { status, headers: typed, body: Buffer.from(body) };
 }
 
-function responseOf({ status = 200, headers, response, body, replayed }) {
+function responseOf({ status = 200, headers, response, body, replayed, expiresAt }) {
   const sent = lowerCase(headers);
-  if (replayed) sent['idempotency-replayed'] = 'true';
+  if (replayed) sent['idempotent-replayed'] = 'true';
+  if (expiresAt) sent['idempotency-expires'] = new Date(expiresAt).toUTCString();
   if (body || response === null || response === undefined) return { status, headers: sent, body };
   const type = { 'content-type': 'application/json; charset=utf-8' };
   return { status, headers: { ...type, ...sent }, body: Buffer.from(JSON.stringify(response)) };
@@ -161,13 +204,11 @@ function problem(error, status) {
       status, sqlstate: code, ...(status < 500 && { detail: error.message }),
     },
     replayed: error.replayed,
+    expiresAt: error.expiresAt,
   };
 }
 
 const lowerCase = (headers) => Object.fromEntries(
   Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));
-
-const without = (denied, headers) => Object.fromEntries(
-  Object.entries(headers).filter(([name]) => !denied.has(name)));
 
 module.exports = { respond, parseKey };

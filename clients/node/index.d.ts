@@ -34,6 +34,19 @@ export interface Options {
   /** How the transaction begins: 'BEGIN ISOLATION LEVEL SERIALIZABLE', for example. */
   begin?: string;
   retry?: Retry;
+  /** The record table, for a scope that has its records elsewhere: see idem.use_records(). */
+  records?: string;
+  /** Called with each replay, conflict and refusal, after retries: for logs and metrics. */
+  onEvent?: (event: Event) => void;
+}
+
+export interface Event {
+  type: 'replay' | 'conflict' | 'refused';
+  scope: string;
+  key?: string;
+  tenant?: string;
+  /** The replayed Failure, or what the caller gets. */
+  error?: Error;
 }
 
 export interface Operation extends Options {
@@ -91,9 +104,15 @@ export class Refused extends Error {
 
 /** ID002: the key was used for a different request. */
 export class Conflict extends Refused {
-  constructor(code: string, constraint: string, message: string, differs?: (string | null)[] | null);
+  constructor(
+    code: string, constraint: string, message: string, differs?: (string | null)[] | null);
   /** The members that differ, if the scope stores requests. */
   readonly differs?: (string | null)[];
+}
+
+/** ID004: the lease has ended, and another attempt may have taken the operation over. */
+export class LeaseLost extends Refused {
+  constructor(cause?: unknown);
 }
 
 /** Runs handler(client, request) once for each key, and returns what it returned. */
@@ -110,12 +129,93 @@ export function run<T>(
   work: (client: PoolClient) => Promise<Answer<T> | void>,
 ): Promise<Outcome<T>>;
 
+/** The pause after a failed attempt: that after the first, doubled with each, and the longest. */
+export interface Backoff {
+  /** '1 second'. */
+  base?: Interval;
+  /** '5 minutes'. */
+  cap?: Interval;
+}
+
+export interface LeasedOperation extends Omit<Operation, 'begin'> {
+  /** '1 minute'. Renewed while the work runs. */
+  lease?: Interval;
+  backoff?: Backoff;
+}
+
+/** An attempt of an operation under a lease. */
+export interface Lease<Request = unknown> {
+  readonly scope: string;
+  readonly key: string;
+  readonly tenant?: string;
+  /** Of a worker: null, unless the scope stores requests. */
+  readonly request: Request;
+  readonly attempt: number;
+  /** Aborted when the lease is lost (the reason is LeaseLost), or when the worker must stop. */
+  readonly signal: AbortSignal;
+  /** The result of work(), which runs unless an earlier attempt has stored its result. JSON. */
+  step<T>(name: string, work: () => Promise<T>): Promise<T>;
+  /** The key to send to another service in this step: the same in every attempt. */
+  childKey(step: string): Promise<string>;
+  /** Completes the operation with the answer of effect(client), in one transaction with it. */
+  complete<T>(effect: (client: PoolClient) => Promise<Answer<T> | void>): Promise<Outcome<T>>;
+}
+
+/** Claims the key with a lease, and runs work(lease) unless the operation has finished. */
+export function lease<T, Request extends {} | null>(
+  pool: Pool,
+  operation: LeasedOperation & { request: Request },
+  work: (lease: Lease<Request>) => Promise<Answer<T> | void>,
+): Promise<Outcome<T>>;
+
+export interface WorkerOptions {
+  scope: string;
+  /** '1 minute'. Renewed while the work runs. */
+  lease?: Interval;
+  /** Only operations of this tenant. */
+  tenant?: string;
+  /** The record table to take from, for a scope that has its records elsewhere. */
+  records?: string;
+  /** How many operations run at a time. 1. */
+  concurrency?: number;
+  /** How long a call waits for an operation to be due; stop() takes as long. '2 seconds'. */
+  wait?: Interval;
+  /** Milliseconds after stop() until the signals of running operations are aborted. 30000. */
+  grace?: number;
+  /** The signals that stop the worker. SIGTERM and SIGINT. */
+  signals?: NodeJS.Signals[];
+  backoff?: Backoff;
+  retry?: Retry;
+  /** Called with the error of an attempt, or of the server: to log it. */
+  onError?: (error: unknown, lease?: Lease) => void;
+}
+
+export interface Worker {
+  /** Takes no further operation. Fulfilled when those that run have ended. */
+  stop(): Promise<void>;
+  /** Fulfilled when the worker has stopped; rejected if it cannot work. */
+  readonly finished: Promise<void>;
+}
+
+/** Runs work(lease) for each operation of the scope that is due, until stop() or a signal. */
+export function worker<Request = any>(
+  pool: Pool,
+  options: WorkerOptions,
+  work: (lease: Lease<Request>) => Promise<Answer | void>,
+): Worker;
+
 /** Runs work(client) in a transaction, and again after an error that this can cure. */
 export function transaction<T>(
   pool: Pool,
   work: (client: PoolClient) => Promise<T>,
   options?: { begin?: string; retry?: Retry },
 ): Promise<T>;
+
+/**
+ * The key in an Idempotency-Key header: a string in double quotes, or a token. undefined if there
+ * is none; throws a Refused if it is malformed.
+ */
+export function parseKey(header?: string): string | undefined;
 
 /** Whether the same transaction may succeed later. */
 export function isTransient(error: unknown): boolean;

@@ -5,8 +5,9 @@ module.exports = (pool) => {
   app.use(express.json());
 
   app.post('/payments', async (req, res) => {
-    const client = await pool.connect();
+    let client;
     try {
+      client = await pool.connect();
       await client.query('BEGIN');
       const { rows: [payment] } = await client.query(
         'INSERT INTO payment (amount) VALUES ($1) RETURNING id', [req.body.amount]);
@@ -14,10 +15,10 @@ module.exports = (pool) => {
       await client.query('COMMIT');
       res.status(201).json({ payment: payment.id });
     } catch (error) {
-      await client.query('ROLLBACK').catch(() => {});
+      await client?.query('ROLLBACK').catch(() => {});
       res.status(503).end();
     } finally {
-      client.release();
+      client?.release();
     }
   });
   return app;

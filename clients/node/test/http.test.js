@@ -3,14 +3,16 @@ const assert = require('node:assert/strict');
 const http = require('node:http');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure } = require('pg-idem');
-const { parseKey } = require('../http.js');
+const { Failure, parseKey } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, state } = require('./support.js');
 
 const servers = [];
 after(() => Promise.all([finish(), ...servers.map((server) => server.close())]));
 
 let retried = 0;
+const events = [];
+const onEvent = ({ type, scope, key, tenant, error, request }) =>
+  events.push([type, scope, key, tenant, error?.code, Boolean(request.headers)]);
 
 // How the attempt ends that follows one which answered 200 and failed to commit.
 let attempts = 0;
@@ -38,6 +40,29 @@ const routes = {
     async (request, client) => ({ body: await pay(client, request.body) })],
   '/traced': [{ scope: 'payments', neverStored: ['X-Trace'] },
     async () => ({ headers: { 'x-trace': 'first' }, body: {} })],
+  '/located': [{ scope: 'payments', includeHeaders: ['Location', 'Set-Cookie'] }, async () => ({
+    headers: { Location: '/1', 'X-Trace': 'first', 'Set-Cookie': 'a=1', 'Content-Type': 'text/html' }, body: 'paid',
+  })],
+  '/optional': [{ scope: 'payments', keyRequired: false }, async (request, client) => {
+    await pay(client, request.body);
+    if (request.body.then) ends[request.body.then]();
+    return { status: 201, headers: { 'Set-Cookie': 'a=1' }, body: { paid: true } };
+  }],
+  '/optional-lost': [{ scope: 'payments', keyRequired: false, retry: { onRetry: () => assert.fail('retried') } },
+    (request, client) => client.query('SELECT lose_race()')],
+  '/member': [{ scope: 'payments', keyFrom: 'meta.idempotency_key' },
+    async (request, client) => ({ body: await pay(client, request.body) })],
+  '/function': [{ scope: 'payments', keyFrom: (request) => request.headers['x-request-id'] },
+    async (request, client) => ({ body: await pay(client, request.body) })],
+  '/kept': [{ scope: 'payments', ttl: '2 hours', sendRetention: true }, async (request) => {
+    if (request.body.then) ends[request.body.then]();
+    return { body: {} };
+  }],
+  '/told': [{ scope: 'payments', wait: '0', tenant: () => 'acme', onEvent }, async (request) => {
+    if (request.body.then) ends[request.body.then]();
+    return { body: {} };
+  }],
+  '/told-badly': [{ scope: 'payments', onEvent: () => { throw new Error('of the hook'); } }, async () => ({ body: {} })],
   '/cards': [{ scope: 'secretive' }, async () => ({ body: { card: { number: '4111', brand: 'visa' } } })],
   '/limited': [{ scope: 'limited', tenant: (request) => request.headers['x-account'] }, async () => ({})],
   '/fresh': [{ scope: 'fresh' }, async () => ({})],
@@ -129,7 +154,7 @@ async function isProblem(response, status, type, detail) {
   const problem = JSON.parse(response.body);
   assert.equal(response.status, status);
   assert.match(response.headers['content-type'], /^application\/problem\+json/);
-  assert.equal(response.headers['idempotency-replayed'], undefined);
+  assert.equal(response.headers['idempotent-replayed'], undefined);
   assert.deepEqual([problem.status, problem.type], [status, type]);
   if (detail) assert.match(problem.detail ?? '', detail);
   // idem.problem() says the same.
@@ -152,10 +177,10 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.deepEqual([first.status, first.headers.location], [201, '/payments/1']);
       assert.match(first.headers['content-type'], /^application\/json/);
       assert.deepEqual(first.headers['set-cookie'], ['a=1', 'b=2']);
-      assert.equal(first.headers['idempotency-replayed'], undefined);
+      assert.equal(first.headers['idempotent-replayed'], undefined);
       const retry = await post('/payments', key, request); // the bare token is the same key
       assert.deepEqual([retry.status, retry.headers.location], [201, '/payments/1']);
-      assert.equal(retry.headers['idempotency-replayed'], 'true');
+      assert.equal(retry.headers['idempotent-replayed'], 'true');
       assert.deepEqual(retry.body, first.body);
       assert.equal(retry.headers['content-type'], first.headers['content-type']);
       assert.equal(retry.headers['set-cookie'], undefined);
@@ -176,7 +201,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
         assert.deepEqual([first.body, retry.body], [body, body]);
         assert.deepEqual([first.headers['content-type'], retry.headers['content-type']], [type, type]);
         assert.deepEqual([first.status, retry.status], path === '/nothing' ? [204, 204] : [200, 200]);
-        assert.equal(retry.headers['idempotency-replayed'], 'true');
+        assert.equal(retry.headers['idempotent-replayed'], 'true');
       }
     });
 
@@ -187,6 +212,88 @@ for (const [name, listen] of Object.entries(frameworks)) {
       const card = operation();
       assert.equal(JSON.parse((await post('/cards', card.key, card.request)).body).card.number, '4111');
       assert.deepEqual(JSON.parse((await post('/cards', card.key, card.request)).body), { card: { brand: 'visa' } });
+    });
+
+    await t.test('of the headers that the caller allows, only these are stored, and the type', async () => {
+      const { key, request } = operation();
+      const first = await post('/located', key, request);
+      const retry = await post('/located', key, request);
+      const sent = (of) => ['location', 'x-trace', 'set-cookie', 'content-type'].map((name) => of.headers[name]?.toString());
+      assert.deepEqual([sent(first), sent(retry)],
+        [['/1', 'first', 'a=1', 'text/html'], ['/1', undefined, undefined, 'text/html']]);
+    });
+
+    await t.test('a key that is not required', async () => {
+      const { key, request } = operation();
+      for (let n = 1; n <= 2; n++) {
+        const { status, headers, body } = await post('/optional', undefined, request);
+        assert.deepEqual([status, headers['set-cookie'], JSON.parse(body)], [201, ['a=1'], { paid: true }]);
+        assert.equal(await effects(request), n);
+      }
+      await post('/optional', key, request);
+      assert.equal((await post('/optional', key, request)).headers['idempotent-replayed'], 'true');
+      assert.equal(await effects(request), 3);
+      await isProblem(await post('/optional', '"open', request), 400, `${urn}invalid_key`);
+      for (const [then, status] of [['failure', 402], ['refusal', 201], ['mistake', 500]]) {
+        const other = operation().request;
+        assert.equal((await post('/optional', undefined, { ...other, then })).status, status);
+        assert.equal(await effects(other), status === 201 ? 1 : 0);
+      }
+      await pool.query('ALTER SEQUENCE tries RESTART');
+      assert.equal((await post('/optional-lost', undefined, request)).status, 500);
+    });
+
+    await t.test('the key is a member of the body, or what a function says', async () => {
+      const { key, request } = operation();
+      const withKey = { ...request, meta: { idempotency_key: key } };
+      const replies = [await post('/member', undefined, withKey), await post('/member', 'ignored', withKey)];
+      assert.deepEqual(replies.map(({ headers }) => headers['idempotent-replayed']), [undefined, 'true']);
+      assert.equal(await state(key), 'completed');
+      const type = `${urn}invalid_key`;
+      await isProblem(await post('/member', key, request), 400, type, /member meta.idempotency_key is missing/);
+      for (const wrong of [7, '', { a: 1 }, 'k'.repeat(256)]) {
+        await isProblem(await post('/member', key, { meta: { idempotency_key: wrong } }), 400, type, /1 to 255/);
+      }
+      await isProblem(await post('/member', key, { meta: 'toString' }), 400, type, /missing/);
+      const other = operation();
+      for (let n = 0; n < 2; n++) await post('/function', undefined, other.request, { 'x-request-id': other.key });
+      assert.deepEqual([await effects(request), await effects(other.request)], [1, 1]);
+      await isProblem(await post('/function', undefined, request), 400, type, /key is missing/);
+    });
+
+    await t.test('until when an answer is kept is sent if the service wishes', async () => {
+      for (const then of [undefined, 'failure']) {
+        const { key } = operation();
+        const [first, retry] = [await post('/kept', key, { then }), await post('/kept', key, { then })];
+        assert.equal(retry.headers['idempotent-replayed'], 'true');
+        const until = first.headers['idempotency-expires'];
+        assert.equal(retry.headers['idempotency-expires'], until);
+        const hours = (Date.parse(until) - Date.now()) / 3.6e6;
+        assert.ok(hours > 1.9 && hours <= 2, until);
+      }
+    });
+
+    await t.test('a hook is told of replays, conflicts and refusals', async () => {
+      const { key, request } = operation();
+      events.length = 0;
+      await post('/told', key, request);
+      assert.deepEqual(events, []);
+      await post('/told', key, request);
+      await post('/told', key, operation().request);
+      const other = operation();
+      await post('/told', other.key, { then: 'failure' });
+      await post('/told', other.key, { then: 'failure' });
+      await post('/told', undefined, request);
+      await post('/told', 'k'.repeat(300), request);
+      const about = ['payments', key, 'acme'];
+      assert.deepEqual(events, [['replay', ...about, undefined, true], ['conflict', ...about, 'ID002', true],
+        ['replay', 'payments', other.key, 'acme', 'P0402', true],
+        ['refused', 'payments', undefined, 'acme', 'ID007', true], ['refused', 'payments', undefined, 'acme', 'ID007', true]]);
+      const warned = new Promise((resolve) => { process.once('warning', resolve); });
+      const hooked = operation();
+      assert.equal((await post('/told-badly', hooked.key, request)).status, 200);
+      assert.equal((await post('/told-badly', hooked.key, request)).headers['idempotent-replayed'], 'true');
+      assert.match((await warned).message, /of the hook/);
     });
 
     await t.test('400: the key is missing or invalid, or the request', async () => {
@@ -211,7 +318,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.match(refused.headers['retry-after'], /^[1-9]\d*$/);
       await held.complete({ payment: 'of the holder' });
       const answered = await post('/payments', key, request);
-      assert.deepEqual([answered.status, answered.headers['idempotency-replayed'], JSON.parse(answered.body)],
+      assert.deepEqual([answered.status, answered.headers['idempotent-replayed'], JSON.parse(answered.body)],
         [200, 'true', { payment: 'of the holder' }]);
       assert.equal(await effects(request), 0);
     });
@@ -261,12 +368,12 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.deepEqual(JSON.parse(first.body).detail, 'card declined');
       assert.match(retry.headers['content-type'], /^application\/problem\+json/);
       assert.deepEqual([retry.headers['x-reason'], retry.headers['set-cookie']], ['51', undefined]);
-      assert.deepEqual([first, retry].map((r) => r.headers['idempotency-replayed']), [undefined, 'true']);
+      assert.deepEqual([first, retry].map((r) => r.headers['idempotent-replayed']), [undefined, 'true']);
       assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
       const other = operation();
       for (const replayed of [undefined, 'true']) {
         const { status, headers, body } = await post('/refused', other.key, other.request);
-        assert.deepEqual([status, headers['content-type'], body.toString(), headers['idempotency-replayed']],
+        assert.deepEqual([status, headers['content-type'], body.toString(), headers['idempotent-replayed']],
           [409, 'text/xml', '<no/>', replayed]);
       }
     });
@@ -300,7 +407,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
           assert.match(response.body.toString(), body);
           assert.deepEqual([response.headers['x-attempt'], response.headers['set-cookie']], [undefined, undefined]);
           const replayed = again && ['failure', 'answer'].includes(then);
-          assert.equal(response.headers['idempotency-replayed'], replayed ? 'true' : undefined);
+          assert.equal(response.headers['idempotent-replayed'], replayed ? 'true' : undefined);
           if (then === 'failure') assert.equal(JSON.parse(response.body).sqlstate, 'ID003');
         }
       }

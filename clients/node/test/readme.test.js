@@ -64,7 +64,7 @@ test('the code: "//> value" is what it prints', { skip }, async () => {
         method: 'POST', body: JSON.stringify({ amount }),
         headers: { 'content-type': 'application/json', 'idempotency-key': `"order-${amount}"` },
       });
-      replies.push([reply.status, reply.headers.get('idempotency-replayed'), await reply.json()]);
+      replies.push([reply.status, reply.headers.get('idempotent-replayed'), await reply.json()]);
     }
     assert.deepEqual(replies.map(([status, replayed]) => [status, replayed]), [[201, null], [201, 'true']]);
     assert.deepEqual(replies[0][2], replies[1][2]);
@@ -73,11 +73,11 @@ test('the code: "//> value" is what it prints', { skip }, async () => {
   }
 });
 
-test('the difference is that of before.js and after.js', () => {
+test('so many lines go and come from before.js to after.js; the page is short', () => {
   const { stdout } = spawnSync('diff', ['-U', '100', 'before.js', 'after.js'], { cwd: __dirname, encoding: 'utf8' });
   const lines = stdout.split('\n').slice(3).join('\n');
-  assert.equal(blocks('diff')[0], lines);
   const count = (sign) => lines.split('\n').filter((line) => line.startsWith(sign)).length;
   const figures = /(\d+) lines go, (\d+) come/.exec(readme);
   assert.deepEqual(figures.slice(1).map(Number), [count('-'), count('+')]);
+  assert.ok(readme.split('\n').length <= 201);
 });

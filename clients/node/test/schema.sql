@@ -1,6 +1,7 @@
 -- What the tests need: npm test runs them on the database that PGHOST and so on name.
 CREATE EXTENSION idem;
-SELECT idem.create_scope('payments', ttl => '7 days', request_required => true);
+SELECT idem.create_scope('payments', ttl => '7 days', request_required => true,
+                         store_request => 'unfinished');
 CREATE TABLE payment (id bigserial PRIMARY KEY, amount numeric NOT NULL);
 CREATE TABLE ledger (payment bigint NOT NULL, amount numeric NOT NULL);
 
@@ -32,3 +33,8 @@ BEGIN
     ELSE NULL;
   END CASE;
 END $$;
+
+-- Operations under leases, which a worker can finish.
+SELECT idem.create_scope('charges', request_required => true, store_request => 'unfinished');
+SELECT idem.create_scope('killed', request_required => true, store_request => 'unfinished');
+SELECT idem.create_scope('left', request_required => true, store_request => 'unfinished');

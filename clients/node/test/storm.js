@@ -1,5 +1,5 @@
 'use strict';
-// A retry storm on an endpoint: before.js or after.js.
+// A retry storm on an endpoint: before.js, after.js or after_fastify.js.
 //
 //   storm.js FILE OPERATIONS SENDS PORT...
 //
@@ -26,7 +26,7 @@ const agent = new http.Agent({ keepAlive: true });
 let requests = 0;
 function post(port, amount) {
   requests++;
-  const headers = { 'content-type': 'application/json', 'idempotency-key': `"order-${amount}"` };
+  const headers = { 'content-type': 'application/json', 'idempotency-key': `"${file}-${amount}"` };
   return new Promise((resolve, reject) => {
     http.request({ agent, port, path: '/payments', method: 'POST', headers }, async (response) => {
       let body = '';
@@ -46,9 +46,11 @@ async function answered(port, amount) {
 }
 
 async function main() {
-  const server = require(file)(pool).listen(0, '127.0.0.1');
-  const { port } = server.address() ?? await new Promise((resolve) =>
-    server.once('listening', () => resolve(server.address())));
+  const app = require(file)(pool);
+  await app.ready?.();
+  const server = app.server ?? http.createServer(app); // Fastify's own, or one for Express
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address();
   const left = Array.from({ length: operations }, (_, n) => n + 1);
   let differing = 0;
   await Promise.all(Array.from({ length: CLIENTS / sends }, async () => {

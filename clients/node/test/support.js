@@ -1,6 +1,7 @@
 'use strict';
 // Shared by the tests. They need a database with schema.sql.
 const { randomUUID } = require('node:crypto');
+const { setTimeout: sleep } = require('node:timers/promises');
 const { Pool } = require('pg');
 
 const pool = new Pool();
@@ -24,6 +25,11 @@ async function one(sql, parameters) {
 const effects = ({ amount }) =>
   one('SELECT count(*)::integer FROM payment WHERE amount = $1', [amount]);
 const state = (key, scope = 'payments') => one('SELECT state FROM idem.lookup($1, $2)', [scope, key]);
+
+// Until the connections of a pool are back in it: the end of a replay's transaction is not waited for.
+async function settled(of) {
+  while (of.idleCount < of.totalCount) await sleep(5);
+}
 
 // Ends the pool, and the holders that a failed test has left.
 const held = new Set();
@@ -49,4 +55,4 @@ async function holder(key, request, scope = 'payments') {
   };
 }
 
-module.exports = { pool, operation, pay, one, effects, state, holder, finish };
+module.exports = { pool, operation, pay, one, effects, state, settled, holder, finish };

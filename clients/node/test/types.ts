@@ -1,10 +1,11 @@
 // The types, as a caller uses them. Checked by tsc; not run.
 import express from 'express';
-import fastify from 'fastify';
 import { Pool, type PoolClient } from 'pg';
-import { Conflict, Failure, Refused, idempotent, isTransient, retryAfter, run, sqlstate, transaction } from 'pg-idem';
+import {
+  Conflict, Failure, LeaseLost, Refused, idempotent, isTransient, lease, retryAfter, run, sqlstate, transaction, worker,
+} from 'pg-idem';
 import { idempotent as route } from 'pg-idem/express';
-import { idempotent as fastifyRoute, plugin } from 'pg-idem/fastify';
+import { Intent, intent } from 'pg-idem/intent';
 
 const pool = new Pool();
 
@@ -32,6 +33,24 @@ run(pool, { scope: 'messages', key: 'key' }, async () => {});
 // @ts-expect-error: response is the member
 run(pool, { scope: 'payments', key: 'key', request: {} }, async () => ({ answer: 1 }));
 
+interface Charge { id: string }
+const charged = lease(pool, { scope: 'payments', key: 'key', request: { amount: '10' }, lease: '1 minute' },
+  async (held) => {
+    const charge: Charge = await held.step('charge', async () => ({ id: await held.childKey('charge') }));
+    // @ts-expect-error: the request has the type that was passed
+    held.request.currency;
+    return held.complete(async (client) => {
+      await client.query('SELECT $1', [held.request.amount, charge.id, held.signal.aborted, held.attempt]);
+      return { response: { charge: charge.id } };
+    });
+  });
+charged.catch((error) => error instanceof LeaseLost);
+const finisher = worker<Payment>(pool, { scope: 'payments', concurrency: 4, signals: ['SIGTERM'], backoff: { base: '1 s' },
+  onError: (error, held) => [error, held?.key] }, async (held) => ({ response: held.request.amount }));
+finisher.stop().then(() => finisher.finished);
+// @ts-expect-error: a key is of lease()
+worker(pool, { scope: 'payments', key: 'key' }, async () => {});
+
 transaction(pool, async (client) => client.query('SELECT 1'), { begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE' })
   .catch((error: unknown) => {
     const seconds: number = (retryAfter(error) ?? 0) / 1000;
@@ -50,9 +69,9 @@ express().post('/payments', route(pool, { scope: 'payments', tenant: (req) => re
 // @ts-expect-error: a payment is not a response
 express().post('/', route(pool, { scope: 'payments' }, async () => ({ payment: 1 })));
 
-const app = fastify();
-app.register(plugin, { pool });
-app.post('/payments', app.idempotent({ scope: 'payments' }, async (request) => ({ body: request.body })));
-app.post('/', fastifyRoute(pool, { scope: 'payments', neverStored: ['x-trace'] }, async () => ({ status: 204 })));
+const wanted: Intent = intent('order-1', { attempts: 3, onRetry: (reason, attempt, delay) => [reason, attempt, delay] });
+wanted.fetch('http://localhost/payments', { method: 'POST', body: '{}' }).then((response: Response) => response.status);
+// @ts-expect-error: a key is text
+intent(4711);
 
 export { answer };

@@ -1,4 +1,4 @@
-"""Impatient clients in front of a network that cuts connections; run by ../../../test/t/client_python.pl.
+"""Impatient clients in front of a network that cuts connections; run by test/t/client_python.pl.
 
     storm.py STACK FIRST OPERATIONS SENDS PORT...
 
@@ -7,11 +7,12 @@ each time until there is an answer. A payment's amount is its number. The connec
 ports, which are those of proxies. Prints how many sends were answered, and how many operations got
 more than one answer.
 
-STACK is psycopg, asyncio, sqlalchemy, django, flask, starlette; or "without psycopg", the same
-retries without idem, and "without flask", the endpoint of before.py.
+STACK is psycopg, asyncio, psycopg2, sqlalchemy, django, flask, starlette; or "without psycopg", the
+same retries without idem, and "without flask", the endpoint of before.py.
 """
 
 import asyncio
+import contextlib
 import random
 import sys
 import time
@@ -56,6 +57,20 @@ def with_psycopg(ports):
     def pay(connection, request):
         return connection.execute(INSERT, [request["amount"]]).fetchone()[0]
     return lambda number: pay(f"order-{number}", {"amount": number})
+
+
+def with_psycopg2(ports):
+    import psycopg2
+    from pg_idem.psycopg2 import Idempotency
+    payments = Idempotency(lambda: contextlib.closing(
+        psycopg2.connect(host="127.0.0.1", port=random.choice(ports))))
+
+    def pay(connection, number):
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT, [number])
+            return cursor.fetchone()[0]
+    return lambda number: payments.run("payments", f"order-{number}", {"amount": number},
+                                       lambda connection: pay(connection, number)).response
 
 
 def with_sqlalchemy(ports):
@@ -131,11 +146,7 @@ def without_psycopg(ports):
     return pay
 
 
-async def with_asyncio(ports):
-    from psycopg_pool import AsyncConnectionPool
-    pools = pools_of(ports, AsyncConnectionPool, open=False)
-    for pool in pools:
-        await pool.open()
+def with_asyncio(pools):
     payments = AsyncIdempotency(any_of(pools))
 
     @payments.operation("payments")
@@ -145,16 +156,12 @@ async def with_asyncio(ports):
     return lambda number: pay(f"order-{number}", {"amount": number})
 
 
-async def with_starlette(ports):
+def with_starlette(pools):
     import httpx
     from pg_idem.asgi import IdempotencyMiddleware
-    from psycopg_pool import AsyncConnectionPool
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
     from starlette.routing import Route
-    pools = pools_of(ports, AsyncConnectionPool, open=False)
-    for pool in pools:
-        await pool.open()
 
     async def payments(request):
         cursor = await request.state.idem_connection.execute(
@@ -182,13 +189,19 @@ def run_threads(send, numbers):
 
 
 async def run_tasks(stack, ports, numbers):
-    send = await stack(ports)
+    from psycopg_pool import AsyncConnectionPool
     limit = asyncio.Semaphore(CLIENTS)
 
-    async def one(number):
-        async with limit:
-            return await send(number)
-    return await asyncio.gather(*[one(number) for number in numbers])
+    # asyncio.run() waits forever for a pool that is not closed and whose worker was busy when it
+    # was cancelled.
+    async with contextlib.AsyncExitStack() as opened:
+        send = stack([await opened.enter_async_context(pool)
+                      for pool in pools_of(ports, AsyncConnectionPool, open=False)])
+
+        async def one(number):
+            async with limit:
+                return await send(number)
+        return await asyncio.gather(*[one(number) for number in numbers])
 
 
 def main(stack, first, operations, sends, *ports):
@@ -196,7 +209,7 @@ def main(stack, first, operations, sends, *ports):
     random.shuffle(numbers)
     name = stack.replace(" ", "_") if stack.startswith("without") else "with_" + stack
     start = globals()[name]
-    if asyncio.iscoroutinefunction(start):
+    if stack in ("asyncio", "starlette"):
         answers = asyncio.run(run_tasks(start, ports, numbers))
     else:
         answers = run_threads(start(ports), numbers)

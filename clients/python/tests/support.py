@@ -24,6 +24,17 @@ def connect(**options):
     return psycopg.connect(autocommit=True, **options)
 
 
+class aconnect:
+    """psycopg.AsyncConnection.connect is a coroutine, not yet a context manager."""
+
+    async def __aenter__(self):
+        self.connection = await psycopg.AsyncConnection.connect(autocommit=True)
+        return self.connection
+
+    async def __aexit__(self, *raised):
+        await self.connection.close()
+
+
 def set_up():
     with connect() as connection:
         connection.execute(SETUP)

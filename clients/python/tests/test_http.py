@@ -1,6 +1,8 @@
 """The requirements of the Idempotency-Key draft, with Flask, Django, Starlette and FastAPI."""
 
 import asyncio
+import email.utils
+import io
 import json
 import time
 import unittest
@@ -10,8 +12,8 @@ import pg_idem
 from pg_idem import AsyncIdempotency, Idempotency
 from pg_idem import asgi, http, wsgi
 
-from support import PaymentTest, connect, django_payment, effects, held, new_key, query
-from test_operations import aconnect
+from support import (PaymentTest, aconnect, connect, django_payment, effects, held, new_key,
+                     query)
 
 try:
     import flask
@@ -37,7 +39,8 @@ except ImportError:
     fastapi = None
 
 INSERT = "INSERT INTO payment (amount) VALUES (%s) RETURNING id"
-OPTIONS = {"final_statuses": [402], "never_stored": ["X-Trace"], "max_body": 10_000}
+OPTIONS = {"final_statuses": [402], "never_stored": ["X-Trace"], "max_body": 10_000,
+           "send_retention": True}
 # What a POST of {"amount": 10} to /payments binds to its key.
 BOUND = '{"method": "POST", "path": "/payments", "query": "", "body": {"amount": 10}}'
 HEADERS = {"Location": "/payments/1", "Set-Cookie": "session=1", "X-Trace": "7"}
@@ -88,8 +91,8 @@ class Contract:
         first, again = self.post(f'"{key}"'), self.post(f'"{key}"')
         self.assertEqual((first[0], again[0], effects(key)), (201, 201, 1))
         self.assertEqual(again[2], first[2])
-        self.assertNotIn("idempotency-replayed", first[1])
-        self.assertEqual(again[1]["idempotency-replayed"], "true")
+        self.assertNotIn("idempotent-replayed", first[1])
+        self.assertEqual(again[1]["idempotent-replayed"], "true")
         self.assertEqual(again[1]["content-length"], str(len(first[2])))
         self.assertEqual(again[1]["content-type"], first[1]["content-type"])
 
@@ -103,6 +106,16 @@ class Contract:
         self.assertEqual(names, {"content-type", "location"})
         for name in ("set-cookie", "x-trace"):
             self.assertNotIn(name, again[1])
+
+    def test_the_time_for_which_the_answer_is_kept(self):
+        key = new_key()
+        for request in ({"amount": 10}, {"amount": 10, "status": 402}):
+            key = new_key()
+            first, again = self.post(key, request), self.post(key, request)
+            kept = email.utils.parsedate_to_datetime(first[1]["idempotency-expires"])
+            self.assertLess(abs(kept.timestamp() - time.time() - 7 * 86400), 60)
+            self.assertEqual(again[1]["idempotency-expires"], first[1]["idempotency-expires"])
+        self.assertNotIn("idempotency-expires", self.post(key, {"amount": 11})[1])
 
     def test_the_key_is_missing_or_invalid(self):
         for key in (None, "", '""', '"open', "k" * 256, "a b"):
@@ -132,7 +145,7 @@ class Contract:
         for status in (400, 404, 500, 503):
             response = self.post(key, {"amount": 10, "status": status})
             self.assertEqual((response[0], effects(key)), (status, 0))
-            self.assertNotIn("idempotency-replayed", response[1])
+            self.assertNotIn("idempotent-replayed", response[1])
         self.assertEqual(self.post(key)[0], 201)
 
     def test_a_final_status_is_stored_without_its_effect(self):
@@ -140,7 +153,7 @@ class Contract:
         first = self.post(key, {"amount": 10, "status": 402})
         again = self.post(key, {"amount": 10, "status": 402})
         self.assertEqual((first[0], again[0], again[2], effects(key)), (402, 402, first[2], 0))
-        self.assertEqual(again[1]["idempotency-replayed"], "true")
+        self.assertEqual(again[1]["idempotent-replayed"], "true")
 
     def test_an_exception_goes_to_the_framework(self):
         key = new_key()
@@ -211,7 +224,7 @@ class Contract:
             connection.execute("SELECT idem.fail(%s, '{\"message\": \"declined\"}')", (token,))
         response = self.post(key)
         self.assertEqual(self.assert_problem(response, 409, "key_failed")["detail"], "declined")
-        self.assertEqual(response[1]["idempotency-replayed"], "true")
+        self.assertEqual(response[1]["idempotent-replayed"], "true")
 
     def test_a_lost_race_is_run_again(self):
         key = new_key()
@@ -267,7 +280,7 @@ class Attempts:
         self.assertEqual(json.loads(first[2])["detail"], "insufficient funds")
         self.assertEqual(json.loads(first[2])["sqlstate"], "ID003")
         self.assertEqual(again[2], first[2])
-        self.assertEqual(again[1], {**first[1], "idempotency-replayed": "true"})
+        self.assertEqual(again[1], {**first[1], "idempotent-replayed": "true"})
         self.assertEqual(first[1]["x-reason"], "51")
         self.assertTrue({"set-cookie", "x-trace"}.isdisjoint(first[1]))
 
@@ -301,10 +314,93 @@ class Attempts:
             self.run_to(then)
 
 
+class Options(PaymentTest):
+    """Options of the middleware, with an application of WSGI that answers 201."""
+
+    def setUp(self):
+        self.events = []
+
+    def post(self, body=b"", headers=(), **options):
+        def app(environ, start_response):
+            self.paid = environ["idem.connection"].execute(INSERT, (1,)).fetchone()[0] if (
+                environ.get("HTTP_IDEMPOTENCY_KEY")) else None
+            start_response("201 Created", [("X-A", "1"), ("X-B", "2"), ("Date", "today"),
+                                           ("Content-Type", "text/plain")])
+            return [b"paid"]
+        sent = []
+        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/", "wsgi.input": io.BytesIO(body),
+                   "CONTENT_LENGTH": str(len(body)), **dict(headers)}
+        payments = Idempotency(connect, wait=0, on_event=self.events.append)
+        list(wsgi.IdempotencyMiddleware(app, payments, "payments", **options)(
+            environ, lambda *start: sent.append(start)))
+        (status, headers), = sent
+        return int(status[:3]), dict(headers)
+
+    def assert_one_operation(self, *arguments, **options):
+        first, again = [self.post(*arguments, **options) for _ in range(2)]
+        self.assertEqual((first[0], again[0]), (201, 201))
+        self.assertNotIn("Idempotent-Replayed", first[1])
+        self.assertEqual(again[1]["Idempotent-Replayed"], "true")
+        return again[1]
+
+    def test_the_key_is_a_member_of_the_body(self):
+        def body(key):
+            return json.dumps({"meta": {"idempotency_key": key}, "amount": 1}).encode()
+        source = {"key_from": "meta.idempotency_key"}
+        self.assert_one_operation(body(new_key()), **source)
+        for wrong in (body(None), body(""), body(7), body("k" * 256), b'{"meta": 1}', b"[]", b"no"):
+            self.assertEqual(self.post(wrong, [("HTTP_IDEMPOTENCY_KEY", "k")], **source)[0], 400)
+        for _ in range(2):
+            first = self.post(body(None), key_required=False, **source)
+            self.assertNotIn("Idempotent-Replayed", first[1])
+        self.assertEqual(self.post(body(7), key_required=False, **source)[0], 400)
+
+    def test_the_key_is_what_a_function_finds(self):
+        def key_from(environ, body):
+            return f"{environ['HTTP_X_ORDER']} {len(body)}"
+        order = [("HTTP_X_ORDER", new_key())]
+        self.assert_one_operation(b"123", order, key_from=key_from)
+        self.assertNotIn("Idempotent-Replayed", self.post(b"12", order, key_from=key_from)[1])
+        self.assertEqual(self.post(b"12", key_from=lambda environ, body: None)[0], 400)
+
+    def test_only_these_headers_are_stored(self):
+        sent = {"X-A", "X-B", "Date", "Content-Type"}
+        for include, stored in ((["x-a", "date"], {"X-A", "Content-Type"}), ([], {"Content-Type"})):
+            headers = self.assert_one_operation(headers=[("HTTP_IDEMPOTENCY_KEY", new_key())],
+                                                include_headers=include)
+            self.assertEqual(sent & set(headers), stored)
+
+    def test_the_time_for_which_answers_are_kept_is_not_sent_unasked(self):
+        headers = self.assert_one_operation(headers=[("HTTP_IDEMPOTENCY_KEY", new_key())])
+        self.assertNotIn("Idempotency-Expires", headers)
+
+    def test_events(self):
+        key = new_key()
+        header = [("HTTP_IDEMPOTENCY_KEY", key)]
+        self.post(b"1", header)
+        self.assertEqual(self.events, [])
+        self.post(b"1", header)
+        self.post(b"2", header, tenant=lambda environ: None)
+        self.post(b"1", tenant=lambda environ: "shop")
+        with held(key + "2", "{}"):
+            self.post(b"1", [("HTTP_IDEMPOTENCY_KEY", key + "2")])
+        self.assertEqual([event[:4] for event in self.events], [
+            ("replay", "payments", key, None), ("conflict", "payments", key, None),
+            ("refused", "payments", None, "shop"), ("refused", "payments", key + "2", None)])
+        self.assertEqual([pg_idem.sqlstate(event.error) for event in self.events if event.error],
+                         ["ID002", "ID007", "ID001"])
+
+    def test_a_hook_that_fails_changes_no_answer(self):
+        class Broken(list):
+            def append(self, event):
+                raise ValueError
+        self.events = Broken()
+        with self.assertLogs("pg_idem", "ERROR"):
+            self.assert_one_operation(headers=[("HTTP_IDEMPOTENCY_KEY", new_key())])
+
+
 class WsgiAttempts(Attempts, PaymentTest):
     def post(self, key):
-        import io
-
         def app(environ, start_response):
             left_behind, environ["left.behind"] = environ.get("left.behind"), 1
             environ["idem.connection"].execute(PAY)
@@ -442,14 +538,14 @@ class Flask(Wsgi, PaymentTest):
             start_response(f"{body} x", [])
             return [b"paid"]
         client = werkzeug.test.Client(
-            wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments", required=False))
+            wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments", key_required=False))
         for status, effect in ((500, 0), (402, 0), (201, 1), (201, 2)):
             self.assertEqual(client.post("/payments", json=status).status_code, status)
             self.assertEqual(effects(key), effect)
 
     def test_without_a_key_nothing_is_run_again(self):
         app = wsgi.IdempotencyMiddleware(self.app.wsgi_app.app, Idempotency(connect), "payments",
-                                         required=False)
+                                         key_required=False)
         calls.clear()
         with self.assertRaises(psycopg.errors.SerializationFailure):
             werkzeug.test.Client(app).post("/payments", json={"amount": 1, "lose": 99})
@@ -600,12 +696,26 @@ class Starlette(Asgi, PaymentTest):
             lose(await request.json())
         app = starlette.applications.Starlette(
             routes=[starlette.routing.Route("/payments", payments, methods=["POST"])])
-        app.add_middleware(asgi.IdempotencyMiddleware, scope="payments", required=False,
+        app.add_middleware(asgi.IdempotencyMiddleware, scope="payments", key_required=False,
                            idempotency=AsyncIdempotency(aconnect))
         losing, losing.app = type(self)(), app
         with self.assertRaises(psycopg.errors.SerializationFailure):
             losing.post(None, {"lose": 99})
         self.assertEqual(len(calls), 1)
+
+    def test_the_key_is_what_a_function_finds(self):
+        async def pay(request):
+            await request.state.idem_connection.execute(INSERT, (1,))
+            return starlette.responses.Response(status_code=201)
+        app = starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", pay, methods=["POST"])])
+        app.add_middleware(
+            asgi.IdempotencyMiddleware, scope="payments", idempotency=AsyncIdempotency(aconnect),
+            key_from=lambda scope, body: json.loads(body)["order"] + scope["path"])
+        ordering, ordering.app, order = type(self)(), app, new_key()
+        first, again = [ordering.post(None, {"order": order}) for _ in range(2)]
+        self.assertEqual((first[0], again[1]["idempotent-replayed"]), (201, "true"))
+        self.assertEqual(effects(order + "/payments"), 1)
 
     def test_the_client_is_gone(self):
         async def gone():

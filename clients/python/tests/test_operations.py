@@ -1,6 +1,7 @@
 """Every outcome of an operation, with psycopg, psycopg asynchronous, and SQLAlchemy."""
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ import pg_idem
 from pg_idem import (Answer, AsyncIdempotency, Conflict, Failure, Idempotency, InProgress,
                      LimitExceeded, Refused, Retry, StaleKey)
 
-from support import PaymentTest, connect, django_payment, effects, held, new_key, query
+from support import PaymentTest, aconnect, connect, django_payment, effects, held, new_key, query
 
 os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
 try:
@@ -25,8 +26,12 @@ try:
 except ImportError:
     sqlalchemy = None
 try:
-    import django
     import psycopg2
+    import pg_idem.psycopg2
+except ImportError:
+    psycopg2 = None
+try:
+    import django
 except ImportError:
     django = None
 
@@ -73,13 +78,34 @@ class Outcomes:
             self.pay({"amount": 10}, None, scope="no scope")
 
     def test_a_conflict_says_what_differs(self):
-        query("SELECT idem.create_scope('explaining', store_request => 'always', if_not_exists => true)::text")
+        query("SELECT idem.create_scope('explaining', store_request => 'always',"
+              " if_not_exists => true)::text")
         for scope, differs in (("explaining", ["amount"]), ("payments", None)):
             key = new_key()
             self.pay(key, {"amount": 1, "note": "a"}, scope=scope)
             with self.assertRaises(Conflict) as raised:
                 self.pay(key, {"amount": 2, "note": "a"}, scope=scope)
             self.assertEqual(raised.exception.differs, differs)
+
+    def test_an_answer_says_when_it_expires(self):
+        def declined():
+            raise Failure("declined")
+        key = new_key()
+        first = self.pay(key, {"amount": 1}, expires=True)
+        stored = query("SELECT expires_at FROM idem.lookup('payments', %s::text)", key)
+        self.assertEqual((first.expires, first.response["id"] > 0), (stored, True))
+        self.assertEqual(self.pay(key, {"amount": 1}).expires, stored)
+        self.assertIsNone(self.pay(new_key(), {"amount": 1}).expires)
+        with self.assertRaises(Failure) as raised:
+            self.pay(new_key(), {"amount": 1}, end=declined, expires=True)
+        self.assertLess(abs(raised.exception.expires - stored).total_seconds(), 60)
+
+    def test_the_time_for_which_an_answer_is_kept(self):
+        key = new_key()
+        self.pay(key, {"amount": 1}, ttl=7200.0)
+        left = query("SELECT extract(epoch FROM expires_at - now())::float8"
+                     " FROM idem.lookup('payments', %s::text)", key)
+        self.assertAlmostEqual(left, 7200, delta=60)
 
     def test_no_response_is_a_response(self):
         key = new_key()
@@ -248,14 +274,15 @@ class Outcomes:
 
 class Psycopg(Outcomes, PaymentTest):
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, **options):
+            statement=INSERT, tenant=None, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         def work(connection):
             row = connection.execute(statement, amounts).fetchone()
             return end() if end else {"id": row[0]}
         payments = Idempotency(connect, wait=wait, **options)
-        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
+                            expires=expires)
 
     def test_decorator(self):
         payments = Idempotency(connect, tenant="shop")
@@ -280,9 +307,35 @@ class Psycopg(Outcomes, PaymentTest):
         self.assertEqual(answer.response, {"one": 1})
 
     def test_an_operation_that_commits_is_refused(self):
-        with self.assertRaises(psycopg.Error):
+        with self.assertRaises(psycopg.Error) as raised:
             Idempotency(connect).run("payments", new_key(), {"amount": 1},
                                      lambda connection: connection.commit())
+        self.assertEqual(raised.exception.sqlstate, "ID006")
+
+    def test_an_operation_needs_a_transaction_of_its_own(self):
+        with connect() as connection, connection.transaction():
+            payments = Idempotency(lambda: contextlib.nullcontext(connection))
+            with self.assertRaisesRegex(RuntimeError, "open transaction"):
+                payments.run("payments", new_key(), {"amount": 1}, lambda connection: None)
+
+    def test_the_modes_of_the_connection_are_those_of_the_transaction(self):
+        with psycopg.connect() as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only, connection.deferrable = False, True
+            payments = Idempotency(lambda: contextlib.nullcontext(connection))
+            answer = payments.run("payments", new_key(), {"amount": 1}, lambda connection: [
+                connection.execute(f"SHOW transaction_{mode}").fetchone()[0]
+                for mode in ("isolation", "read_only", "deferrable")])
+            self.assertEqual(answer.response, ["repeatable read", "off", "on"])
+
+    def test_a_transaction_that_ignored_an_error_is_not_committed(self):
+        def work(connection):
+            try:
+                connection.execute("SELECT 1 / 0")
+            except psycopg.Error:
+                return "done"
+        with self.assertRaisesRegex(RuntimeError, "ignored an error"):
+            Idempotency(connect).transaction(work)
 
     def test_a_transaction_that_claims_by_itself_follows_the_error(self):
         # The server says when to come back: in the field of 0.3, or only in the hint.
@@ -357,9 +410,57 @@ class Psycopg(Outcomes, PaymentTest):
                 self.assertEqual(http_status(code), status, code)
 
 
+@unittest.skipUnless(psycopg2, "psycopg2 is not installed")
+class Psycopg2(Outcomes, PaymentTest):
+    def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
+            statement=INSERT, tenant=None, expires=False, **options):
+        amounts = request if isinstance(request, dict) else {"amount": 1}
+
+        def work(connection):
+            with connection.cursor() as cursor:
+                cursor.execute(statement, amounts)
+                row = cursor.fetchone()
+            return end() if end else {"id": row[0]}
+        payments = pg_idem.psycopg2.Idempotency(self.connect, wait=wait, **options)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
+                            expires=expires)
+
+    @staticmethod
+    def connect():
+        return contextlib.closing(psycopg2.connect(""))
+
+    def test_the_modes_of_the_connection_are_those_of_the_transaction(self):
+        def modes(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT current_setting('transaction_isolation'),"
+                               " current_setting('transaction_deferrable')")
+                return cursor.fetchone()
+        with self.connect() as connection:
+            connection.set_session("SERIALIZABLE", deferrable=False)
+            payments = pg_idem.psycopg2.Idempotency(lambda: contextlib.nullcontext(connection))
+            answer = payments.run("payments", new_key(), {"amount": 1}, modes)
+        self.assertEqual(answer.response, ["serializable", "off"])
+
+    def test_text_is_quoted(self):
+        key, note = "k' \\ \" $$ %s %(key)s " + new_key(), "'; ROLLBACK; -- \\'"
+        for replayed in (False, True):
+            answer = self.pay(key, {"amount": 1, "note": note}, end=lambda: note)
+            self.assertEqual((answer.response, answer.replayed), (note, replayed))
+        self.assertEqual(effects(key), 1)
+
+    def test_a_transaction(self):
+        def work(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("CREATE TEMPORARY TABLE work ON COMMIT DROP AS SELECT 1 AS one")
+                cursor.execute("SELECT one FROM work")
+                return cursor.fetchone()[0]
+        payments = pg_idem.psycopg2.Idempotency(self.connect)
+        self.assertEqual(payments.transaction(work), 1)
+
+
 class PsycopgAsync(Outcomes, PaymentTest):
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, **options):
+            statement=INSERT, tenant=None, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         async def work(connection):
@@ -369,7 +470,8 @@ class PsycopgAsync(Outcomes, PaymentTest):
 
         async def run():
             payments = AsyncIdempotency(aconnect, wait=wait, **options)
-            return await payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+            return await payments.run(scope, key, request, work, tenant=tenant, retry=retry,
+                                      expires=expires)
         return asyncio.run(run())
 
     def test_decorator(self):
@@ -399,17 +501,6 @@ class PsycopgAsync(Outcomes, PaymentTest):
         self.assertEqual(effects(key), 0)
 
 
-class aconnect:
-    """psycopg.AsyncConnection.connect is a coroutine, not yet a context manager."""
-
-    async def __aenter__(self):
-        self.connection = await psycopg.AsyncConnection.connect(autocommit=True)
-        return self.connection
-
-    async def __aexit__(self, *raised):
-        await self.connection.close()
-
-
 @unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
 class SQLAlchemyCore(Outcomes, PaymentTest):
     """Connections of SQLAlchemy. 1.4 has a dialect for psycopg2 only, 2.0 also for psycopg 3."""
@@ -433,7 +524,7 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
     connect = property(lambda self: self.engine.begin)
 
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, **options):
+            statement=INSERT, tenant=None, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         def work(connection):
@@ -441,7 +532,8 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
                                      amounts).fetchone()
             return end() if end else {"id": row[0]}
         payments = pg_idem.sqlalchemy.Idempotency(self.connect, wait=wait, **options)
-        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
+                            expires=expires)
 
     def test_an_error_of_sqlalchemy_says_when_to_come_back(self):
         key = new_key()
@@ -477,7 +569,7 @@ class SQLAlchemyORM(SQLAlchemyCore):
         self.assertEqual(effects(key), 1)
 
 
-@unittest.skipUnless(django, "Django or psycopg2 is not installed")
+@unittest.skipUnless(django and psycopg2, "Django or psycopg2 is not installed")
 class DjangoORM(Outcomes, PaymentTest):
     @classmethod
     def setUpClass(cls):
@@ -490,7 +582,7 @@ class DjangoORM(Outcomes, PaymentTest):
         connections.close_all()
 
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, **options):
+            statement=INSERT, tenant=None, expires=False, **options):
         import pg_idem.django
 
         def work(connection):
@@ -500,7 +592,8 @@ class DjangoORM(Outcomes, PaymentTest):
                 made = self.payment.objects.create(amount=amount).pk
             return end() if end else {"id": made}
         payments = pg_idem.django.Idempotency(wait=wait, **options)
-        return payments.run(scope, key, request, work, tenant=tenant, retry=retry)
+        return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
+                            expires=expires)
 
     def test_an_operation_within_a_transaction_is_refused(self):
         from django.db import transaction

@@ -13,13 +13,13 @@ from typing import Any, Callable, Optional
 
 from . import http
 from .aio import AsyncIdempotency
-from .core import Failure, Refused
-from .http import Exchange, NotStored, Policy, Response
+from .http import Exchange, Policy, Response
 
 
 class IdempotencyMiddleware:
     """As wsgi.IdempotencyMiddleware. The transaction is in scope["state"]["idem_connection"], and
-    `tenant` is called with the scope of ASGI."""
+    functions are called with the scope of ASGI in place of the environ. Starlette runs background
+    tasks within the request, so before COMMIT."""
 
     def __init__(self, app: Any, idempotency: AsyncIdempotency, scope: str, *,
                  tenant: Optional[Callable[[dict[str, Any]], Optional[str]]] = None,
@@ -33,47 +33,20 @@ class IdempotencyMiddleware:
         body = await _read(receive, self.policy.max_body)
         if body is None:
             return  # the client is gone
+        headers = [value.decode("latin-1") for name, value in scope["headers"]
+                   if name == b"idempotency-key"]
         if len(body) > self.policy.max_body:
             response = http.too_large(self.policy.max_body)
         else:
             exchange = Exchange(self.policy, scope["method"], scope["path"],
                                 scope.get("query_string", b"").decode("latin-1"), body)
-            response = await self.respond(exchange, scope, receive)
+            response = await self.idempotency.drive(http.respond(
+                self.idempotency, exchange, headers, scope, self.tenant,
+                lambda connection: self._call(scope, exchange.body, receive, connection)))
         await send({"type": "http.response.start", "status": response.status,
                     "headers": [(name.lower().encode("latin-1"), value.encode("latin-1"))
                                 for name, value in response.headers]})
         await send({"type": "http.response.body", "body": response.body})
-
-    async def respond(self, exchange: Exchange, scope: dict[str, Any], receive: Any) -> Response:
-        headers = [value.decode("latin-1") for name, value in scope["headers"]
-                   if name == b"idempotency-key"]
-
-        async def work(connection: Any) -> Any:
-            exchange.begin()
-            try:
-                return exchange.judge(await self._call(scope, exchange.body, receive, connection))
-            except Failure as failure:
-                raise exchange.failed(failure)
-
-        key = None
-        try:
-            key = http.key_of(headers, self.policy)
-            if key is None:
-                return exchange.outcome(
-                    await self.idempotency.transaction(work, retry=http.NO_RETRY))
-            tenant = self.tenant(scope) if self.tenant else None
-            return exchange.outcome(await self.idempotency.run(
-                self.policy.scope, key, exchange.request(), work, tenant=tenant, retry=http.RETRY))
-        except NotStored as rolled_back:
-            return rolled_back.response
-        except Failure as failed:
-            return exchange.outcome(failed)
-        except Refused as refused:
-            return http.problem(refused)
-        except Exception as error:
-            if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
-                raise
-            return http.problem(error)
 
     async def _call(self, scope: dict[str, Any], body: bytes, receive: Any,
                     connection: Any) -> Response:

@@ -7,6 +7,7 @@ import random
 import re
 import uuid
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 Headers = Mapping[str, Union[str, Sequence[str]]]
@@ -19,10 +20,15 @@ def _one_line(statement: str) -> str:  # as the server's log should show it
 
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
 CLAIM = _one_line("""
-    SELECT outcome, token, CAST(response AS text), status, CAST(headers AS text), body,
-           CAST(error AS text), CAST(extract(epoch FROM retry_after) AS float8), differs
+    SELECT outcome, token, CAST(response AS text) AS response, status,
+           CAST(headers AS text) AS headers, body, CAST(error AS text) AS error,
+           CAST(extract(epoch FROM retry_after) AS float8) AS retry_after, differs, attempt,
+           CAST(recovery_state AS text) AS recovery_state,
+           CAST(extract(epoch FROM expires_at) AS float8) AS expires
       FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
                           CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
+                          ttl => make_interval(secs => CAST(%(ttl)s AS float8)),
+                          lease => make_interval(secs => CAST(%(lease)s AS float8)),
                           wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
 COMPLETE = _one_line("""
     SELECT CAST(idem.complete(CAST(%(token)s AS text), CAST(%(response)s AS jsonb),
@@ -32,6 +38,50 @@ FAIL = _one_line("""
     SELECT CAST(idem.fail(CAST(%(token)s AS text), CAST(%(error)s AS jsonb),
                           CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
                           CAST(%(body)s AS bytea)) AS text)""")
+
+
+# After COMPLETE or FAIL in the same message: what COMPLETE returns, and when the answer expires.
+EXPIRES = _one_line("""
+    SELECT CAST(CAST(%(response)s AS jsonb) AS text),
+           CAST(extract(epoch FROM expires_at) AS float8)
+      FROM idem.lookup(CAST(%(scope)s AS text), CAST(%(key)s AS text), CAST(%(tenant)s AS text))""")
+TAKE = _one_line("""
+    SELECT token, key, tenant, CAST(request AS text) AS request, attempt,
+           CAST(recovery_state AS text) AS recovery_state
+      FROM idem.take(CAST(%(scope)s AS text), tenant => CAST(%(tenant)s AS text),
+                     lease => make_interval(secs => CAST(%(lease)s AS float8)),
+                     wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
+RENEW = _one_line("""
+    SELECT idem.renew(CAST(%(token)s AS text), make_interval(secs => CAST(%(lease)s AS float8)))""")
+CHECKPOINT = _one_line("""
+    SELECT idem.checkpoint(CAST(%(token)s AS text), CAST(%(name)s AS text),
+                           CAST(%(state)s AS jsonb))""")
+CHILD_KEY = "SELECT idem.child_key(CAST(%(token)s AS text), CAST(%(step)s AS text))"
+RELEASE_LEASE = _one_line("""
+    SELECT idem.release(CAST(%(token)s AS text),
+                        idem.backoff(%(attempt)s, make_interval(secs => CAST(%(base)s AS float8)),
+                                     make_interval(secs => CAST(%(cap)s AS float8))),
+                        CAST(%(error)s AS jsonb))""")
+# A finished operation as a row of CLAIM.
+FINISHED = _one_line("""
+    SELECT state, NULL, CAST(response AS text), status, CAST(headers AS text), body,
+           CAST(error AS text), NULL, NULL
+      FROM idem.lookup(CAST(%(scope)s AS text), CAST(%(key)s AS text), CAST(%(tenant)s AS text))
+     WHERE state IN ('completed', 'failed')""")
+USE_RECORDS = "SELECT idem.use_records(CAST(%(records)s AS regclass))"
+
+
+def chosen(statement: str, parameters: Mapping[str, Any]) -> list[str]:
+    """The statement, after the choice of the record table if there is one."""
+    return [statement] if parameters["records"] is None else [USE_RECORDS, statement]
+
+
+# What is sent in one message with them. Drivers and frameworks that own their BEGIN leave it out.
+BEGIN = "BEGIN"
+SAVEPOINT = "SAVEPOINT pg_idem"
+RELEASE = "RELEASE SAVEPOINT pg_idem"
+UNDO = "ROLLBACK TO SAVEPOINT pg_idem"
+COMMIT = "COMMIT"
 
 
 class JsonText(str):
@@ -47,6 +97,7 @@ class Answer:
     headers: Optional[Headers] = None
     body: Optional[bytes] = None
     replayed: bool = False
+    expires: Optional[datetime] = None  # of a replay, or if it is asked for
 
 
 class Failure(Exception):
@@ -56,10 +107,12 @@ class Failure(Exception):
     def __init__(self, message: str, *, sqlstate: Optional[str] = None,
                  detail: Optional[str] = None, hint: Optional[str] = None,
                  status: Optional[int] = None, headers: Optional[Headers] = None,
-                 body: Optional[bytes] = None, replayed: bool = False) -> None:
+                 body: Optional[bytes] = None, replayed: bool = False,
+                 expires: Optional[datetime] = None) -> None:
         super().__init__(message)
         self.message, self.sqlstate, self.detail, self.hint = message, sqlstate, detail, hint
         self.status, self.headers, self.body, self.replayed = status, headers, body, replayed
+        self.expires = expires
 
     def error(self) -> dict[str, str]:
         members = {"message": self.message, "sqlstate": self.sqlstate,
@@ -87,12 +140,40 @@ class Conflict(Refused):
     differs: Optional[Sequence[Optional[str]]] = None
 
 
+class LeaseLost(Refused):
+    """ID004: the lease has ended, and another attempt may have taken the operation over."""
+
+    def __init__(self, message: str = "the lease has been lost") -> None:
+        super().__init__("ID004", message)
+
+
 class LimitExceeded(Refused):
     """ID009: too many new operations."""
 
 
 class StaleKey(Refused):
     """ID010: the key is older than the scope remembers."""
+
+
+def time_of(epoch: Optional[float]) -> Optional[datetime]:
+    return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
+
+
+class Event(NamedTuple):
+    """What `on_event` is called with. `type` is "replay", "conflict" or "refused", and `error` what
+    is raised, if it is not an Answer that is replayed."""
+
+    type: str
+    scope: str
+    key: Optional[str]
+    tenant: Optional[str]
+    error: Union[Failure, Refused, None]
+
+
+def event_of(outcome: Union[Answer, Failure, Refused]) -> Optional[str]:
+    if isinstance(outcome, Refused):
+        return "conflict" if isinstance(outcome, Conflict) else "refused"
+    return "replay" if outcome.replayed else None
 
 
 class Claim(NamedTuple):
@@ -107,6 +188,9 @@ class Claim(NamedTuple):
     error: Optional[str]
     retry_after: Optional[float]
     differs: Optional[Sequence[Optional[str]]]
+    attempt: Optional[int] = None
+    recovery_state: Optional[str] = None
+    expires: Optional[float] = None
 
     def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer]:
         """The stored answer; None if the caller now owns the operation. Raises the rest."""
@@ -116,13 +200,14 @@ class Claim(NamedTuple):
         body = bytes(self.body) if self.body is not None else None
         if self.outcome == "completed":
             response = None if self.response is None else loads(self.response)
-            return Answer(response, self.status, headers, body, replayed=True)
+            return Answer(response, self.status, headers, body, replayed=True,
+                          expires=time_of(self.expires))
         if self.outcome == "failed":
             error = json.loads(self.error) if self.error else {}
             raise Failure(error.get("message") or f'operation "{key}" has failed permanently',
                           sqlstate=error.get("sqlstate"), detail=error.get("detail"),
                           hint=error.get("hint"), status=self.status, headers=headers, body=body,
-                          replayed=True)
+                          replayed=True, expires=time_of(self.expires))
         refused, code, message = _REFUSALS[self.outcome]
         refusal = refused(code, message.format(key=key), self.retry_after)
         if isinstance(refusal, Conflict):
@@ -138,15 +223,16 @@ def stored_headers(text: Optional[str]) -> Optional[Headers]:
     """The headers of a record. idem.complete() checks them, but a superuser or a publisher can
     write a record without it, and a line break would make one header two."""
     headers = json.loads(text) if text else None
-    pairs = header_list(headers) if isinstance(headers, dict) else [("", headers)]
-    for name, value in pairs if headers is not None else []:
+    if headers is None:
+        return None
+    for name, value in header_list(headers) if isinstance(headers, dict) else [("", headers)]:
         if not (_HEADER_NAME.fullmatch(name) and isinstance(value, str)
                 and _HEADER_VALUE.fullmatch(value)):
             raise ValueError("the record has headers that cannot be sent")
-    return headers
+    return dict(headers)
 
 
-def header_list(headers: Headers) -> list[tuple[str, str]]:
+def header_list(headers: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A pair for each header to send; a list is a header that is sent several times."""
     return [(name, value) for name, values in headers.items()
             for value in (values if isinstance(values, (list, tuple)) else [values])]
@@ -221,6 +307,15 @@ def as_refused(error: Exception) -> Optional[Refused]:
     return _CLASSES.get(code, Refused)(code, message, retry_after(error))
 
 
+def as_lost(error: Exception) -> Exception:
+    """LeaseLost for an error that says so of a leased token; else the error itself."""
+    if isinstance(error, Refused) or sqlstate(error) not in ("ID004", "ID005"):
+        return error
+    lost = LeaseLost(getattr(unwrapped(error), "diag").message_primary)
+    lost.__cause__ = error
+    return lost
+
+
 @dataclass(frozen=True)
 class Retry:
     """How often and how long to retry: exponential backoff with jitter, on top of the time that
@@ -238,8 +333,11 @@ class Retry:
             return None
         if not self.refusals and (sqlstate(error) or "").startswith("ID"):
             return None
-        jitter = random.uniform(0, min(self.longest, self.first * 2**(attempt - 1)))
-        pause = (retry_after(error) or 0) + jitter
+        return self.within(retry_after(error) or 0, attempt, elapsed)
+
+    def within(self, after: float, attempt: int, elapsed: float) -> Optional[float]:
+        """The seconds to wait, and at least `after`; or None if that is beyond the deadline."""
+        pause = after + random.uniform(0, min(self.longest, self.first * 2**(attempt - 1)))
         return pause if elapsed + pause <= self.deadline else None
 
 

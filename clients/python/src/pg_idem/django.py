@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, ContextManager, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional
 
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 
-from . import http, sync
+from . import flow, http, sync
 from .http import Exchange, Policy, Response
-from .wsgi import respond
 
 
-class Idempotency(sync.Idempotency):
+class Idempotency(sync.Framework):
     """As pg_idem.Idempotency, on the database `using`. A function gets Django's connection, and
     may use the ORM."""
 
@@ -28,29 +27,33 @@ class Idempotency(sync.Idempotency):
         super().__init__(partial(transaction.atomic, using=using, durable=True), **options)
 
     @contextmanager
-    def begin(self) -> Iterator[Any]:
+    def connected(self) -> Iterator[Any]:
         with self.connect():
             yield connections[self.using]
 
-    def savepoint(self, connection: Any) -> ContextManager[Any]:
-        atomic: ContextManager[Any] = transaction.atomic(using=self.using)
-        return atomic
+    def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
+        return self.within(transaction.atomic(using=self.using),
+                           lambda _: flow.call(function, connection))
 
-    def execute(self, connection: Any, statement: str, parameters: dict[str, Any]) -> Any:
+    def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
         with connection.cursor() as cursor:
             cursor.execute(statement, parameters)
             return cursor.fetchone()
 
+    def thread_ends(self) -> None:  # Django has a connection per thread
+        connections[self.using].close()
+
 
 class IdempotencyMiddleware:
     """As wsgi.IdempotencyMiddleware, within Django. Its arguments are in the setting PG_IDEM:
-    `scope`, those of http.Policy, `tenant` (called with the request) and `idempotency`."""
+    `scope`, those of http.Policy, `tenant` and `idempotency`. Functions are called with the
+    request in place of the environ."""
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         options = dict(settings.PG_IDEM)
         self.get_response = get_response
         self.idempotency: Idempotency = options.pop("idempotency", None) or Idempotency()
-        self.tenant: Callable[[Any], Optional[str]] = options.pop("tenant", lambda request: None)
+        self.tenant: Optional[Callable[[Any], Optional[str]]] = options.pop("tenant", None)
         self.policy = Policy(**options)
 
     def __call__(self, request: Any) -> Any:
@@ -71,10 +74,14 @@ class IdempotencyMiddleware:
         if len(exchange.body) > self.policy.max_body:
             response = http.too_large(self.policy.max_body)
         else:
-            response = respond(self.idempotency, exchange, [] if header is None else [header],
-                               lambda: self.tenant(request), call)
-        if response is exchange.response:
-            return responses[-1]  # the first answer, with its cookies
+            response = self.idempotency.drive(http.respond(
+                self.idempotency, exchange, [] if header is None else [header], request,
+                self.tenant, call))
+        if response is exchange.response:  # the first answer, with its cookies
+            for name, value in response.headers:
+                if name not in responses[-1]:
+                    responses[-1][name] = value
+            return responses[-1]
         answer = HttpResponse(response.body, status=response.status)
         del answer["Content-Type"]
         for name, value in response.headers:

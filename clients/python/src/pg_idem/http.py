@@ -13,17 +13,20 @@ import hashlib
 import json
 import math
 import re
+import uuid
 from dataclasses import dataclass, field
+from email.utils import format_datetime
 from http import HTTPStatus
-from typing import Any, Callable, Collection, Iterable, Optional, Sequence
+from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Union
 
 from . import core
 from .core import Answer, Failure, Headers, JsonText, Refused, Retry
+from .flow import Operations, Steps
 
 # Headers that concern one connection, one moment or one client's session.
 NEVER_STORED = frozenset("""
     age alt-svc authentication-info authorization connection content-length cookie date
-    idempotency-replayed keep-alive proxy-authenticate proxy-authentication-info
+    idempotency-expires idempotent-replayed keep-alive proxy-authenticate proxy-authentication-info
     proxy-authorization proxy-connection server set-cookie te trailer transfer-encoding upgrade
     via www-authenticate""".split())
 
@@ -75,14 +78,23 @@ class Policy:
     """The arguments that both kinds of middleware have."""
 
     scope: str
-    required: bool = True
+    key_required: bool = True
+    key_from: Union[str, Callable[[Any, bytes], Optional[str]], None] = None
     covers: Callable[[str, str], bool] = default_covers
     final_statuses: Collection[int] = ()
     never_stored: Collection[str] = ()
+    include_headers: Optional[Collection[str]] = None
+    send_retention: bool = False
     max_body: int = 1 << 20
 
     def __post_init__(self) -> None:
-        self.never_stored = NEVER_STORED | {name.lower() for name in self.never_stored}
+        self._denied = NEVER_STORED | {name.lower() for name in self.never_stored}
+        self._allowed = None if self.include_headers is None else {  # the type belongs to the body
+            "content-type", *(name.lower() for name in self.include_headers)}
+
+    def stores(self, header: str) -> bool:
+        return header.lower() not in self._denied and (
+            self._allowed is None or header.lower() in self._allowed)
 
 
 @dataclass
@@ -97,14 +109,35 @@ class Exchange:
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
 
+    def key(self, headers: Sequence[str], request: Any) -> Optional[str]:
+        """The key of the request, whose Idempotency-Key headers are given."""
+        source = self.policy.key_from
+        if source is None:
+            key = parse_key(headers)
+        else:
+            key = source(request, self.body) if callable(source) else member(self.body, source)
+            if isinstance(key, uuid.UUID):
+                key = str(key)
+            if key is not None and not (isinstance(key, str) and 1 <= len(key) <= 255):
+                raise Refused("ID007", "the key must be a string of 1 to 255 characters")
+        if key is None and self.policy.key_required:
+            where = f"member {source}" if isinstance(source, str) else (
+                "key" if source else "header Idempotency-Key")
+            raise Refused("ID007", f"{where} is missing")
+        return key
+
     def request(self) -> JsonText:
         """What is bound to the key. JSON counts by value, anything else byte by byte."""
         text = json.dumps({"method": self.method, "path": self.path, "query": self.query})
         return JsonText(f'{text[:-1]}, "body": {_json_of(self.body)}}}')
 
-    def begin(self) -> None:
-        """To be called before each attempt: the one before was rolled back, with its answer."""
-        self.response = None
+    def attempt(self, call: Callable[[Any], Any], connection: Any) -> Steps[Answer]:
+        """The answer of the handler to store."""
+        self.response = None  # that of the attempt before was rolled back
+        try:
+            return self.judge((yield call(connection)))
+        except Failure as failure:
+            raise self.failed(failure)
 
     def judge(self, response: Response) -> Answer:
         """The answer to store. Raises Failure or NotStored if the effect must not stay."""
@@ -118,7 +151,10 @@ class Exchange:
 
     def outcome(self, answer: Any) -> Response:
         """The response to an Answer or a Failure."""
+        retention = [] if not (self.policy.send_retention and answer.expires) else [
+            ("Idempotency-Expires", format_datetime(answer.expires, usegmt=True))]
         if not answer.replayed and self.response:
+            self.response.headers.extend(retention)
             return self.response
         headers, body = core.header_list(answer.headers or {}), answer.body
         if isinstance(answer, Failure):
@@ -132,18 +168,18 @@ class Exchange:
                 body = json.dumps(answer.response).encode()
                 if not any(name.lower() == "content-type" for name, _ in headers):
                     headers.append(("Content-Type", "application/json"))
-        headers = _without(headers, "content-length")
+        headers = _without(headers, "content-length") + retention
         if status >= 200 and status not in (204, 304):
             headers.append(("Content-Length", str(len(body))))
         if answer.replayed:
-            headers.append(("Idempotency-Replayed", "true"))
+            headers.append(("Idempotent-Replayed", "true"))
         return Response(status, headers, body)
 
     def stored(self, headers: Iterable[tuple[str, str]]) -> Headers:
         """The headers that may be stored. A header that is sent several times is a list."""
         values: dict[str, list[str]] = {}
         for name, value in headers:
-            if name.lower() not in self.policy.never_stored:
+            if self.policy.stores(name):
                 values.setdefault(name, []).append(value)
         return {name: several if len(several) > 1 else several[0]
                 for name, several in values.items()}
@@ -180,11 +216,49 @@ def parse_key(values: Sequence[str]) -> Optional[str]:
     return key
 
 
-def key_of(values: Sequence[str], policy: Policy) -> Optional[str]:
-    key = parse_key(values)
-    if key is None and policy.required:
-        raise Refused("ID007", "header Idempotency-Key is missing")
-    return key
+def member(body: bytes, path: str) -> Any:
+    """The member of a JSON body with a path such as "meta.idempotency_key"; else None."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def respond(idempotency: Operations, exchange: Exchange, headers: Sequence[str], request: Any,
+            tenant: Optional[Callable[[Any], Optional[str]]],
+            call: Callable[[Any], Any]) -> Steps[Response]:
+    """The response to a request. `headers` are its Idempotency-Key headers, and `call` is the
+    handler, on a connection."""
+    policy = exchange.policy
+
+    def work(connection: Any) -> Any:
+        return idempotency.drive(exchange.attempt(call, connection))
+
+    key = of = None
+    try:
+        of = tenant(request) if tenant else None
+        key = exchange.key(headers, request)
+        if key is None:
+            return exchange.outcome(
+                (yield idempotency.transaction(work, retry=NO_RETRY)))
+        return exchange.outcome((yield from idempotency.run_steps(
+            policy.scope, key, exchange.request(), work, tenant=of, retry=RETRY,
+            expires=policy.send_retention)))
+    except NotStored as rolled_back:
+        return rolled_back.response
+    except Failure as failed:
+        return exchange.outcome(failed)
+    except Refused as refused:
+        if key is None:  # else it is reported by now
+            idempotency.report({"scope": policy.scope, "key": None, "tenant": of}, refused)
+        return problem(refused)
+    except Exception as error:
+        if key is None or not is_unavailable(error):  # without a key, do not ask to retry
+            raise
+        return problem(error)
 
 
 def http_status(code: str) -> int:

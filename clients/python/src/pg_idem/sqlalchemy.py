@@ -5,28 +5,23 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, ContextManager, Iterator
+from typing import Any, Callable
 
 from sqlalchemy.orm import Session
 
-from . import sync
+from . import flow, sync
 
 
-class Idempotency(sync.Idempotency):
+class Idempotency(sync.Framework):
     """As pg_idem.Idempotency. `connect` returns a context manager that begins a transaction,
     yields a Session or Connection, and commits."""
 
-    @contextmanager
-    def begin(self) -> Iterator[Any]:
-        with self.connect() as connection:
-            yield connection
+    # The end of a nested transaction flushes the session, so the ORM writes before the claim is
+    # completed.
+    def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
+        return self.within(connection.begin_nested(), lambda _: flow.call(function, connection))
 
-    # Its end flushes the session, so the ORM writes before the claim is completed.
-    def savepoint(self, connection: Any) -> ContextManager[Any]:
-        return connection.begin_nested()  # type: ignore[no-any-return]
-
-    def execute(self, connection: Any, statement: str, parameters: dict[str, Any]) -> Any:
+    def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
         if isinstance(connection, Session):
             connection = connection.connection()
         return connection.exec_driver_sql(statement, parameters).fetchone()

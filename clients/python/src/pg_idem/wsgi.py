@@ -8,27 +8,32 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Callable, Iterable, Optional, Sequence
+from typing import Any, Callable, Iterable, Optional
 
 from . import http
-from .core import Failure, Refused
-from .http import Exchange, NotStored, Policy, Response
-from .sync import Idempotency
+from .http import Exchange, Policy, Response
+from .sync import Blocking
 
 
 class IdempotencyMiddleware:
     """Answers each request of the scope once. Every covered request gets a transaction, in
-    environ["idem.connection"]; the middleware commits it and then sends the response.
+    environ["idem.connection"]; the middleware commits it and then sends the response, which it
+    keeps in memory until then. Exclude endless streams with `covers`.
 
-    tenant          the authenticated client, from the environ
-    required        refuse requests without a key (400); otherwise they run without one
-    covers          which (method, path) it applies to: by default, POST and PATCH
-    final_statuses  the statuses from 400 on that are stored, such as 402
-    never_stored    headers that are not stored, besides http.NEVER_STORED
-    max_body        the longest request, in bytes
+    tenant           the authenticated client, from the environ
+    key_from         where the key is, if not in the header Idempotency-Key: the path of a member of
+                     the body, such as "meta.idempotency_key", or a function of the environ and the
+                     body, which returns None if there is no key
+    key_required     refuse requests without a key (400); otherwise they run without one
+    covers           which (method, path) it applies to: by default, POST and PATCH
+    final_statuses   the statuses from 400 on that are stored, such as 402
+    never_stored     headers that are not stored, besides http.NEVER_STORED
+    include_headers  the only headers that are stored, beside Content-Type; by default, all others
+    send_retention   send the header Idempotency-Expires: until when the answer is kept
+    max_body         the longest request, in bytes
     """
 
-    def __init__(self, app: Callable[..., Iterable[bytes]], idempotency: Idempotency, scope: str, *,
+    def __init__(self, app: Callable[..., Iterable[bytes]], idempotency: Blocking, scope: str, *,
                  tenant: Optional[Callable[[dict[str, Any]], Optional[str]]] = None,
                  **policy: Any) -> None:
         self.app, self.idempotency, self.tenant = app, idempotency, tenant
@@ -51,9 +56,10 @@ class IdempotencyMiddleware:
             return http.too_large(self.policy.max_body)
         exchange = Exchange(self.policy, method, path, environ.get("QUERY_STRING", ""), body)
         header = environ.get("HTTP_IDEMPOTENCY_KEY")
-        return respond(self.idempotency, exchange, [] if header is None else [header],
-                       lambda: self.tenant(environ) if self.tenant else None,
-                       lambda connection: self._call(environ, body, connection))
+        response: Response = self.idempotency.drive(http.respond(
+            self.idempotency, exchange, [] if header is None else [header], environ, self.tenant,
+            lambda connection: self._call(environ, body, connection)))
+        return response
 
     def _call(self, environ: dict[str, Any], body: bytes, connection: Any) -> Response:
         response = Response(500, [], b"")
@@ -74,37 +80,6 @@ class IdempotencyMiddleware:
             getattr(chunks, "close", lambda: None)()
         response.body = b"".join(written)
         return response
-
-
-def respond(idempotency: Idempotency, exchange: Exchange, headers: Sequence[str],
-            tenant: Callable[[], Optional[str]], call: Callable[[Any], Response]) -> Response:
-    """The response to a request. `call` is the handler, on a connection."""
-
-    def work(connection: Any) -> Any:
-        exchange.begin()
-        try:
-            return exchange.judge(call(connection))
-        except Failure as failure:
-            raise exchange.failed(failure)
-
-    key = None
-    try:
-        key = http.key_of(headers, exchange.policy)
-        if key is None:
-            return exchange.outcome(idempotency.transaction(work, retry=http.NO_RETRY))
-        return exchange.outcome(idempotency.run(
-            exchange.policy.scope, key, exchange.request(), work, tenant=tenant(),
-            retry=http.RETRY))
-    except NotStored as rolled_back:
-        return rolled_back.response
-    except Failure as failed:
-        return exchange.outcome(failed)
-    except Refused as refused:
-        return http.problem(refused)
-    except Exception as error:
-        if key is None or not http.is_unavailable(error):  # without a key, do not ask to retry
-            raise
-        return http.problem(error)
 
 
 def _path(environ: dict[str, Any]) -> str:

@@ -1,0 +1,65 @@
+'use strict';
+// A connection beside the pool for the renewal of leases: when all connections of a pool are busy,
+// leases would end.
+
+const hearts = new WeakMap(); // by pool
+
+class Heart {
+  #pool; #connecting;
+  #members = 0;
+
+  static of(pool) {
+    if (!hearts.has(pool)) hearts.set(pool, new Heart(pool));
+    return hearts.get(pool);
+  }
+
+  constructor(pool) { this.#pool = pool; }
+
+  join() { this.#members++; }
+
+  // The connection is closed with the last lease, and opened with the first renewal.
+  leave() {
+    this.#members--;
+    if (this.#members === 0) this.#close();
+  }
+
+  // Sends the statement, and gives the connection up if there is no answer in time.
+  async ask(statement, milliseconds) {
+    this.#connecting ??= this.#connect();
+    const connecting = this.#connecting;
+    let timer;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error('the server does not answer')), milliseconds);
+    });
+    try {
+      await Promise.race([late, connecting.then(({ client }) => client.query(statement))]);
+    } catch (error) {
+      // An ERROR leaves the connection as it is.
+      if (error.severity !== 'ERROR' && this.#connecting === connecting) this.#close(true);
+      throw error;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  // A pool that cannot make connections of its own kind lends one.
+  async #connect() {
+    const { Client, options } = this.#pool;
+    const client = Client ? new Client(options) : await this.#pool.connect();
+    client.on('error', () => {}); // the next renewal notices
+    if (Client) await client.connect();
+    return { client, close: () => (Client ? client.end() : client.release(true)) };
+  }
+
+  // Without waiting. If it is broken, the server may never say that it is closed.
+  #close(broken) {
+    const connecting = this.#connecting;
+    this.#connecting = undefined;
+    connecting?.then(({ client, close }) => {
+      if (broken) client.connection?.stream.destroy();
+      return close();
+    }).catch(() => {});
+  }
+}
+
+module.exports = { Heart };

@@ -1,0 +1,27 @@
+export interface IntentOptions {
+  /** The number of attempts, the first included. 10. */
+  attempts?: number;
+  /** Milliseconds. No attempt starts later than this after the first. 60000. */
+  deadline?: number;
+  /** Milliseconds that one attempt waits for an answer. 15000. */
+  timeout?: number;
+  /** Milliseconds of backoff, doubled with each attempt. 100. */
+  first?: number;
+  /** Milliseconds. The longest backoff. 5000. */
+  longest?: number;
+  /** Called before each pause, with its milliseconds: to log it. */
+  onRetry?: (reason: Response | unknown, attempt: number, delay: number) => void;
+}
+
+/** One operation that the caller wants, with one key for all requests that ask for it. */
+export class Intent {
+  /** By default, a new UUIDv7. */
+  constructor(key?: string, options?: IntentOptions);
+  readonly key: string;
+  /** The header of each request, for HTTP clients other than fetch(). */
+  readonly headers: { 'idempotency-key': string };
+  /** As the global fetch(), repeated until there is an answer that a retry would not change. */
+  fetch(url: string | URL, init?: RequestInit): Promise<Response>;
+}
+
+export function intent(key?: string, options?: IntentOptions): Intent;

@@ -1,0 +1,211 @@
+'use strict';
+// Operations of several steps, which call other services and so cannot be one transaction.
+const { setTimeout: sleep } = require('node:timers/promises');
+const { Failure, LeaseLost, sqlstate } = require('./errors.js');
+const { Heart } = require('./heart.js');
+const { completed, grant, observed, stored, withDefaults } = require('./operation.js');
+const statements = require('./statements.js');
+const { repeated, single } = require('./transaction.js');
+
+const LEASE = '1 minute';
+const BACKOFF = { base: '1 second', cap: '5 minutes' }; // after a failed attempt
+const SHORTEST_PAUSE = 20; // milliseconds between two renewals that fail
+
+// At the end of a failed attempt. If it is in vain, the end of the lease does the same.
+const RELEASE_RETRY = { attempts: 3, deadline: 5_000 };
+
+// An attempt of a leased operation. Its lease is renewed from the beginning to the end.
+class Lease {
+  #pool; #bound; #token; #milliseconds; #ends; #results; #answer; #beating;
+  #steps = new Map(); // the steps that this attempt has begun, by name
+  #saving = Promise.resolve();
+  #abort = new AbortController();
+
+  // sent: when the call was sent that has got the lease.
+  constructor(pool, bound, { token, attempt, steps, milliseconds }, sent) {
+    const { scope, key, tenant, request } = bound;
+    Object.assign(this, { scope, key, tenant, request, attempt, signal: this.#abort.signal });
+    [this.#pool, this.#bound, this.#token] = [pool, bound, token];
+    [this.#milliseconds, this.#ends] = [milliseconds, sent + milliseconds];
+    this.#results = steps ?? {};
+  }
+
+  // The result of work(), which runs unless an earlier attempt has stored its result.
+  step(name, work) {
+    if (!this.#steps.has(name)) {
+      const running = this.#run(name, work);
+      this.#steps.set(name, running);
+      running.catch(() => this.#steps.delete(name));
+    }
+    return this.#steps.get(name);
+  }
+
+  // The key to send to another service in this step: the same in every attempt.
+  async childKey(step) {
+    const { key } = await this.#ask(statements.childKey(this.#token, step));
+    return key;
+  }
+
+  // Completes the operation with the answer of effect(client), in one transaction with it.
+  async complete(effect) {
+    let tries = 0;
+    this.#stop(); // from now on, the transaction holds the key
+    try {
+      this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
+        tries++;
+        await client.query(`BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
+        return completed(client, this.#bound, this.#token, await effect(client) ?? {});
+      }));
+    } catch (error) {
+      // An earlier try may have committed, and its answer may have been lost.
+      if (error instanceof LeaseLost && tries > 1) this.#answer = await this.#finished();
+      if (!this.#answer) {
+        this.start();
+        throw error;
+      }
+    }
+    return this.#answer;
+  }
+
+  // Calls work(lease), and completes the operation with its answer unless the work has done so.
+  async perform(work) {
+    this.start();
+    try {
+      this.signal.throwIfAborted();
+      if (typeof this.#results !== 'object' || Array.isArray(this.#results)) {
+        throw new TypeError('the recovery point of the operation is not one of steps');
+      }
+      const answer = await work(this);
+      return this.#answer ?? await this.complete(() => answer);
+    } catch (error) {
+      if (this.#answer) throw error; // of the work, after the operation was completed
+      throw await this.#fail(error);
+    } finally {
+      this.#stop();
+    }
+  }
+
+  // Tells the work to end: as soon as it does, the operation is due for others.
+  cancel(reason) {
+    this.#abort.abort(reason);
+  }
+
+  async #run(name, work) {
+    if (Object.hasOwn(this.#results, name)) return this.#results[name];
+    this.signal.throwIfAborted();
+    const result = JSON.parse(JSON.stringify(await work() ?? null)); // as a later attempt gets it
+    // One after the other: a recovery point holds the results of all steps.
+    const saved = this.#saving.then(async () => {
+      const results = { ...this.#results, [name]: result };
+      await this.#ask(statements.checkpoint(this.#token, name, results));
+      this.#results = results;
+    });
+    this.#saving = saved.catch(() => {});
+    await saved;
+    return result;
+  }
+
+  #ask(statement, retry = this.#bound.retry) {
+    return this.#asLost(single(this.#pool, retry, statement));
+  }
+
+  async #asLost(asked) {
+    try {
+      return await asked;
+    } catch (error) {
+      throw isOfLost(error) ? this.#lose(error) : error;
+    }
+  }
+
+  #lose(cause) {
+    const lost = cause instanceof LeaseLost ? cause : new LeaseLost(cause);
+    this.#abort.abort(lost); // does nothing if it is aborted
+    return lost;
+  }
+
+  // What becomes of the operation: a Failure is stored, and after any other error it is released.
+  async #fail(error) {
+    this.#stop();
+    const { aborted, reason } = this.signal;
+    if (error instanceof LeaseLost) return error;
+    if (reason instanceof LeaseLost) return reason;
+    if (error instanceof Failure) {
+      try {
+        await this.#ask(statements.fail(this.#token, error));
+        return error;
+      } catch (failed) { // it may be stored, and the answer may have been lost
+        if (!(failed instanceof LeaseLost)) throw failed;
+        return await this.#finished() ?? failed;
+      }
+    }
+    const backoff = aborted ? { base: '0', cap: '0' } : { ...BACKOFF, ...this.#bound.backoff };
+    const why = aborted ? undefined
+      : { sqlstate: sqlstate(error), message: String(error?.message ?? error).slice(0, 1000) };
+    await this.#ask(statements.release(this.#token, this.attempt, backoff, why), RELEASE_RETRY)
+      .catch(() => {});
+    return error;
+  }
+
+  // The answer or Failure of the operation, if it has finished.
+  async #finished() {
+    const { records } = this.#bound;
+    const row = await this.#ask(statements.choose(records) + statements.finished(this.#bound));
+    return row && stored(row, this.#bound);
+  }
+
+  start() {
+    this.#beating = new AbortController();
+    this.#beat(this.#beating.signal);
+  }
+
+  #stop() {
+    this.#beating?.abort();
+  }
+
+  // Renews the lease when a third of it has passed; if that fails, after a third of the rest.
+  async #beat(stopped) {
+    const heart = Heart.of(this.#pool);
+    heart.join();
+    const statement = statements.renew(this.#token, this.#bound.lease);
+    const left = () => this.#ends - performance.now();
+    const stop = () => stopped.aborted;
+    while (!stop()) {
+      await sleep(Math.max(left() / 3, SHORTEST_PAUSE), undefined, { signal: stopped }).catch(stop);
+      if (stop()) break;
+      const sent = performance.now();
+      try {
+        if (left() <= 0) throw new LeaseLost();
+        await heart.ask(statement, left() / 2);
+        this.#ends = sent + this.#milliseconds;
+      } catch (error) {
+        if (!stop() && (isOfLost(error) || left() <= 0)) {
+          this.#lose(error);
+          break;
+        }
+      }
+    }
+    heart.leave();
+  }
+}
+
+const isOfLost = (error) => ['ID004', 'ID005'].includes(sqlstate(error));
+
+// Claims the key with a lease, and runs work(lease) unless the operation has finished. Returns its
+// answer, or the stored one with replayed: true.
+function lease(pool, operation, work) {
+  const { request, onEvent } = operation;
+  const bound = { ...withDefaults(operation), lease: operation.lease ?? LEASE };
+  const statement = statements.choose(bound.records) + statements.claim(bound);
+  return observed(onEvent, bound, async () => {
+    const { held, answer } = await repeated(pool, bound.retry, async (client, conclude) => {
+      const sent = performance.now();
+      const granted = grant(await client.query(`BEGIN; ${statement}; COMMIT`));
+      conclude();
+      if (!granted.claimed) return { answer: stored(granted, bound) };
+      return { held: new Lease(pool, { ...bound, request }, granted, sent) };
+    });
+    return held ? held.perform(work) : answer;
+  });
+}
+
+module.exports = { LEASE, Lease, lease };

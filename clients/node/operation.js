@@ -1,0 +1,131 @@
+'use strict';
+// Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
+// is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
+const { Conflict, Failure, Refused, refusal, sqlstate } = require('./errors.js');
+const { choose, claim, complete, expiry, fail, storable } = require('./statements.js');
+const { committed, repeated } = require('./transaction.js');
+
+// A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
+// of ten connections, which as many impatient retries would block.
+const WAIT = '2 seconds';
+
+// Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
+// answer has the members response, status, headers and body, all optional.
+async function run(pool, operation, work) {
+  const { begin = 'BEGIN', records, retry, onEvent } = operation;
+  const bound = withDefaults(operation);
+  const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT idem`;
+  return observed(onEvent, bound, () => repeated(pool, retry, async (client, conclude) => {
+    const granted = grant(await client.query(first));
+    if (granted.claimed) return operate(client, granted.token, bound, work);
+    conclude('COMMIT'); // the caller need not wait for it: nothing was written
+    return stored(granted, bound);
+  }));
+}
+
+// The operation as the statements need it, once it is known to be one.
+function withDefaults({ key, request, wait = WAIT, ...rest }) {
+  if (typeof key !== 'string') throw new TypeError(`the key must be a string, not ${typeof key}`);
+  const text = request === null ? null : JSON.stringify(request);
+  if (text === undefined) throw new TypeError('the request must be JSON, or null to bind none');
+  return { ...rest, key, request: text, wait };
+}
+
+// The row of the claim, among the results of a message.
+function grant(results) {
+  const row = results.flatMap(({ rows }) => rows).find((of) => 'claimed' in of);
+  if (row.encoding !== 'UTF8') {
+    throw new Error(`client_encoding is ${row.encoding}, but answers are read as UTF8`);
+  }
+  return row;
+}
+
+async function operate(client, token, bound, work) {
+  let answer;
+  try {
+    answer = await work(client) ?? {};
+  } catch (failure) {
+    if (!(failure instanceof Failure)) throw failure;
+    const kept = await finish(client, bound, ['ROLLBACK TO SAVEPOINT idem', fail(token, failure)]);
+    return Object.assign(failure, kept);
+  }
+  return completed(client, bound, token, answer);
+}
+
+// Completes the operation with the answer of its work, and commits.
+async function completed(client, bound, token, answer) {
+  const { response, ...kept } = await finish(client, bound, [complete(token, answer)]);
+  const { status, headers, body } = answer;
+  // As a retry will get it: JSON has no Date, for example.
+  return { response: JSON.parse(response), status, headers: storable(headers), body,
+    replayed: false, ...kept };
+}
+
+// Sends the statements with COMMIT, and returns the columns of their rows.
+async function finish(client, bound, statements) {
+  if (bound.sendRetention) statements.push(expiry(bound));
+  const results = committed(await client.query([...statements, 'COMMIT'].join('; ')));
+  return Object.assign({}, ...results.flatMap(({ rows }) => rows));
+}
+
+// The stored answer or Failure. Throws what a claim that is not answered is refused with.
+function stored(claimed, { key, sendRetention }) {
+  const { outcome, response, status, headers, body, error, expiresAt } = claimed;
+  checkHeaders(headers);
+  const rest = {
+    status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined,
+  };
+  const kept = { replayed: true, ...(sendRetention && { expiresAt }) };
+  if (outcome === 'completed') return { response: JSON.parse(response), ...rest, ...kept };
+  if (outcome !== 'failed') throw refusal(claimed, key);
+  const message = error?.message ?? `operation "${key}" has failed permanently`;
+  return Object.assign(new Failure(message, { ...error, ...rest }), kept);
+}
+
+// idem.complete() checks headers, but a superuser or a publisher can write a record without it, and
+// a line break would make one header two.
+function checkHeaders(headers) {
+  const isText = (value) => typeof value === 'string' && /^[^\x00-\x1f\x7f]*$/.test(value);
+  const fits = ([name, value]) => /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(name)
+    && (Array.isArray(value) ? value.every(isText) : isText(value));
+  const isList = headers !== null && (typeof headers !== 'object' || Array.isArray(headers));
+  if (isList || !Object.entries(headers ?? {}).every(fits)) {
+    throw new Error('the record has headers that cannot be sent');
+  }
+}
+
+// Calls the hook with a replay, a conflict or a refusal of the call. Throws a Failure that the call
+// returns.
+async function observed(onEvent, about, call) {
+  const tell = (type, error) => {
+    const { scope, key, tenant } = about; // a key may have been found by now
+    try {
+      onEvent?.({ type, scope, key, tenant, error });
+    } catch (mistake) { // of the hook: the operation is as it is
+      process.emitWarning(mistake);
+    }
+  };
+  try {
+    const outcome = await call();
+    if (outcome instanceof Failure) throw outcome;
+    if (outcome.replayed) tell('replay');
+    return outcome;
+  } catch (error) {
+    if (error?.replayed) tell('replay', error);
+    else if (error instanceof Conflict) tell('conflict', error);
+    else if (error instanceof Refused || sqlstate(error) === 'ID007') tell('refused', error);
+    throw error;
+  }
+}
+
+// A function of (key, request) that runs handler(client, request) once for each key, and returns
+// what it returned.
+function idempotent(pool, options, handler) {
+  return async (key, request, more) => {
+    const { response } = await run(pool, { ...options, ...more, key, request },
+      async (client) => ({ response: await handler(client, request) }));
+    return response;
+  };
+}
+
+module.exports = { completed, grant, idempotent, observed, run, stored, withDefaults };

@@ -1,0 +1,344 @@
+'use strict';
+const assert = require('node:assert/strict');
+const { setTimeout: sleep } = require('node:timers/promises');
+const { after, test } = require('node:test');
+const { Pool } = require('pg');
+const { Failure, LeaseLost, lease, run, transaction, worker } = require('pg-idem');
+const { effects, finish, one, operation, pay, pool, settled, state } = require('./support.js');
+const { Wire } = require('./wire.js');
+
+const closing = [finish];
+after(() => Promise.all(closing.map((close) => close())));
+
+const begun = (more) => ({ scope: 'charges', lease: '10 seconds', ...operation(), ...more });
+const impatient = { wait: '0', retry: { attempts: 1 } };
+const unfinished = (key) => one('SELECT to_jsonb(f) FROM idem.in_flight AS f WHERE f.key = $1', [key]);
+const until = async (condition) => { while (!await condition()) await sleep(20); };
+const payment = (held) => held.complete(async (client) => ({ response: await pay(client, held.request) }));
+
+// Takes the operation over, as when its lease has ended. Gives it back at once.
+async function takeOver({ key }) {
+  await pool.query(`SELECT idem.revoke('charges', $1)`, [key]);
+  return one(`SELECT idem.release(token) FROM idem.take('charges', lease => '10 seconds')`);
+}
+
+test('an operation under a lease: one effect, and the stored answer for a retry', async () => {
+  const called = begun();
+  const work = async (held) => {
+    assert.deepEqual([held.scope, held.key, held.request, held.attempt],
+      ['charges', called.key, called.request, 1]);
+    return payment(held);
+  };
+  const first = await lease(pool, called, work);
+  assert.deepEqual(await lease(pool, called, () => assert.fail('runs')), { ...first, replayed: true });
+  assert.deepEqual([first.replayed, await effects(called.request)], [false, 1]);
+  const without = begun();
+  const answer = { response: { done: 1 }, status: 201, headers: { 'x-a': '1' }, body: Buffer.from('x') };
+  assert.deepEqual(await lease(pool, without, async () => answer), { ...answer, replayed: false });
+  assert.deepEqual(await lease(pool, without, () => {}), { ...answer, replayed: true });
+});
+
+test('another caller is refused while the lease runs, and so is another request', async () => {
+  const called = begun();
+  await lease(pool, called, async () => {
+    await assert.rejects(lease(pool, { ...called, ...impatient }, () => assert.fail('runs')), { code: 'ID001' });
+    await assert.rejects(run(pool, { ...called, ...impatient, request: {} }, () => {}), { code: 'ID002' });
+  });
+});
+
+test('a step runs once per operation, and its result is what every attempt gets', async () => {
+  const called = begun();
+  let calls = 0;
+  const steps = (held) => Promise.all(['one', 'two', 'one'].map((name) =>
+    held.step(name, async () => ({ name, at: new Date(0), call: ++calls }))));
+  await assert.rejects(lease(pool, { ...called, backoff: { base: '0' } }, async (held) => {
+    await steps(held);
+    throw new Error('down');
+  }), /down/);
+  const { response } = await lease(pool, called, async (held) => {
+    assert.equal(held.attempt, 2);
+    await held.step('nothing', async () => { calls++; });
+    return { response: [...await steps(held), await held.step('nothing', () => assert.fail('runs'))] };
+  });
+  const [one, two] = ['one', 'two'].map((name, n) => ({ name, at: '1970-01-01T00:00:00.000Z', call: n + 1 }));
+  assert.deepEqual([response, calls], [[one, two, one, null], 3]);
+});
+
+test('a step that fails can be repeated', async () => {
+  let calls = 0;
+  const { response } = await lease(pool, begun(), async (held) => {
+    const call = () => held.step('call', async () => { if (++calls < 3) throw new Error('busy'); return calls; });
+    return { response: await call().catch(call).catch(call) };
+  });
+  assert.equal(response, 3);
+});
+
+test('the key for another service is the same in every attempt, and another one for each step', async () => {
+  const called = { ...begun(), backoff: { base: '0' } };
+  const keys = [];
+  const work = async (held) => {
+    for (const step of ['charge', 'mail']) keys.push(await held.childKey(step));
+    if (held.attempt === 1) throw new Error('down');
+  };
+  await assert.rejects(lease(pool, called, work), /down/);
+  await lease(pool, called, work);
+  assert.deepEqual([keys[0], keys[1]], [keys[2], keys[3]]);
+  assert.match(keys[0], /^[0-9a-f]{64}$/);
+  assert.notEqual(keys[0], keys[1]);
+});
+
+test('a Failure is stored; any other error gives the operation back for later', async () => {
+  const declined = begun();
+  const decline = () => lease(pool, declined, () => { throw new Failure('declined', { status: 402 }); });
+  for (const replayed of [false, true]) await assert.rejects(decline, { message: 'declined', status: 402, replayed });
+  const undone = begun();
+  const undo = () => lease(pool, undone, (held) => held.complete(async (client) => {
+    await pay(client, held.request);
+    throw new Failure('declined');
+  }));
+  await assert.rejects(undo, { message: 'declined' });
+  assert.deepEqual([await effects(undone.request), await state(undone.key, 'charges')], [0, 'failed']);
+
+  const down = begun();
+  const fail = (more) => lease(pool, { ...down, ...more }, async () => {
+    throw Object.assign(new Error('the service is down'), { code: 'ECONNREFUSED' });
+  });
+  await assert.rejects(fail({ backoff: { base: '1 hour', cap: '2 hours' } }), /down/);
+  assert.deepEqual((await unfinished(down.key)).last_error, { message: 'the service is down' });
+  const error = await lease(pool, { ...down, ...impatient }, () => {}).catch((refused) => refused);
+  assert.equal(error.code, 'ID001');
+  assert.ok(Number(error.dataType) > 1000 * 60 * 29);
+});
+
+// The heartbeat ------------------------------------------------------------------------------------
+
+test('the lease is renewed on a connection beside the pool while the work runs', async () => {
+  const busy = new Pool({ max: 1 });
+  closing.push(() => busy.end());
+  const called = begun({ lease: '300 milliseconds' });
+  await lease(busy, called, async (held) => {
+    const client = await busy.connect();
+    await client.query('SELECT pg_sleep(1)');
+    client.release();
+    assert.deepEqual([held.signal.aborted, held.attempt], [false, 1]);
+    await assert.rejects(lease(pool, { ...called, ...impatient }, () => assert.fail('runs')), { code: 'ID001' });
+    return payment(held);
+  });
+  assert.equal(await effects(called.request), 1);
+  const left = () => one("SELECT count(*)::integer FROM pg_stat_activity WHERE query ~ 'idem.renew' AND pid <> pg_backend_pid()");
+  await until(async () => await left() === 0);
+});
+
+test('a lost connection of the heartbeat is replaced', async () => {
+  const cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'SELECT idem.renew%'";
+  const called = begun({ lease: '3 seconds' });
+  await lease(pool, called, async (held) => {
+    for (let cuts = 0; cuts < 2;) cuts += Number(await one(cut)) || (await sleep(10), 0);
+    await sleep(3_000);
+    assert.equal(held.signal.aborted, false);
+    return payment(held);
+  });
+  assert.equal(await effects(called.request), 1);
+});
+
+test('a lease that another attempt has taken over: the work is told, and has no effect', async () => {
+  const called = begun({ lease: '500 milliseconds' });
+  let steps = 0;
+  await assert.rejects(lease(pool, called, async (held) => {
+    await takeOver(called);
+    await assert.rejects(sleep(5_000, undefined, { signal: held.signal }), { name: 'AbortError' });
+    await assert.rejects(held.step('late', async () => { steps++; }), LeaseLost);
+    return payment(held);
+  }), (error) => error instanceof LeaseLost && error.code === 'ID004');
+  assert.deepEqual([steps, await effects(called.request)], [0, 0]);
+  assert.equal((await lease(pool, called, payment)).replayed, false);
+});
+
+test('a lease that was lost unnoticed: no step is stored, and no effect stays', async () => {
+  for (const late of [(held) => held.step('late', async () => 1), (held) => held.childKey('late'), payment, () => ({})]) {
+    const called = begun();
+    let seen;
+    await assert.rejects(lease(pool, called, async (held) => {
+      seen = held;
+      await takeOver(called);
+      return late(held);
+    }), LeaseLost);
+    assert.ok(seen.signal.reason instanceof LeaseLost);
+    assert.equal(await effects(called.request), 0);
+    await lease(pool, called, async (held) => { await held.step('late', async () => 2); return payment(held); });
+    assert.equal(await effects(called.request), 1);
+  }
+});
+
+test('a server that no longer answers: the work is told when the lease ends', async () => {
+  const wire = await Wire.open();
+  const distant = new Pool({ host: '127.0.0.1', port: wire.port });
+  distant.on('error', () => {});
+  const called = begun({ lease: '400 milliseconds', retry: { attempts: 1 } });
+  await assert.rejects(lease(distant, called, async (held) => {
+    wire.delay = 1e6;
+    const start = performance.now();
+    await assert.rejects(sleep(5_000, undefined, { signal: held.signal }), { name: 'AbortError' });
+    assert.ok(performance.now() - start >= 350 && performance.now() - start < 2_000);
+    throw held.signal.reason;
+  }), LeaseLost);
+  wire.close();
+  await distant.end();
+});
+
+test('a pool without a class for connections lends one for the heartbeat', async () => {
+  const called = begun({ lease: '300 milliseconds' });
+  await lease({ connect: () => pool.connect() }, called, async (held) => { await sleep(800); return payment(held); });
+  await settled(pool);
+  assert.equal(await effects(called.request), 1);
+});
+
+// IDEM_TEST_PROXIES names proxies that cut two connections each: "answer=5433 effect=5434".
+for (const [place, port] of (process.env.IDEM_TEST_PROXIES ?? '').split(' ').filter(Boolean).map((p) => p.split('='))) {
+  test(`connections cut (${place}): one effect, and the stored answer`, async () => {
+    const cut = new Pool({ host: '127.0.0.1', port });
+    closing.push(() => cut.end());
+    for (let calls = 0; calls < 3; calls++) {
+      const called = begun({ lease: '1 second' });
+      const { response } = await lease(cut, called, payment);
+      assert.deepEqual(response, await one(`SELECT response FROM idem.lookup('charges', $1)`, [called.key]));
+      assert.equal(await effects(called.request), 1);
+    }
+  });
+}
+
+// Workers ------------------------------------------------------------------------------------------
+
+// Begins operations whose callers have gone.
+async function abandon(count, more = { scope: 'left' }) {
+  const left = Array.from({ length: count }, () => begun(more));
+  for (const called of left) {
+    await assert.rejects(lease(pool, { ...called, backoff: { base: '0' } }, (held) =>
+      held.step('begun', async () => called.key).then(() => { throw new Error('gone'); })), /gone/);
+  }
+  return left;
+}
+const finished = async (left, scope = 'left') => {
+  for (const { key } of left) if (await state(key, scope) === 'in_progress') return false;
+  return true;
+};
+
+test('a worker finishes what others left, so many at a time, and stops', async () => {
+  const left = await abandon(6);
+  let running = 0;
+  let most = 0;
+  const errors = [];
+  const finisher = worker(pool, { scope: 'left', concurrency: 2, onError: (error, { key }) => errors.push([error.message, key]), backoff: { base: '0' } },
+    async (held) => {
+      most = Math.max(most, ++running);
+      try {
+        assert.equal(await held.step('begun', () => assert.fail('runs again')), held.key);
+        await sleep(20);
+        if (held.key === left[0].key && held.attempt === 2) throw new Error('once more');
+        return await payment(held);
+      } finally {
+        running--;
+      }
+    });
+  await until(() => finished(left));
+  await finisher.stop();
+  assert.deepEqual([most, running, errors], [2, 0, [['once more', left[0].key]]]);
+  for (const called of left) {
+    assert.equal(await effects(called.request), 1);
+    assert.equal((await lease(pool, called, () => assert.fail('runs'))).replayed, true);
+  }
+  const [late] = await abandon(1);
+  await sleep(300);
+  assert.equal(await state(late.key, 'left'), 'in_progress');
+  await lease(pool, late, payment);
+});
+
+test('a worker stops at a signal, after what it is doing', async () => {
+  const [left] = await abandon(1);
+  let started;
+  const taken = new Promise((resolve) => { started = resolve; });
+  const finisher = worker(pool, { scope: 'left', signals: ['SIGHUP'] }, async (held) => {
+    started();
+    await sleep(300);
+    return payment(held);
+  });
+  await taken;
+  process.kill(process.pid, 'SIGHUP');
+  await finisher.finished;
+  assert.deepEqual([await effects(left.request), process.listenerCount('SIGHUP')], [1, 0]);
+});
+
+test('what has not ended after the time of grace is told to, and due for others at once', async () => {
+  const [left] = await abandon(1);
+  const finisher = worker(pool, { scope: 'left', grace: 100, onError: (error) => assert.fail(error) },
+    (held) => new Promise((_, reject) => {
+      held.signal.addEventListener('abort', () => reject(held.signal.reason));
+      setTimeout(() => finisher.stop(), 10);
+    }));
+  await finisher.finished;
+  assert.deepEqual((await unfinished(left.key)).last_error, { message: 'gone' });
+  assert.equal((await lease(pool, { ...left, ...impatient }, payment)).replayed, false);
+});
+
+test('an operation that is taken while the worker stops is given back', async () => {
+  const finisher = worker(pool, { scope: 'left', wait: '5 seconds' }, () => assert.fail('runs'));
+  await sleep(200);
+  const stopped = finisher.stop();
+  const [left] = await abandon(1);
+  await stopped;
+  assert.equal((await lease(pool, { ...left, ...impatient }, payment)).replayed, false);
+});
+
+test('a worker outlives the server, and a mistake ends it', async () => {
+  const wire = await Wire.open();
+  const distant = new Pool({ host: '127.0.0.1', port: wire.port });
+  distant.on('error', () => {});
+  const errors = [];
+  // The session that is cut off may still take the operation, for as long as the lease.
+  const finisher = worker(distant, { scope: 'left', lease: '300 milliseconds', onError: (error) => errors.push(error) }, payment);
+  await sleep(100);
+  for (const socket of wire.sockets) socket.destroy();
+  await until(() => errors.length > 0);
+  const left = await abandon(1);
+  await until(() => finished(left));
+  await finisher.stop();
+  await distant.end();
+  wire.close();
+  await assert.rejects(worker(pool, { scope: 'no such' }, () => {}).finished, { code: 'ID008' });
+});
+
+test('a recovery point of another kind is an error of its operation, and not of the worker', async () => {
+  const foreign = begun({ scope: 'left' });
+  await pool.query(`SELECT idem.checkpoint(token, 'charged', '["ch_1"]'), idem.release(token)
+    FROM idem.claim('left', $1, $2, lease => '1 minute')`, [foreign.key, foreign.request]);
+  const errors = [];
+  const finisher = worker(pool, { scope: 'left', onError: (error, { key }) => errors.push([error.message, key]) }, payment);
+  const left = await abandon(1);
+  await until(async () => errors.length && finished(left));
+  await finisher.stop();
+  assert.deepEqual(errors, [['the recovery point of the operation is not one of steps', foreign.key]]);
+  await pool.query(`SELECT idem.forget('left', $1, force => true)`, [foreign.key]);
+});
+
+test('operations in another record table', async (t) => {
+  if (!await one("SELECT to_regproc('idem.create_record_table') IS NOT NULL")) return t.skip('idem has no record tables here');
+  const [scope, records] = [`elsewhere ${Date.now()}`, `record_${Date.now()}`];
+  await pool.query(`SELECT idem.create_record_table('${records}'), idem.create_scope('${scope}',
+    request_required => true, store_request => 'unfinished', records => true)`);
+  const elsewhere = { scope, records, backoff: { base: '0' } };
+  const atomic = { ...begun(elsewhere), lease: undefined };
+  await run(pool, atomic, (client) => pay(client, atomic.request));
+  assert.equal((await run(pool, atomic, () => assert.fail('runs'))).replayed, true);
+  const left = await abandon(2, elsewhere);
+  const finisher = worker(pool, { scope, records }, payment);
+  const stateThere = (key) => transaction(pool, async (client) => {
+    await client.query('SELECT idem.use_records($1)', [records]);
+    return (await client.query('SELECT state FROM idem.lookup($1, $2)', [scope, key])).rows[0].state;
+  });
+  for (const { key } of left) await until(async () => await stateThere(key) === 'completed');
+  await finisher.stop();
+  for (const called of left) {
+    assert.equal(await effects(called.request), 1);
+    assert.equal((await lease(pool, called, () => assert.fail('runs'))).replayed, true);
+  }
+});

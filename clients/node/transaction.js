@@ -1,0 +1,93 @@
+'use strict';
+// Connections of the pool, and what is repeated on them.
+const { setTimeout: sleep } = require('node:timers/promises');
+const { isTransient, rethrowAsLost, retryAfter, sqlstate } = require('./errors.js');
+
+const RETRY = {
+  attempts: 10,
+  deadline: 30_000, // milliseconds: no attempt starts later than this after the first
+  first: 50, // milliseconds of backoff, doubled with each attempt
+  longest: 5_000,
+  refusals: true, // also if idem refuses for now: ID001, ID009
+  onRetry: (error, attempt, delay) => {}, // to log it
+};
+
+// The milliseconds to wait before the next attempt: what the error says, and backoff with jitter.
+function pause(error, attempt, { first, longest }) {
+  return (retryAfter(error) ?? 0) + Math.random() * Math.min(longest, first * 2 ** attempt);
+}
+
+// Calls attempt(client) on a connection of the pool, and again on another one after an error that
+// this can cure. An attempt begins a transaction, and leaves none.
+async function repeated(pool, retry, attempt) {
+  const policy = { ...RETRY, ...retry };
+  const latest = performance.now() + policy.deadline;
+  for (let count = 1; ; count++) {
+    try {
+      return await connected(pool, attempt);
+    } catch (error) {
+      const refused = sqlstate(error)?.startsWith('ID') && !policy.refusals;
+      if (count >= policy.attempts || refused || !isTransient(error)) throw error;
+      const delay = pause(error, count, policy);
+      if (performance.now() + delay > latest) throw error;
+      policy.onRetry(error, count, delay);
+      await sleep(delay);
+    }
+  }
+}
+
+// attempt(client, conclude) may call conclude(statement) to end its transaction without waiting for
+// it, or conclude() if none is open. The connection then goes back to the pool.
+async function connected(pool, attempt) {
+  const client = await pool.connect().catch(rethrowAsLost);
+  let broken;
+  let concluding;
+  const notice = (error) => { broken = error; }; // without a listener, the process would end
+  const conclude = (statement) => {
+    const ended = statement ? client.query(statement) : Promise.resolve();
+    concluding = ended.catch((error) => { broken ??= error; });
+  };
+  client.on('error', notice);
+  try {
+    return await attempt(client, conclude);
+  } catch (error) {
+    if (concluding) throw error;
+    await client.query('ROLLBACK').catch((failed) => { broken ??= failed; });
+    return broken ? rethrowAsLost(error) : Promise.reject(error);
+  } finally {
+    const release = () => {
+      client.off('error', notice);
+      client.release(broken); // closes a broken one
+    };
+    if (concluding) concluding.then(release);
+    else release();
+  }
+}
+
+// The results of a message that ends with COMMIT.
+function committed(results) {
+  const last = Array.isArray(results) ? results.at(-1) : results;
+  if (last.command !== 'COMMIT') throw new Error('an error was ignored, and all is rolled back');
+  return results;
+}
+
+// Runs work(client) in a transaction, and again in a new one after an error that this can cure. So
+// work may run more than once, and must have no effect outside the database.
+function transaction(pool, work, { begin = 'BEGIN', retry } = {}) {
+  return repeated(pool, retry, async (client) => {
+    await client.query(begin);
+    const result = await work(client);
+    committed(await client.query('COMMIT'));
+    return result;
+  });
+}
+
+// Runs the statements in a transaction, in one message. Returns the row of the last one.
+function single(pool, retry, statements) {
+  return repeated(pool, retry, async (client) => {
+    const results = committed(await client.query(`BEGIN; ${statements}; COMMIT`));
+    return results.at(-2).rows[0];
+  });
+}
+
+module.exports = { committed, repeated, single, transaction };

@@ -1,0 +1,99 @@
+'use strict';
+// Takes leased operations that others left, and finishes them.
+const { setTimeout: sleep } = require('node:timers/promises');
+const { isTransient } = require('./errors.js');
+const { LEASE, Lease } = require('./lease.js');
+const statements = require('./statements.js');
+const { single } = require('./transaction.js');
+
+const DEFAULTS = {
+  lease: LEASE,
+  concurrency: 1,
+  wait: '2 seconds', // how long a call waits for an operation to be due; stop() takes as long
+  grace: 30_000, // milliseconds after stop() until the signals of running operations are aborted
+  signals: ['SIGTERM', 'SIGINT'],
+  onError: (error, lease) => {}, // to log it
+};
+const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked
+
+class Worker {
+  #pool; #options; #work;
+  #stops = new Error('the worker stops');
+  #running = new Map(); // leases, and their ends
+  #stopping = new AbortController();
+  #wake = () => {}; // when an operation ends, or the worker stops
+
+  constructor(pool, options, work) {
+    [this.#pool, this.#options, this.#work] = [pool, { ...DEFAULTS, ...options }, work];
+    const stop = () => { this.stop(); };
+    for (const signal of this.#options.signals) process.once(signal, stop);
+    // Fulfilled when the worker has stopped; rejected if it cannot work, as in an unknown scope.
+    this.finished = this.#loop().finally(() => {
+      for (const signal of this.#options.signals) process.off(signal, stop);
+    });
+  }
+
+  // Takes no further operation, and ends when those that run have ended.
+  stop() {
+    this.#stopping.abort();
+    this.#wake();
+    return this.finished;
+  }
+
+  async #loop() {
+    const { concurrency, onError } = this.#options;
+    const stopping = this.#stopping.signal;
+    try {
+      for (let failures = 0; !stopping.aborted;) {
+        if (this.#running.size >= concurrency) {
+          await new Promise((resolve) => { this.#wake = resolve; });
+          continue;
+        }
+        try {
+          await this.#take();
+          failures = 0;
+        } catch (error) {
+          if (!isTransient(error)) throw error;
+          onError(error);
+          await this.#pause(Math.min(LONGEST_PAUSE, 100 * 2 ** failures++));
+        }
+      }
+    } finally {
+      await this.#rest();
+    }
+  }
+
+  // Until the time is over, or the worker stops.
+  #pause(milliseconds) {
+    return sleep(milliseconds, undefined, { signal: this.#stopping.signal }).catch(() => {});
+  }
+
+  async #take() {
+    const { records } = this.#options;
+    const sent = performance.now();
+    const statement = statements.choose(records) + statements.take(this.#options);
+    const taken = await single(this.#pool, { attempts: 1 }, statement);
+    if (taken.token === null) return;
+    const { key, request } = taken;
+    const bound = { ...this.#options, key, request, tenant: taken.tenant || undefined };
+    const lease = new Lease(this.#pool, bound, taken, sent);
+    if (this.#stopping.signal.aborted) lease.cancel(this.#stops);
+    const end = lease.perform(this.#work)
+      .catch((error) => { if (error !== this.#stops) this.#options.onError(error, lease); })
+      .finally(() => { this.#running.delete(lease); this.#wake(); });
+    this.#running.set(lease, end);
+  }
+
+  async #rest() {
+    const timer = setTimeout(() => {
+      for (const lease of this.#running.keys()) lease.cancel(this.#stops);
+    }, this.#options.grace);
+    await Promise.all(this.#running.values());
+    clearTimeout(timer);
+  }
+}
+
+// Calls work(lease) for each operation of the scope that is due, until stop() or a signal.
+const worker = (pool, options, work) => new Worker(pool, options, work);
+
+module.exports = { worker };

@@ -1,0 +1,50 @@
+"""What the drivers psycopg 3 and psycopg2 have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from . import core
+
+
+def is_idle(connection: Any) -> bool:
+    return not connection.closed and connection.info.transaction_status == 0
+
+
+def require_idle(connection: Any) -> None:
+    if connection.info.transaction_status != 0:
+        raise RuntimeError("the connection has an open transaction, and an operation needs its own")
+
+
+def require_whole(connection: Any) -> None:
+    if connection.info.transaction_status == 3:  # in error: COMMIT would roll it back, and succeed
+        raise RuntimeError("the transaction has ignored an error, and is rolled back")
+
+
+def message(connection: Any, statements: Sequence[str], before: str, after: str) -> tuple[str, int]:
+    """All statements as one, and how many results come before that of the last of `statements`."""
+    if before == core.BEGIN:
+        before = _begin(connection)
+    texts = [text for text in (before, *statements, after) if text]
+    return "; ".join(texts), len(texts) - 1 - bool(after)
+
+
+def _begin(connection: Any) -> str:
+    """BEGIN with the modes that the application has set on the connection."""
+    modes = []
+    if connection.isolation_level is not None:
+        modes.append("ISOLATION LEVEL " + _isolation(connection.isolation_level))
+    read_only = getattr(connection, "read_only", getattr(connection, "readonly", None))
+    if read_only is not None:
+        modes.append("READ ONLY" if read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        modes.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join([core.BEGIN, ", ".join(modes)]).rstrip()
+
+
+def _isolation(level: Any) -> str:
+    name: Optional[str] = getattr(level, "name", None)  # of psycopg 3
+    if name:
+        return name.replace("_", " ")
+    return {1: "READ COMMITTED", 2: "REPEATABLE READ", 3: "SERIALIZABLE",
+            4: "READ UNCOMMITTED"}[level]

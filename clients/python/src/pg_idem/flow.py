@@ -1,0 +1,276 @@
+"""The protocol of operations, once for every kind of connection.
+
+It is written as generators. A generator yields what a driver's call has returned, and is sent the
+result: `row = yield self.send(...)`. run() is for calls that return their result, and run_async()
+for calls that return an awaitable.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from typing import Any, Callable, Generator, Mapping, Optional, Sequence, TypeVar
+
+from . import core
+from .core import Answer, Claim, Event, Failure, Key, Refused, Retry
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+log = logging.getLogger("pg_idem")
+
+
+def run(steps: Steps[T]) -> T:
+    value: Any = None
+    try:
+        while True:
+            value = steps.send(value)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def run_async(steps: Steps[T]) -> T:
+    advance: Callable[[], Any] = functools.partial(steps.send, None)
+    while True:
+        try:
+            awaitable = advance()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            advance = functools.partial(steps.send, await awaitable)
+        except BaseException as error:
+            advance = functools.partial(steps.throw, error)
+
+
+class Operations:
+    """Runs operations once per key.
+
+    connect  returns a context manager that yields a connection
+    wait     how long a claim waits for a key in flight, in seconds. A waiting claim occupies a
+             connection, so this is shorter than the server's default of 10 seconds.
+    ttl      how long answers are kept, in seconds; by default, the ttl of the scope
+    retry    what to do after errors that a retry can cure
+    tenant   to which client the keys belong; an argument of each call, too
+    records  the record table, for scopes with `records`; an argument of each call, too
+    on_event called with an Event for each replay, conflict and refusal: for logs and metrics
+    dumps, loads  JSON of requests and responses
+    """
+
+    def __init__(self, connect: Callable[[], Any], *, wait: float = 2.0,
+                 ttl: Optional[float] = None, retry: Retry = Retry(),
+                 tenant: Optional[str] = None, records: Optional[str] = None,
+                 on_event: Optional[Callable[[Event], None]] = None,
+                 dumps: Callable[[Any], str] = json.dumps,
+                 loads: Callable[[str], Any] = json.loads) -> None:
+        self.connect, self.wait, self.ttl, self.retry = connect, wait, ttl, retry
+        self.tenant, self.records, self.on_event = tenant, records, on_event
+        self.dumps, self.loads = dumps, loads
+
+    def operation(self, scope: str) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
+        """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`."""
+
+        def decorate(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def once(key: Key, request: Any, *, tenant: Optional[str] = None,
+                     records: Optional[str] = None) -> Any:
+                def steps() -> Steps[Any]:
+                    answer = yield from self.run_steps(
+                        scope, key, request, lambda connection: function(connection, request),
+                        tenant=tenant, records=records)
+                    return answer.response
+                return self.drive(steps())
+            return once
+
+        return decorate
+
+    def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
+            tenant: Optional[str] = None, records: Optional[str] = None,
+            retry: Optional[Retry] = None, expires: bool = False) -> Any:
+        """Claims the key, calls function(connection) and completes the claim with its result, in
+        one transaction; or returns the stored answer. Raises Failure and Refused. With `expires`,
+        a first answer says when it expires, as a replay does."""
+        return self.drive(self.run_steps(scope, key, request, function, tenant=tenant,
+                                         records=records, retry=retry, expires=expires))
+
+    def transaction(self, function: Callable[[Any], Any], *, retry: Optional[Retry] = None) -> Any:
+        """Calls function(connection) in a transaction, and again after errors that a retry can
+        cure. The outcome of a lost COMMIT is unknown, so the function must claim a key."""
+
+        def attempt() -> Steps[Any]:
+            return self.within(self.begun(), lambda connection: call(function, connection))
+        return self.drive(self.retried(attempt, retry))
+
+    def lease(self, scope: str, key: Key, request: Any, *, lease: float = 60.0,
+              tenant: Optional[str] = None, records: Optional[str] = None,
+              backoff: tuple[float, float] = (1.0, 300.0), retry: Optional[Retry] = None) -> Any:
+        """A context manager that claims the key with a lease of so many seconds: see Lease. After
+        an error, the operation is due again after `backoff`: the first and the longest time."""
+        claim = self.claim_of(scope, key, request, tenant, records, lease)
+        return self.leases(self, claim, request, backoff=backoff, retry=retry)
+
+    # The protocol ---------------------------------------------------------------------------
+
+    def run_steps(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
+                  tenant: Optional[str] = None, records: Optional[str] = None,
+                  retry: Optional[Retry] = None, expires: bool = False) -> Steps[Answer]:
+        claim = self.claim_of(scope, key, request, tenant, records)
+
+        def attempt() -> Steps[Answer | Failure]:
+            return self.within(self.connected(), lambda connection: self._attempt(
+                connection, claim, function, expires))
+        return (yield from self.reported(claim, self.retried(attempt, retry)))
+
+    def reported(self, claim: Mapping[str, Any], steps: Steps[Answer | Failure]) -> Steps[Answer]:
+        try:
+            outcome = yield from steps
+            if isinstance(outcome, Failure):
+                raise outcome
+        except (Failure, Refused) as error:
+            self.report(claim, error)
+            raise
+        self.report(claim, outcome)
+        return outcome
+
+    def report(self, claim: Mapping[str, Any], outcome: Answer | Failure | Refused) -> None:
+        type_ = core.event_of(outcome)
+        if type_ is None or self.on_event is None:
+            return
+        try:
+            self.on_event(Event(type_, claim["scope"], claim["key"], claim["tenant"],
+                                None if isinstance(outcome, Answer) else outcome))
+        except Exception:  # what is logged decides no operation
+            log.exception("on_event failed")
+
+    def _attempt(self, connection: Any, claim: Mapping[str, Any],
+                 function: Callable[[Any], Any], expires: bool) -> Steps[Answer | Failure]:
+        claimed = yield from self.claim(connection, claim, before=core.BEGIN, after=core.SAVEPOINT)
+        stored = claimed.stored(claim["key"], self.loads)
+        if stored is not None:
+            yield self.end(connection)
+            return stored
+        try:
+            result = yield from self.effect(connection, function)
+        except Failure as failed:  # the effect is undone, and the failure is committed
+            row = yield self.send(
+                connection, [core.FAIL, core.EXPIRES] if expires else [core.FAIL],
+                {**claim, **core.failure(claimed.token, failed), "response": None},
+                before=core.UNDO, after=core.COMMIT)
+            if expires:
+                failed.expires = core.time_of(row[1])
+            return failed
+        return (yield from self.completed(connection, claimed.token, result, before=core.RELEASE,
+                                          expires=claim if expires else None))
+
+    def completed(self, connection: Any, token: Optional[str], result: Any, *, before: str = "",
+                  expires: Optional[Mapping[str, Any]] = None) -> Steps[Answer]:
+        """Completes the operation with what its function has returned, and commits. With the
+        parameters of its claim as `expires`, the answer says when it expires."""
+        answer = result if isinstance(result, Answer) else Answer(result)
+        row = yield self.send(connection, [core.COMPLETE, core.EXPIRES] if expires
+                              else [core.COMPLETE],
+                              {**(expires or {}), **core.completion(token, answer, self.dumps)},
+                              before=before, after=core.COMMIT)
+        # What the server made of it, so that the first answer equals its replays.
+        response = None if row[0] is None else self.loads(row[0])
+        return Answer(response, answer.status, answer.headers, answer.body,
+                      expires=core.time_of(row[1]) if expires else None)
+
+    def claim(self, connection: Any, claim: Mapping[str, Any], *, before: str = "",
+              after: str = "") -> Steps[Claim]:
+        try:
+            row = yield self.send(connection, core.chosen(core.CLAIM, claim), claim,
+                                  before=before, after=after)
+        except Exception as error:
+            refused = core.as_refused(error)
+            if refused is None:
+                raise
+            raise refused from error
+        return Claim(*row)
+
+    def claim_of(self, scope: str, key: Key, request: Any, tenant: Optional[str],
+                 records: Optional[str], lease: Optional[float] = None) -> dict[str, Any]:
+        """The parameters of a claim."""
+        text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
+        return {"scope": scope, "key": core.key_text(key), "request": text, "lease": lease,
+                "tenant": tenant if tenant is not None else self.tenant,
+                "wait": self.wait, "ttl": self.ttl,
+                "records": records if records is not None else self.records}
+
+    def single(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Steps[Any]:
+        """The row of the last of some statements, which are a transaction of their own."""
+
+        def body(connection: Any) -> Steps[Any]:
+            return (yield self.send(connection, statements, parameters))
+        return (yield from self.within(self.connected(), body))
+
+    def retried(self, attempt: Callable[[], Steps[T]], retry: Optional[Retry] = None) -> Steps[T]:
+        retry = retry or self.retry
+        start, attempts = time.monotonic(), 1
+        while True:
+            try:
+                return (yield from attempt())
+            except Exception as error:
+                pause = retry.pause(error, attempts, time.monotonic() - start)
+                if pause is None:
+                    raise
+                log.info("attempt %d failed, retrying in %.3f s: %s", attempts, pause, error)
+            yield self.sleep(pause)
+            attempts += 1
+
+    def within(self, manager: Any, body: Callable[[Any], Steps[T]]) -> Steps[T]:
+        """`with manager as value: return body(value)`"""
+        value = yield self.enter(manager)
+        try:
+            result = yield from body(value)
+        except BaseException as error:
+            yield self.exit(manager, error)
+            raise
+        yield self.exit(manager, None)
+        return result
+
+    # What differs from driver to driver.
+
+    leases: Callable[..., Any]
+
+    def drive(self, steps: Steps[Any]) -> Any:
+        """Runs a generator of steps, or returns a coroutine that does."""
+        raise NotImplementedError
+
+    def enter(self, manager: Any) -> Any:
+        raise NotImplementedError
+
+    def exit(self, manager: Any, error: Optional[BaseException]) -> Any:
+        raise NotImplementedError
+
+    def sleep(self, seconds: float) -> Any:
+        raise NotImplementedError
+
+    def connected(self) -> Any:
+        """A context manager of a connection, for send()."""
+        raise NotImplementedError
+
+    def begun(self) -> Any:
+        """A context manager of a connection with a transaction, which it commits."""
+        raise NotImplementedError
+
+    def effect(self, connection: Any, function: Callable[[Any], Any]) -> Steps[Any]:
+        """Calls the function, within a savepoint if send() sets none."""
+        return call(function, connection)
+
+    def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
+             before: str = "", after: str = "") -> Any:
+        """Returns the row of the last statement. `before` and `after` begin and end the transaction
+        or its savepoint, and are sent in the same message."""
+        raise NotImplementedError
+
+    def end(self, connection: Any) -> Any:
+        """Ends the transaction of a replay."""
+        raise NotImplementedError
+
+    def thread_ends(self) -> None:
+        """Called at the end of each thread that has worked for a lease."""
+
+
+def call(function: Callable[[Any], Any], value: Any) -> Steps[Any]:
+    return (yield function(value))

@@ -1,0 +1,117 @@
+"""For the caller of an HTTP API that honours the Idempotency-Key header."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import random
+import time
+import uuid
+from email.utils import parsedate_to_datetime
+from typing import Any, Awaitable, Callable, Mapping, Optional
+
+from . import core, flow
+from .core import Key, Retry
+
+log = logging.getLogger("pg_idem")
+
+# Statuses of services that may answer otherwise later. 409 is one of them if it says when.
+LATER = {408, 425, 429, 500, 502, 503, 504}
+# Errors of HTTP clients without an answer which are no OSError: of httpx and aiohttp.
+LOST = {"TransportError", "ClientConnectionError"}
+
+Headers = Mapping[str, str]
+
+
+class Intent:
+    """One thing that the caller wants to happen once, with one key for all requests that ask for
+    it. Store `key` with the order before the first request; a process that is started again makes
+    an Intent of the stored key.
+
+    key    by default, a new UUIDv7
+    retry  how often and how long to send the request again, as for Idempotency
+    """
+
+    def __init__(self, key: Optional[Key] = None, *, retry: Retry = Retry()) -> None:
+        self.key, self.retry = core.key_text(new_key() if key is None else key), retry
+
+    @property
+    def headers(self) -> dict[str, str]:
+        quoted = self.key.replace("\\", "\\\\").replace('"', '\\"')
+        return {"Idempotency-Key": f'"{quoted}"'}
+
+    def send(self, send: Callable[[Headers], Any]) -> Any:
+        """The response of send(headers), a function that sends the request with these headers. It
+        is called again after a lost connection, a timeout, and statuses that may be others later,
+        never sooner than Retry-After says. Returns the last response, or raises the last error."""
+        return flow.run(self._steps(send, time.sleep))
+
+    async def send_async(self, send: Callable[[Headers], Awaitable[Any]]) -> Any:
+        """As send(), for a coroutine function."""
+        return await flow.run_async(self._steps(send, asyncio.sleep))
+
+    def _steps(self, send: Callable[[Headers], Any],
+               sleep: Callable[[float], Any]) -> flow.Steps[Any]:
+        start, attempt = time.monotonic(), 1
+        while True:
+            response, lost = None, None
+            try:
+                response = yield send(self.headers)
+                after = retry_after(response)
+            except Exception as error:
+                lost, answer = error, _answer_of(error)
+                after = _no_answer(error) if answer is None else retry_after(answer)
+            pause = None if after is None or attempt >= self.retry.attempts else (
+                self.retry.within(after, attempt, time.monotonic() - start))
+            if pause is None:
+                if lost:
+                    raise lost
+                return response
+            log.info("attempt %d of %s failed, retrying in %.3f s: %s", attempt, self.key, pause,
+                     lost or status_of(response))
+            yield sleep(pause)
+            attempt += 1
+
+
+def new_key() -> uuid.UUID:
+    """A UUIDv7: services can see how old it is."""
+    value = int(1000 * time.time()) << 80 | random.SystemRandom().getrandbits(80)
+    return uuid.UUID(int=value & ~(0xF << 76 | 3 << 62) | 7 << 76 | 2 << 62)
+
+
+def status_of(response: Any) -> Optional[int]:
+    """The status of a response of requests, httpx, aiohttp or urllib."""
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    return status or getattr(response, "code", None)
+
+
+def retry_after(response: Any) -> Optional[float]:
+    """The seconds after which to send the request again; None if the response is final."""
+    status, after = status_of(response), _seconds(response.headers.get("Retry-After"))
+    if status in LATER:
+        return after or 0.0
+    return after if status == 409 else None
+
+
+def _seconds(value: Optional[str]) -> Optional[float]:
+    if value is None:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def _answer_of(error: Exception) -> Any:
+    """The response, of clients that raise it: urllib, and raise_for_status() of others."""
+    answer = error if hasattr(error, "code") else getattr(error, "response", None)
+    return answer if hasattr(answer, "headers") else None
+
+
+def _no_answer(error: Exception) -> Optional[float]:
+    lost = isinstance(error, (OSError, http.client.HTTPException, asyncio.TimeoutError)) or any(
+        base.__name__ in LOST for base in type(error).__mro__)
+    return 0.0 if lost else None

@@ -1,0 +1,316 @@
+"""Operations of several steps, which call other services and so cannot be one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any, Callable, Mapping, NamedTuple, Optional
+
+from . import core, flow
+from .core import Answer, Claim, Failure, LeaseLost, Refused, Retry
+from .flow import Steps, log
+
+# At the end of a failed attempt. If it is in vain, the end of the lease does the same.
+RELEASE_RETRY = Retry(attempts=3, deadline=5.0)
+
+
+class Taken(NamedTuple):
+    """A row of TAKE."""
+
+    token: Optional[str]
+    key: str
+    tenant: str
+    request: Optional[str]
+    attempt: int
+    recovery_state: Optional[str]
+
+
+class LeaseBase:
+    """An attempt of a leased operation, as a context manager. While its body runs, the lease is
+    renewed on other connections.
+
+    answer   the stored answer, if the operation is finished: then there is nothing to do
+    request, key, tenant, attempt
+    lost     an Event: the lease is lost, and another attempt may be running
+    """
+
+    lost: Any
+
+    def __init__(self, operations: flow.Operations, claim: Mapping[str, Any], request: Any, *,
+                 backoff: tuple[float, float], retry: Optional[Retry]) -> None:
+        self._operations, self._claim, self._retry = operations, claim, retry
+        self._backoff = backoff
+        self._token: Optional[str] = None
+        self.request = operations.loads(request) if isinstance(request, core.JsonText) else request
+        self.key, self.tenant, self.attempt = claim["key"], claim["tenant"], 0
+        self.answer: Optional[Answer] = None
+
+    def step(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of work(), which runs unless an earlier attempt has stored its result. Raises
+        LeaseLost, so that no step begins after the lease has ended."""
+        return self._operations.drive(self._step(name, work))
+
+    def child_key(self, step: str) -> Any:
+        """The key to send to another service in this step: the same in every attempt."""
+        parameters = {"token": self._token, "step": step}
+        return self._operations.drive(self._first_column([core.CHILD_KEY], parameters))
+
+    def complete(self, answer: Any = None, *,
+                 effect: Optional[Callable[[Any], Any]] = None) -> Any:
+        """Completes the operation with the answer; or with the result of effect(connection), in
+        one transaction with it. Returns the Answer."""
+        return self._operations.drive(self._complete(answer, effect))
+
+    def run(self, function: Callable[[Any], Any]) -> Any:
+        """Runs function(lease) unless the operation is finished, and completes the operation with
+        its result unless the function has done so. Returns the Answer."""
+        return self._operations.drive(self._operations.within(self, lambda _: self._run(function)))
+
+    def check(self) -> None:
+        """Raises LeaseLost if the lease is lost."""
+        if self.lost.is_set() or time.monotonic() >= self._ends:
+            raise LeaseLost
+
+    # The protocol ---------------------------------------------------------------------------
+
+    def _begin(self) -> Steps[None]:
+        def attempt() -> Steps[Claim]:
+            return self._operations.within(
+                self._operations.connected(),
+                lambda connection: self._operations.claim(connection, self._claim))
+        try:
+            claim = yield from self._operations.retried(attempt, self._retry)
+            self.answer = claim.stored(self.key, self._operations.loads)
+        except (Failure, Refused) as error:
+            self._operations.report(self._claim, error)
+            raise
+        if self.answer is not None:
+            self._operations.report(self._claim, self.answer)
+        else:
+            self.hold(claim.token, claim.attempt or 1, claim.recovery_state)
+
+    def hold(self, token: Optional[str], attempt: int, state: Optional[str]) -> None:
+        """This attempt has the lease from now on."""
+        self._token, self.attempt = token, attempt
+        self._ends = time.monotonic() + self._claim["lease"]
+        self._state = {} if state is None else self._operations.loads(state)
+
+    def _step(self, name: str, work: Callable[[], Any]) -> Steps[Any]:
+        if not isinstance(self._state, dict):
+            raise TypeError("the recovery point of the operation is not one of steps")
+        if name not in self._state:
+            self.check()
+            result = yield work()
+            # As a later attempt finds it.
+            result = self._operations.loads(self._operations.dumps(result))
+            yield from self._operations.within(self._lock, lambda _: self._keep(name, result))
+        return self._state[name]
+
+    def _keep(self, name: str, result: Any) -> Steps[None]:
+        state = {**self._state, name: result}
+        yield from self._first_column([core.CHECKPOINT], {
+            "token": self._token, "name": name, "state": self._operations.dumps(state)})
+        self._state = state
+
+    def _first_column(self, statements: list[str], parameters: Mapping[str, Any]) -> Steps[Any]:
+        try:
+            row = yield from self._operations.retried(
+                lambda: self._operations.single(statements, parameters), self._retry)
+        except Exception as error:
+            raise core.as_lost(error)
+        return row[0]
+
+    def _renew(self) -> Steps[None]:
+        sent = time.monotonic()
+        try:
+            yield from self._operations.single([core.RENEW], self._renewal())
+        except Exception as error:
+            raise core.as_lost(error)
+        self._ends = sent + self._claim["lease"]
+
+    def _renewal(self) -> dict[str, Any]:
+        return {"token": self._token, "lease": self._claim["lease"]}
+
+    def _run(self, function: Callable[[Any], Any]) -> Steps[Answer]:
+        if self.answer is None:
+            result = yield function(self)
+            if self.answer is None:
+                yield from self._complete(result, None)
+        assert self.answer is not None
+        return self.answer
+
+    def _complete(self, answer: Any, effect: Optional[Callable[[Any], Any]]) -> Steps[Answer]:
+        attempts = []
+
+        def attempt() -> Steps[Answer]:
+            attempts.append(1)
+            return self._operations.within(
+                self._operations.connected(),
+                lambda connection: self._finish(connection, answer, effect))
+        yield self._stop()  # from now on, the transaction holds the key
+        try:
+            made = yield from self._operations.retried(attempt, self._retry)
+        except LeaseLost:
+            # Perhaps because an attempt has committed whose answer was lost.
+            found = (yield from self._finished()) if len(attempts) > 1 else None
+            if found is None:
+                raise
+            made = found
+        except BaseException:
+            self._start()
+            raise
+        self.answer = made
+        return made
+
+    def _finish(self, connection: Any, answer: Any,
+                effect: Optional[Callable[[Any], Any]]) -> Steps[Answer]:
+        try:
+            if effect is None:
+                return (yield from self._operations.completed(
+                    connection, self._token, answer, before=core.BEGIN))
+            yield self._operations.send(connection, [core.RENEW], self._renewal(),
+                                        before=core.BEGIN)
+            result = yield from self._operations.effect(connection, effect)
+            return (yield from self._operations.completed(connection, self._token, result))
+        except Exception as error:
+            raise core.as_lost(error)
+
+    def _finished(self) -> Steps[Optional[Answer]]:
+        row = yield from self._operations.retried(lambda: self._operations.single(
+            core.chosen(core.FINISHED, self._claim), self._claim), self._retry)
+        return Claim(*row).stored(self.key, self._operations.loads) if row else None
+
+    def _end(self, error: Optional[BaseException]) -> Steps[None]:
+        """What becomes of the operation after the body: the failure that it has raised is stored,
+        and after any other error a later attempt continues."""
+        yield self._stop()
+        if self.answer is not None or isinstance(error, LeaseLost):
+            return
+        if isinstance(error, Failure):
+            try:
+                yield from self._first_column([core.FAIL], core.failure(self._token, error))
+            except LeaseLost:  # perhaps because the failure is stored, and the answer was lost
+                yield from self._finished()
+                raise
+            return
+        base, cap = self._backoff if isinstance(error, Exception) else (0.0, 0.0)
+        reason = error or RuntimeError("the operation was neither completed nor failed")
+        try:
+            yield from self._operations.retried(lambda: self._operations.single(
+                [core.RELEASE_LEASE],
+                {"token": self._token, "attempt": self.attempt, "base": base, "cap": cap,
+                 "error": json.dumps({"message": str(reason) or type(reason).__name__})}),
+                RELEASE_RETRY)
+        except Exception as failed:
+            log.warning("could not release %s, whose lease ends by itself: %s", self.key, failed)
+        if error is None:
+            raise reason
+
+    def _pause(self) -> float:
+        """The seconds until the next renewal: a third of what is left of the lease."""
+        left = max(0.0, self._ends - time.monotonic())
+        return max(left / 3, min(left, 0.05))
+
+    # What differs with and without `await`.
+
+    _lock: Any
+    _ends: float
+
+    def _start(self) -> None:
+        """Starts the heartbeat."""
+        raise NotImplementedError
+
+    def _stop(self) -> Any:
+        raise NotImplementedError
+
+
+class Lease(LeaseBase):
+    __doc__ = LeaseBase.__doc__
+
+    def __enter__(self) -> Lease:
+        self.lost, self._lock = threading.Event(), threading.Lock()
+        self._stopped = threading.Event()
+        if self._token is None:
+            self._operations.drive(self._begin())
+        if self.answer is None:
+            self._start()
+        return self
+
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        self._operations.drive(self._end(error))
+
+    def _start(self) -> None:
+        self._stopped = threading.Event()
+        threading.Thread(target=self._beat, args=(self._stopped,), daemon=True,
+                         name=f"pg_idem lease of {self.key}").start()
+
+    def _stop(self) -> None:
+        self._stopped.set()
+
+    def _beat(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._pause()):
+            try:
+                self._operations.drive(self._renew())
+            except LeaseLost:
+                break
+            except Exception as error:  # there is time for another attempt
+                log.info("could not renew the lease of %s: %s", self.key, error)
+            if time.monotonic() >= self._ends:
+                break
+        if not stopped.is_set():
+            self.lost.set()
+        self._operations.thread_ends()
+
+
+class AsyncLease(LeaseBase):
+    """As Lease, with `async with`. If the lease is lost, the task of the body is cancelled, and
+    LeaseLost is raised instead."""
+
+    async def __aenter__(self) -> AsyncLease:
+        self.lost, self._lock = asyncio.Event(), asyncio.Lock()
+        self._body, self._heart = asyncio.current_task(), None
+        if self._token is None:
+            await self._operations.drive(self._begin())
+        if self.answer is None:
+            self._start()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        try:
+            if isinstance(error, asyncio.CancelledError) and self.lost.is_set():
+                raise error
+            await self._operations.drive(self._end(error))
+        except asyncio.CancelledError as cancelled:
+            if not self.lost.is_set():
+                raise
+            getattr(self._body, "uncancel", int)()  # since Python 3.11
+            raise LeaseLost from cancelled
+
+    _heart: Optional[asyncio.Task[None]]
+
+    def _start(self) -> None:
+        self._heart = asyncio.create_task(self._beat())
+
+    async def _stop(self) -> None:
+        heart, self._heart = self._heart, None
+        if heart is not None:
+            heart.cancel()
+            await asyncio.wait([heart])
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause())
+            try:
+                await asyncio.wait_for(self._operations.drive(self._renew()),
+                                       max(0.0, self._ends - time.monotonic()))
+            except LeaseLost:
+                break
+            except Exception as error:
+                log.info("could not renew the lease of %s: %s", self.key, error)
+            if time.monotonic() >= self._ends:
+                break
+        self.lost.set()
+        if self._body is not None:
+            self._body.cancel()

@@ -1,0 +1,76 @@
+"""Operations on a connection of psycopg2.
+
+    payments = Idempotency(lambda: contextlib.closing(psycopg2.connect()))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Sequence
+
+from . import core, drivers, sync
+
+# psycopg2 keeps the result of the last statement of a message only. So the claim, which the
+# savepoint follows, is handed on in a setting of the transaction; and what an operation returns is
+# asked for after COMMIT.
+_KEEP = ("SELECT set_config('pg_idem.row', CAST(to_jsonb(c) || jsonb_build_object("
+         "'body', encode(c.body, 'hex')) AS text), true) FROM ({}) AS c")
+_KEPT = "SELECT current_setting('pg_idem.row')"
+# idem.complete() returns the response as jsonb, as this does.
+_RESPONSE = "SELECT CAST(CAST(%(response)s AS jsonb) AS text)"
+
+
+class Idempotency(sync.Idempotency):
+    """As pg_idem.Idempotency. `connect` returns a context manager that yields a connection. The
+    operation must not end the transaction; commit() and rollback() of its connection do nothing."""
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        with self.connect() as connection:
+            drivers.require_idle(connection)
+            own = connection.autocommit
+            connection.autocommit = True  # else psycopg2 sends a BEGIN of its own, and waits for it
+            try:
+                yield connection
+            except BaseException:
+                with contextlib.suppress(Exception):  # of a connection that is lost
+                    if not drivers.is_idle(connection):
+                        self.send(connection, ["ROLLBACK"], {})
+                raise
+            finally:
+                if drivers.is_idle(connection):
+                    connection.autocommit = own
+
+    @contextmanager
+    def begun(self) -> Iterator[Any]:
+        with self.connected() as connection:
+            self.send(connection, [], {}, before=core.BEGIN)
+            yield connection
+            drivers.require_whole(connection)
+            self.end(connection)
+
+    def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
+             before: str = "", after: str = "") -> Any:
+        kept, result = after == core.SAVEPOINT, []
+        if kept:
+            statements, result = [*statements[:-1], _KEEP.format(statements[-1])], [_KEPT]
+        elif after and statements[-1] == core.EXPIRES:
+            statements, result = statements[:-1], core.chosen(core.EXPIRES, parameters)
+        elif parameters.get("response") is not None:
+            result = [_RESPONSE]
+        message, _ = drivers.message(connection, statements, before, after)
+        message = "; ".join([message, *result])
+        with connection.cursor() as cursor:
+            cursor.execute(message, parameters)
+            row: Any = cursor.fetchone() if cursor.description else (None,)
+        return _claim(json.loads(row[0])) if kept else row
+
+    def end(self, connection: Any) -> None:
+        self.send(connection, ["COMMIT"], {})
+
+
+def _claim(row: dict[str, Any]) -> core.Claim:
+    body = row.pop("body")
+    return core.Claim(**row, body=None if body is None else bytes.fromhex(body))

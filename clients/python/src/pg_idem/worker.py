@@ -1,0 +1,177 @@
+"""Workers: they take leased operations that others left, and finish them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from typing import Any, Callable, Optional, Sequence
+
+from . import core, flow
+from .flow import Steps, log
+from .lease import AsyncLease, Lease, LeaseBase, Taken
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class WorkerBase:
+    """Runs function(lease) for each operation of the scope that is due, and completes it with the
+    result. The scope needs `store_request`, unless the function can do without the request.
+
+    lease        how long the lease of an attempt is, in seconds; it is renewed
+    tenant       only operations of this tenant
+    records      the record table to take from, for scopes with `records`
+    concurrency  how many operations run at a time
+    wait         how long a call waits for an operation to be due, in seconds; stop() takes as long
+    grace        how long stop() lets operations finish. Those that do not are left to others: at
+                 once if they can be cancelled, else when their leases end.
+    backoff      the first and the longest time after which a failed attempt is repeated
+    """
+
+    def __init__(self, operations: Any, scope: str, function: Callable[[Any], Any], *,
+                 lease: float = 60.0, tenant: Optional[str] = None, records: Optional[str] = None,
+                 concurrency: int = 1, wait: float = 2.0, grace: float = 30.0,
+                 backoff: tuple[float, float] = (1.0, 300.0)) -> None:
+        self.operations, self.scope, self.function = operations, scope, function
+        self.concurrency, self.grace, self.backoff = concurrency, grace, backoff
+        self._take = {
+            "scope": scope, "lease": lease, "wait": wait,
+            "tenant": tenant if tenant is not None else operations.tenant,
+            "records": records if records is not None else operations.records}
+
+    def _taken(self, kind: Callable[..., Any]) -> Steps[Optional[LeaseBase]]:
+        """The lease of an operation that is due, or None."""
+        row = yield from self.operations.single(core.chosen(core.TAKE, self._take), self._take)
+        taken = Taken(*row)
+        if taken.token is None:
+            return None
+        request = None if taken.request is None else core.JsonText(taken.request)
+        claim = {**self._take, "key": taken.key, "tenant": taken.tenant or None}
+        lease: LeaseBase = kind(self.operations, claim, request, backoff=self.backoff, retry=None)
+        lease.hold(taken.token, taken.attempt, taken.recovery_state)
+        return lease
+
+    def _failed(self, lease: LeaseBase, error: BaseException) -> None:
+        log.warning("attempt %d of %s failed: %r", lease.attempt, lease.key, error)
+
+    def _pause(self, error: Exception, failures: int) -> float:
+        """The seconds to wait after the server could not be asked."""
+        log.warning("could not take an operation of %s: %s", self.scope, error)
+        return float(min(30.0, 0.1 * 2**failures))
+
+
+class Worker(WorkerBase):
+    __doc__ = WorkerBase.__doc__
+
+    def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        """Returns after stop(). In the main thread, the signals stop it as well."""
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, lambda *_: self.stop())
+                        for number in signals}
+        try:
+            self._run()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Takes no further operation. May be called from any thread."""
+        self._stopping = True
+
+    _stopping = False  # no Event, which a signal handler must not set
+
+    def _run(self) -> None:
+        slots, failures = threading.Semaphore(self.concurrency), 0
+        while not self._stopping:
+            if not slots.acquire(timeout=0.1):
+                continue
+            lease = None
+            try:
+                lease = flow.run(self._taken(Lease))
+                failures = 0
+            except Exception as error:
+                self._sleep(self._pause(error, failures))
+                failures += 1
+            if lease is None:
+                slots.release()
+            else:
+                threading.Thread(target=self._work, args=(lease, slots), daemon=True,
+                                 name=f"pg_idem worker of {self.scope}").start()
+        last = time.monotonic() + self.grace
+        for _ in range(self.concurrency):
+            slots.acquire(timeout=max(0.0, last - time.monotonic()))
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _work(self, lease: Any, slots: threading.Semaphore) -> None:
+        try:
+            lease.run(self.function)
+        except Exception as error:
+            self._failed(lease, error)
+        finally:
+            self.operations.thread_ends()
+            slots.release()
+
+
+class AsyncWorker(WorkerBase):
+    """As Worker, for AsyncIdempotency and a coroutine function."""
+
+    async def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        """Returns after stop(). In the main thread, the signals stop it as well."""
+        loop = asyncio.get_running_loop()
+        main = threading.current_thread() is threading.main_thread()
+        handled = signals if main else ()
+        for number in handled:
+            loop.add_signal_handler(number, self.stop)
+        running: set[asyncio.Task[None]] = set()
+        try:
+            await self._run(running)
+            if running:
+                await asyncio.wait(running, timeout=self.grace)
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    def stop(self) -> None:
+        """Takes no further operation. To be called in the thread of the event loop."""
+        self._stopping = True
+
+    _stopping = False
+
+    async def _run(self, running: set[asyncio.Task[None]]) -> None:
+        failures = 0
+        while not self._stopping:
+            if len(running) >= self.concurrency:
+                await asyncio.wait(running, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            try:
+                lease = await flow.run_async(self._taken(AsyncLease))
+                failures = 0
+            except Exception as error:
+                await self._sleep(self._pause(error, failures))
+                failures += 1
+                continue
+            if lease is not None:
+                task = asyncio.create_task(self._work(lease))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+    async def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+
+    async def _work(self, lease: Any) -> None:
+        try:
+            await lease.run(self.function)
+        except Exception as error:
+            self._failed(lease, error)

@@ -1,0 +1,139 @@
+"""The caller's side: one key per intent, in front of a service that answers as it is told to."""
+
+import asyncio
+import http.client
+import http.server
+import socket
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+import uuid
+from email.utils import formatdate
+
+from pg_idem import Intent, Retry
+from pg_idem.http import parse_key
+from pg_idem.intent import new_key
+
+QUICK = Retry(attempts=5, first=0.01, longest=0.02, deadline=5)
+
+
+class Service:
+    """Answers each request with the next of `answers`: a status with headers, or "lost"."""
+
+    def __init__(self, *answers):
+        self.answers, self.keys, self.times = list(answers), [], []
+        service = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                service.keys.append(parse_key(self.headers.get_all("Idempotency-Key")))
+                service.times.append(time.monotonic())
+                answer = service.answers.pop(0)
+                if answer == "lost":
+                    return self.connection.shutdown(socket.SHUT_RDWR)
+                status, headers = answer
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *message):
+                pass
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def post(self, headers):
+        """Returns the response, whatever its status."""
+        connection = http.client.HTTPConnection(*self.server.server_address, timeout=5)
+        try:
+            connection.request("POST", "/", b"{}", headers)
+            response = connection.getresponse()
+            response.read()
+            return response
+        finally:
+            connection.close()
+
+    def urlopen(self, headers):
+        """Raises the response from 400 on."""
+        url = "http://{}:{}".format(*self.server.server_address)
+        with urllib.request.urlopen(urllib.request.Request(url, b"{}", headers), timeout=5) as got:
+            return got
+
+
+class Intents(unittest.TestCase):
+    def test_one_key_for_all_requests(self):
+        with Service("lost", (500, {}), (503, {}), (429, {}), (201, {})) as service:
+            intent = Intent(retry=QUICK)
+            self.assertEqual(intent.send(service.post).status, 201)
+        self.assertEqual(service.keys, 5 * [intent.key])
+
+    def test_final_answers(self):
+        for status in (200, 302, 400, 404, 409, 412, 422):
+            with self.subTest(status), Service((status, {})) as service:
+                self.assertEqual(Intent(retry=QUICK).send(service.post).status, status)
+
+    def test_not_before_the_service_says(self):
+        for after in (lambda: "1", lambda: formatdate(time.time() + 3, usegmt=True)):
+            with self.subTest(after()):
+                with Service((409, {"Retry-After": after()}), (201, {})) as service:
+                    self.assertEqual(Intent(retry=QUICK).send(service.post).status, 201)
+                self.assertGreaterEqual(service.times[1] - service.times[0], 1.0)
+
+    def test_it_gives_up(self):
+        with Service((503, {}), (503, {})) as service:
+            impatient = Retry(attempts=2, first=0.01)
+            self.assertEqual(Intent(retry=impatient).send(service.post).status, 503)
+        with Service((429, {"Retry-After": "60"})) as service:
+            self.assertEqual(Intent(retry=QUICK).send(service.post).status, 429)
+        with Service("lost", "lost") as service, self.assertRaises(http.client.HTTPException):
+            Intent(retry=impatient).send(service.post)
+
+    def test_a_client_that_raises_answers(self):
+        with Service((503, {}), (201, {})) as service:
+            self.assertEqual(Intent(retry=QUICK).send(service.urlopen).status, 201)
+        with Service((422, {})) as service, self.assertRaises(urllib.error.HTTPError) as raised:
+            Intent(retry=QUICK).send(service.urlopen)
+        raised.exception.close()
+        self.assertEqual(len(service.keys), 1)
+
+    def test_an_error_of_the_program_is_not_retried(self):
+        calls = []
+
+        def send(headers):
+            calls.append(1)
+            raise ValueError
+        with self.assertRaises(ValueError):
+            Intent().send(send)
+        self.assertEqual(len(calls), 1)
+
+    def test_async(self):
+        with Service("lost", (503, {}), (201, {})) as service:
+            async def send(headers):
+                return service.post(headers)
+            intent = Intent("order-1", retry=QUICK)
+            self.assertEqual(asyncio.run(intent.send_async(send)).status, 201)
+        self.assertEqual(service.keys, 3 * ["order-1"])
+
+    def test_keys(self):
+        for key in ('a "quoted" \\ key', str(uuid.uuid4())):
+            self.assertEqual(parse_key([Intent(key).headers["Idempotency-Key"]]), key)
+        first, second = new_key(), new_key()
+        self.assertEqual((first.version, first.variant), (7, uuid.RFC_4122))
+        self.assertNotEqual(first, second)
+        self.assertLess(abs((first.int >> 80) / 1000 - time.time()), 5)
+        with self.assertRaises(TypeError):
+            Intent(4711)
+
+
+if __name__ == "__main__":
+    unittest.main()

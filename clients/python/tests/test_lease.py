@@ -1,0 +1,576 @@
+"""Operations of several steps: their steps, heartbeats and ends, and workers that finish them."""
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import psycopg
+from pg_idem import (AsyncIdempotency, AsyncWorker, Conflict, Failure, Idempotency, InProgress,
+                     LeaseLost, Retry, Worker)
+
+from mortal import LEASE, Places, pay, pay_async
+from support import PaymentTest, aconnect, connect, effects, new_key, query
+
+try:
+    import psycopg2
+    import pg_idem.psycopg2
+except ImportError:
+    psycopg2 = None
+try:
+    import sqlalchemy
+    import pg_idem.sqlalchemy
+except ImportError:
+    sqlalchemy = None
+
+SCOPE = """
+    SELECT idem.create_scope('leased', request_required => true, store_request => 'unfinished',
+                             if_not_exists => true)::text"""
+INSERT = "INSERT INTO payment (amount) VALUES (1) RETURNING id"
+NOW = (0.0, 0.0)  # as backoff: the next attempt may begin at once
+HERE = Path(__file__).parent
+
+
+class LeaseTest(PaymentTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        query(SCOPE)
+
+
+def state_of(key):
+    return query("SELECT state FROM idem.lookup('leased', %s::text)", key)
+
+
+def finish_others():
+    """Finishes what other tests have left, so that a worker finds only what its test has made."""
+    with connect() as connection:
+        # Otherwise a lease that still runs would end during the test.
+        connection.execute("SELECT count(idem.revoke('leased', key)) FROM idem.records"
+                           " WHERE scope = 'leased' AND state = 'in_progress'")
+        while True:
+            token, = connection.execute("SELECT token FROM idem.take('leased')").fetchone()
+            if token is None:
+                return
+            connection.execute("SELECT idem.complete(%s)", (token,))
+
+
+class Leases:
+    """The tests of leases. A subclass says how to connect and how to insert a payment."""
+
+    payments = None
+
+    def insert(self, connection):
+        return connection.execute(INSERT).fetchone()[0]
+
+    def lease(self, key, request=None, **options):
+        options.setdefault("backoff", NOW)
+        return self.payments.lease("leased", key, request or {"amount": 1}, **options)
+
+    def test_a_step_runs_once(self):
+        key, ran = new_key(), []
+
+        def attempt(lease):
+            first = lease.step("first", lambda: ran.append("first") or {"n": (1, 2)})
+            second = lease.step("second", lambda: ran.append("second") or 1 / (len(ran) - 2))
+            return [lease.attempt, first, second]
+        with self.assertRaises(ZeroDivisionError):
+            self.lease(key).run(attempt)
+        answer = self.lease(key).run(attempt)
+        self.assertEqual(answer.response, [2, {"n": [1, 2]}, 1.0])
+        self.assertEqual(ran, ["first", "second", "second"])
+        again = self.lease(key).run(attempt)
+        self.assertEqual((again.response, again.replayed), (answer.response, True))
+
+    def test_a_finished_operation_has_its_answer(self):
+        key = new_key()
+        with self.lease(key) as lease:
+            lease.complete({"paid": 1})
+        with self.lease(key) as lease:
+            self.assertEqual((lease.answer.response, lease.answer.replayed), ({"paid": 1}, True))
+        with self.assertRaises(Conflict):
+            self.lease(key, {"amount": 2}).run(lambda lease: self.fail())
+
+    def test_the_effect_is_committed_with_the_answer(self):
+        key = new_key()
+        with self.lease(key) as lease:
+            with self.assertRaises(ZeroDivisionError):
+                lease.complete(effect=lambda connection: self.insert(connection) / 0)
+            self.assertEqual((effects(key), state_of(key)), (0, "in_progress"))
+            answer = lease.complete(effect=self.insert)
+        self.assertEqual((effects(key), state_of(key)), (1, "completed"))
+        self.assertEqual(self.lease(key).run(None).response, answer.response)
+
+    def test_a_failure_is_stored_and_its_effect_is_not(self):
+        key = new_key()
+
+        def effect(connection):
+            self.insert(connection)
+            raise Failure("declined", status=402)
+        for replayed in (False, True):
+            with self.assertRaises(Failure) as raised:
+                self.lease(key).run(lambda lease: lease.complete(effect=effect))
+            failed = raised.exception
+            self.assertEqual((failed.message, failed.status, failed.replayed),
+                             ("declined", 402, replayed))
+        self.assertEqual(effects(key), 0)
+
+    def test_an_error_releases_the_operation_for_later(self):
+        key = new_key()
+        with self.assertRaises(ZeroDivisionError), self.lease(key, backoff=(100.0, 200.0)):
+            1 / 0
+        error = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
+        self.assertEqual(error, "division by zero")
+        with self.assertRaises(InProgress) as raised:
+            self.lease(key, retry=Retry(attempts=1)).run(None)
+        self.assertTrue(45 < raised.exception.retry_after <= 100, raised.exception.retry_after)
+
+    def test_an_interrupted_attempt_is_released_at_once(self):
+        key = new_key()
+        with self.assertRaises(KeyboardInterrupt), self.lease(key, backoff=(100.0, 200.0)):
+            raise KeyboardInterrupt
+        self.assertEqual(self.lease(key).run(lambda lease: lease.attempt).response, 2)
+
+    def test_a_body_must_come_to_an_end(self):
+        key = new_key()
+        with self.assertRaisesRegex(RuntimeError, "neither completed nor failed"):
+            with self.lease(key):
+                pass
+        self.assertEqual(self.lease(key).run(lambda lease: "done").response, "done")
+
+    def test_a_recovery_point_of_other_code(self):
+        key = new_key()
+        with connect() as connection:
+            connection.execute(
+                "SELECT idem.checkpoint(token, 'page', '7') FROM idem.claim('leased', %s::text,"
+                " '{\"amount\": 1}', lease => '1 us')", (key,))
+        with self.assertRaisesRegex(TypeError, "not one of steps"), self.lease(key) as lease:
+            lease.step("charge", lambda: self.fail())
+        self.assertEqual(self.lease(key).run(lambda lease: "no steps").response, "no steps")
+
+    def test_the_key_for_another_service_is_that_of_the_operation_and_step(self):
+        keys = []
+        for key in 2 * [new_key()] + [new_key()]:
+            with contextlib.suppress(ZeroDivisionError), self.lease(key) as lease:
+                keys.append([lease.child_key(step) for step in ("charge", "refund")])
+                1 / 0
+        self.assertEqual(keys[0], keys[1])
+        self.assertEqual(len({*keys[0], *keys[2]}), 4)
+
+    def test_a_lost_answer_of_the_last_commit(self):
+        key, lost = new_key(), []
+        send = self.payments.send
+
+        def lose(connection, statements, parameters, *, before="", after=""):
+            row = send(connection, statements, parameters, before=before, after=after)
+            if "idem.complete" in statements[-1] and not lost:
+                lost.append(1)
+                if hasattr(connection, "commit"):
+                    connection.commit()
+                raise psycopg.OperationalError("the answer is lost")
+            return row
+        self.payments.send = lose
+        self.addCleanup(delattr, self.payments, "send")
+        with self.lease(key) as lease:
+            lease.complete(effect=lambda connection: self.insert(connection) and "paid")
+        self.assertEqual((lease.answer.response, lost, effects(key)), ("paid", [1], 1))
+
+
+class Psycopg(Leases, LeaseTest):
+    payments = Idempotency(connect, wait=0.0)
+
+    def test_the_lease_is_renewed_while_the_work_runs(self):
+        key = new_key()
+        with self.lease(key, lease=1.0) as lease:
+            time.sleep(2.0)
+            with self.assertRaises(InProgress):
+                self.lease(key, retry=Retry(attempts=1)).run(None)
+            lease.step("late", lambda: None)
+            self.assertFalse(lease.lost.is_set())
+            lease.complete(effect=self.insert)
+        self.assertEqual(effects(key), 1)
+
+    def test_no_thread_is_left(self):
+        with self.lease(new_key(), lease=0.3) as lease:
+            lease.complete()
+        for thread in threading.enumerate():
+            if "lease of" in thread.name:
+                thread.join(1)
+                self.assertFalse(thread.is_alive())
+
+    def test_work_is_told_that_another_attempt_runs(self):
+        key = new_key()
+        with self.assertRaises(LeaseLost), self.lease(key, lease=0.3) as lease:
+            query("SELECT idem.revoke('leased', %s::text)::text", key)
+            other = self.lease(key, lease=60).__enter__()
+            self.assertTrue(lease.lost.wait(5))
+            with self.assertRaises(LeaseLost):
+                lease.step("charge", lambda: self.fail())
+            lease.complete()
+        other.complete("by the other")
+        other.__exit__(None, None, None)
+
+    def test_work_is_told_that_the_lease_could_not_be_renewed(self):
+        key, unreachable = new_key(), []
+
+        def connect_or_fail():
+            if unreachable:
+                raise psycopg.OperationalError("unreachable")
+            return connect()
+        payments = Idempotency(connect_or_fail)
+        with self.assertRaises(LeaseLost), self.assertLogs("pg_idem"):
+            with payments.lease("leased", key, {"amount": 1}, lease=0.3) as lease:
+                unreachable.append(1)
+                self.assertTrue(lease.lost.wait(5))
+                lease.check()
+
+    def test_events(self):
+        seen, key = [], new_key()
+        payments = Idempotency(connect, wait=0.0, on_event=seen.append)
+        payments.lease("leased", key, {"amount": 1}).run(lambda lease: "paid")
+        payments.lease("leased", key, {"amount": 1}).run(None)
+        with self.assertRaises(Conflict):
+            payments.lease("leased", key, {"amount": 2}).run(None)
+        with self.lease(key + "2") as lease:
+            with self.assertRaises(InProgress):
+                payments.lease("leased", lease.key, {"amount": 1},
+                               retry=Retry(attempts=1)).run(None)
+            lease.complete()
+        self.assertEqual([event.type for event in seen], ["replay", "conflict", "refused"])
+        self.assertEqual(seen[0][1:4], ("leased", key, None))
+        self.assertIsNone(seen[0].error)
+        self.assertIsInstance(seen[1].error, Conflict)
+
+
+@unittest.skipUnless(psycopg2, "psycopg2 is not installed")
+class Psycopg2(Leases, LeaseTest):
+    def setUp(self):
+        self.payments = pg_idem.psycopg2.Idempotency(
+            lambda: contextlib.closing(psycopg2.connect("")), wait=0.0)
+
+    def insert(self, connection):
+        with connection.cursor() as cursor:
+            cursor.execute(INSERT)
+            return cursor.fetchone()[0]
+
+
+@unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
+class SQLAlchemy(Leases, LeaseTest):
+    def setUp(self):
+        driver = "psycopg2" if sqlalchemy.__version__.startswith("1.") else "psycopg"
+        engine = sqlalchemy.create_engine(f"postgresql+{driver}://", future=True)
+        self.addCleanup(engine.dispose)
+        self.payments = pg_idem.sqlalchemy.Idempotency(engine.begin, wait=0.0)
+
+    def insert(self, connection):
+        return connection.execute(sqlalchemy.text(INSERT)).scalar()
+
+
+class PsycopgAsync(LeaseTest):
+    payments = AsyncIdempotency(aconnect, wait=0.0)
+
+    def lease(self, key, **options):
+        options.setdefault("backoff", NOW)
+        return self.payments.lease("leased", key, {"amount": 1}, **options)
+
+    def test_steps_effect_and_replay(self):
+        key, ran = new_key(), []
+
+        async def charge():
+            ran.append(1)
+            return {"charge": 1}
+
+        async def insert(connection):
+            await connection.execute("INSERT INTO payment (amount) VALUES (1)")
+            return "paid"
+
+        async def attempt(lease):
+            self.assertEqual(await lease.step("charge", charge), {"charge": 1})
+            1 / (lease.attempt - 1)
+            await lease.complete(effect=insert)
+
+        async def main():
+            with self.assertRaises(ZeroDivisionError):
+                await self.lease(key).run(attempt)
+            return [await self.lease(key).run(attempt) for _ in range(2)]
+        first, again = asyncio.run(main())
+        self.assertEqual((first.response, again.response, again.replayed), ("paid", "paid", True))
+        self.assertEqual((effects(key), ran), (1, [1]))
+
+    def test_steps_beside_each_other(self):
+        key = new_key()
+
+        async def step(name):
+            await asyncio.sleep(0.01)
+            return name
+
+        async def main():
+            with self.assertRaises(ZeroDivisionError):
+                async with self.lease(key) as lease:
+                    await asyncio.gather(*[lease.step(n, lambda n=n: step(n)) for n in "abcde"])
+                    1 / 0
+            async with self.lease(key) as lease:
+                await lease.complete([await lease.step(n, None) for n in "abcde"])
+            return lease.answer
+        self.assertEqual(asyncio.run(main()).response, list("abcde"))
+
+    def test_the_lease_is_renewed_while_the_work_runs(self):
+        async def main():
+            async with self.lease(new_key(), lease=1.0) as lease:
+                await asyncio.sleep(2.0)
+                return await lease.complete("done")
+        self.assertEqual(asyncio.run(main()).response, "done")
+
+    def test_work_is_cancelled_when_the_lease_is_lost(self):
+        async def main():
+            key = new_key()
+            async with self.lease(key, lease=0.3):
+                query("SELECT idem.revoke('leased', %s::text)::text", key)
+                other = await self.lease(key, lease=60).__aenter__()
+                try:
+                    await asyncio.sleep(10)
+                finally:
+                    await other.complete()
+                    await other.__aexit__(None, None, None)
+        with self.assertRaises(LeaseLost):
+            asyncio.run(main())
+
+    def test_cancelled_work_is_released_at_once(self):
+        key = new_key()
+
+        async def body():
+            async with self.lease(key, backoff=(100.0, 200.0)):
+                await asyncio.sleep(10)
+
+        async def main():
+            task = asyncio.create_task(body())
+            await asyncio.sleep(0.3)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            async with self.lease(key) as lease:
+                await lease.complete()
+            return lease.attempt
+        self.assertEqual(asyncio.run(main()), 2)
+
+
+class Workers(LeaseTest):
+    def setUp(self):
+        finish_others()
+
+    def abandon(self, amount=1, scope="leased", records=None):
+        """An operation whose caller is gone."""
+        key = new_key()
+        with connect() as connection, connection.transaction():
+            if records:
+                connection.execute("SELECT idem.use_records(%s::regclass)", (records,))
+            connection.execute("SELECT idem.claim(%s, %s::text, %s::jsonb, lease => '1 us')",
+                               (scope, key, f'{{"amount": {amount}}}'))
+        return key
+
+    def work_until(self, worker, done):
+        """Runs the worker in a thread until done() is true."""
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            until = time.monotonic() + 20
+            while not done() and time.monotonic() < until:
+                time.sleep(0.02)
+        finally:
+            worker.stop()
+            thread.join(10)
+        self.assertTrue(done())
+        self.assertFalse(thread.is_alive())
+
+    def test_it_finishes_what_others_left(self):
+        keys = [self.abandon(n) for n in range(5)]
+        seen = []
+
+        def pay(lease):
+            seen.append((lease.key, lease.request, lease.attempt))
+            return lease.complete(effect=lambda connection: connection.execute(
+                "INSERT INTO payment (amount) VALUES (%s)", [lease.request["amount"]]) and "paid")
+        self.work_until(Worker(Idempotency(connect), "leased", pay, wait=0.1),
+                        lambda: all(state_of(key) == "completed" for key in keys))
+        self.assertEqual(seen, [(key, {"amount": n}, 2) for n, key in enumerate(keys)])
+        self.assertEqual([effects(key) for key in keys], 5 * [1])
+
+    def test_so_many_at_a_time(self):
+        for _ in range(6):
+            self.abandon()
+        lock, running, most, done = threading.Lock(), [0], [0], [0]
+        three = threading.Barrier(3)
+
+        def pay(lease):
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            three.wait(10)
+            time.sleep(0.1)
+            with lock:
+                running[0] -= 1
+                done[0] += 1
+        self.work_until(Worker(Idempotency(connect), "leased", pay, wait=0.1, concurrency=3),
+                        lambda: done[0] == 6)
+        self.assertEqual(most[0], 3)
+
+    def test_it_goes_on_after_errors(self):
+        broken = [1, 1]
+
+        def connect_or_fail():
+            if broken:
+                broken.pop()
+                raise psycopg.OperationalError("unreachable")
+            return connect()
+        first, second = self.abandon(1), self.abandon(2)
+
+        def pay(lease):
+            if lease.request["amount"] == 1 and lease.attempt == 2:
+                raise ValueError("once")
+            return "paid"
+        with self.assertLogs("pg_idem", "WARNING") as logged:
+            self.work_until(Worker(Idempotency(connect_or_fail), "leased", pay, wait=0.1,
+                                   backoff=(0.1, 0.1)),
+                            lambda: state_of(first) == state_of(second) == "completed")
+        self.assertEqual([record.getMessage()[:9] for record in logged.records],
+                         ["could not", "could not", "attempt 2"])
+
+    def test_a_chosen_record_table(self):
+        with connect() as connection:
+            connection.execute("SELECT idem.create_scope('elsewhere', records => true,"
+                               " store_request => 'unfinished', if_not_exists => true)")
+            connection.execute("DROP SCHEMA IF EXISTS acme CASCADE; CREATE SCHEMA acme")
+            connection.execute("SELECT idem.create_record_table('acme.record')")
+        key = self.abandon(scope="elsewhere", records="acme.record")
+        payments = Idempotency(connect, records="acme.record")
+        ran = []
+        self.work_until(Worker(payments, "elsewhere", ran.append, wait=0.1), lambda: ran)
+        answer = payments.lease("elsewhere", key, {"amount": 1}).run(None)
+        self.assertEqual((answer.response, answer.replayed), (None, True))
+        kinds = [Idempotency(connect)]
+        if psycopg2:
+            kinds.append(pg_idem.psycopg2.Idempotency(
+                lambda: contextlib.closing(psycopg2.connect(""))))
+        for kind in kinds:
+            key, answers = new_key(), []
+            for replayed in (False, True):
+                answers.append(kind.run("elsewhere", key, None, lambda _: "done",
+                                        records="acme.record", expires=True))
+                self.assertEqual((answers[-1].response, answers[-1].replayed), ("done", replayed))
+            self.assertEqual(answers[0].expires, answers[1].expires)
+        self.assertEqual(query("SELECT count(*) FROM acme.record"), 1 + len(kinds))
+
+    def test_a_signal_stops_it_gracefully(self):
+        for program in ("Worker(Idempotency(connect), 'leased', work, wait=0.1).run()",
+                        "asyncio.run(AsyncWorker(AsyncIdempotency(aconnect), 'leased', awork,"
+                        " wait=0.1).run())"):
+            key = self.abandon()
+            process = subprocess.Popen([sys.executable, "-c", f"""
+import asyncio, time
+from pg_idem import *
+from support import aconnect, connect
+def work(lease):
+    print('begins', flush=True)
+    time.sleep(0.5)
+    return 'finished'
+async def awork(lease):
+    return work(lease)
+{program}
+print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
+            with self.subTest(program), process:
+                self.assertEqual(process.stdout.readline(), "begins\n")
+                process.send_signal(signal.SIGTERM)
+                self.assertEqual(process.stdout.read(), "returns\n")
+            self.assertEqual((process.returncode, state_of(key)), (0, "completed"))
+
+    def test_async(self):
+        keys = [self.abandon(n) for n in range(4)]
+        running, most = [], []
+
+        async def pay(lease):
+            running.append(1)
+            most.append(len(running))
+            await asyncio.sleep(0.5)
+            running.pop()
+            return lease.request["amount"]
+
+        async def main():
+            worker = AsyncWorker(AsyncIdempotency(aconnect), "leased", pay, wait=0.1,
+                                 concurrency=2)
+            task = asyncio.create_task(worker.run())
+            while any(state_of(key) != "completed" for key in keys):
+                await asyncio.sleep(0.05)
+            worker.stop()
+            await task
+        asyncio.run(asyncio.wait_for(main(), 20))
+        self.assertEqual(max(most), 2)
+
+    def test_async_work_that_outlasts_the_grace_is_left_to_others(self):
+        key = self.abandon()
+
+        async def pay(lease):
+            begun.set()
+            await asyncio.sleep(60)
+
+        async def main():
+            nonlocal begun
+            begun = asyncio.Event()
+            worker = AsyncWorker(AsyncIdempotency(aconnect), "leased", pay, wait=0.1, grace=0.1)
+            task = asyncio.create_task(worker.run())
+            await begun.wait()
+            worker.stop()
+            await task
+        begun = None
+        asyncio.run(asyncio.wait_for(main(), 20))
+        answer = Idempotency(connect).lease("leased", key, {"amount": 1}).run(lambda lease: "other")
+        self.assertEqual(answer.response, "other")
+
+    def killed_at_every_step(self, kind, finish):
+        with tempfile.TemporaryDirectory() as folder:
+            calls, keys = os.path.join(folder, "calls"), []
+            ended = -signal.SIGKILL
+            while ended == -signal.SIGKILL:
+                keys.append(new_key())
+                ended = subprocess.run([sys.executable, "mortal.py", kind, keys[-1],
+                                        str(len(keys)), calls], cwd=HERE).returncode
+            self.assertEqual((ended, len(keys)), (0, 10))
+            time.sleep(LEASE)
+            finish(Places(0), calls, lambda: all(state_of(key) == "completed" for key in keys))
+            self.assertEqual([effects(key) for key in keys], [1] * len(keys))
+            called = collections.Counter(Path(calls).read_text().splitlines())
+        # Every service sees one key per operation, also of those that were called twice: by the
+        # process that died after the call, before the recovery point, and by the worker.
+        self.assertEqual(collections.Counter(line.split()[0] for line in called),
+                         {"reserve": len(keys), "charge": len(keys)})
+        self.assertEqual(collections.Counter(called.values()), {1: 2 * len(keys) - 2, 2: 2})
+
+    def test_killed_at_every_step(self):
+        def finish(places, calls, done):
+            self.work_until(Worker(Idempotency(connect), "leased", pay(places, calls), wait=0.1,
+                                   concurrency=4), done)
+        self.killed_at_every_step("blocking", finish)
+
+    def test_killed_at_every_step_async(self):
+        def finish(places, calls, done):
+            async def main():
+                worker = AsyncWorker(AsyncIdempotency(aconnect), "leased",
+                                     pay_async(places, calls), wait=0.1, concurrency=4)
+                task = asyncio.create_task(worker.run())
+                while not done():
+                    await asyncio.sleep(0.05)
+                worker.stop()
+                await task
+            asyncio.run(asyncio.wait_for(main(), 20))
+        self.killed_at_every_step("async", finish)
+
+
+if __name__ == "__main__":
+    unittest.main()
