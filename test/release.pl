@@ -69,7 +69,11 @@ for my $phase (sort keys %{ $meta->{prereqs} // {} })
 
 # One version everywhere.
 my ($control) = slurp('idem.control') =~ /^default_version = '(.*)'$/m;
+my ($of_managed) = slurp('sql/managed_administration.sql') =~ /^CREATE FUNCTION idem_internal\.version\(\).*?^RETURN '(.*?)';/ms;
+is($of_managed, $control, 'the SQL edition has the version of idem.control');
 my ($for_tests) = slurp('test_extension/idem_test.control') =~ /^default_version = '(.*)'$/m;
+my %install = slurp('idem.control') =~ /^(superuser|trusted) = (\w+)$/mg;
+is_deeply(\%install, { superuser => 'true', trusted => 'false' }, 'superusers install the extension');
 is($for_tests, $control, 'test_extension/idem_test.control: the same version');
 is($meta->{version}, $control, 'META.json has the version of idem.control');
 is($meta->{provides}{idem}{version}, $control, 'so has what it provides');
@@ -129,12 +133,12 @@ for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\
 		"$file has the errors of the code");
 }
 
-my %described = slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nHTTP status: (\d+)\n/mg;
+my %described = slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nHTTP status: (\d+)\. Message: /mg;
 is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys %own }, 'the reference has a section for each of our errors');
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
-my $script = join '', map { slurp("sql/$_.sql") } qw(schema functions functions_http views health);
+my $script = join '', map { slurp("sql/$_.sql") } qw(base schema types functions functions_sql functions_http library comments views health);
 my (%comment, %of_claim);
 while ($script =~ /^COMMENT ON FUNCTION idem\.(\w+)(\([^)]*\))? IS\n    '(.*?)';$/msg)
 {
@@ -155,8 +159,9 @@ for my $function (sort keys %of_claim)
 for my $function (sort keys %comment)
 {
 	ok(exists $section{$function}, "idem.$function() is in the reference");
-	my ($errors) = ($section{$function} // '') =~ /^Errors: (.*?)\n\n/ms;
+	my ($errors) = ($section{$function} // '') =~ /^- Errors: (.*?)(?:^- | )Privileges: /ms;
 	ok(defined $errors, "idem.$function(): the reference lists its errors") or next;
+	chomp $errors;
 	my @documented = codes($errors);
 	is($errors, 'none.', "idem.$function(): no errors") unless @documented;
 	my ($raises) = $comment{$function} =~ /\bRaises (.*)/s;
@@ -166,12 +171,12 @@ for my $function (sort keys %comment)
 
 # The settings of a scope: the one table of the code, and everything that lists them.
 my %sql_type = (INTERVAL => 'interval', BOOL => 'boolean', INT4 => 'integer', TEXT => 'text', TEXTARRAY => 'text[]');
-my $settings = slurp('src/pg/scope_settings.hpp');
+my $settings = slurp('src/pg/store/scope_settings.hpp');
 my @settings = map {
 	my ($name, $type, $preset, $says) = @$_;
 	my $default = $preset eq 'nullptr' ? 'NULL' : $type =~ /BOOL|INT4/ ? $preset =~ tr/"//dr : $preset =~ tr/"/'/r;
 	{ name => $name, type => $sql_type{$type}, default => $default, says => join '', $says =~ /"((?:[^"\\]|\\.)*)"/g }
-} map { [ /"(\w+)", (\w+)OID,\s+("[^"]*"|nullptr),\s+check_\w+(?:<\w+>)?,\s+read\w*(?:<[^>]*>)?,\s+((?:"(?:[^"\\]|\\.)*"\s*)+)\}/s ] }
+} map { [ /"(\w+)", (\w+)OID,\s+("[^"]*"|nullptr),\s+check_\w+(?:<[\w:]+>)?,\s+read\w*(?:<[^>]*>)?,\s+((?:"(?:[^"\\]|\\.)*"\s*)+)\}/s ] }
   $settings =~ /^    (\{"\w+",.*?\}),$/msg;
 is(scalar(@settings), scalar(() = $settings =~ /^    \{"\w+", \w+OID/mg), 'each setting of a scope is read');
 cmp_ok(scalar(@settings), '<=', 20, 'a scope has few settings');
@@ -187,13 +192,14 @@ for ([ 'create_scope', 'if_not_exists boolean DEFAULT false', sub { $_[0] } ], [
 			'settings text[] DEFAULT ' . $default->("'{}'"), 'owner regrole DEFAULT NULL', $last),
 		"the arguments of idem.$function() are the settings that it names");
 	my %item;
-	for my $item (split /^(?=- |Result: )/m, $section{$function})
+	for my $item (split /^(?=- )/m, $section{$function})
 	{
 		my ($name, $type, $text) = $item =~ /^- `(\w+) (.*?)`\s*(.*)/s or next;
 		$item{$name} = [ $type, words($text) =~ s/\[(.*?)\]\(.*?\)/$1/gr =~ tr/`()//dr ];
 	}
+	$_->[0] = words($_->[0]) for values %item;
+	next if $function eq 'alter_scope' && like($section{$function}, qr/^`idem\.$function\(name text, \.\.\., settings /m, 'the reference has them in one place');
 	is($item{ $_->{name} }[0], "$_->{type} = " . $default->($_->{default}), "the reference has $_->{name} of idem.$function()") for @named;
-	next if $function eq 'alter_scope';
 	like($item{ $_->{name} }[1], qr/^: \Q@{[ $_->{says} =~ tr{()}{}dr ]}\E/, "and what $_->{name} says") for @named;
 }
 my ($columns) = $script =~ /^CREATE TABLE idem\.scope \(.*?-- The settings.*?\n(.*?)^    CONSTRAINT/ms;
@@ -203,19 +209,17 @@ my ($columns_shown) = $script =~ /^CREATE VIEW idem\.scopes .*?\bSELECT(.*?)\bFR
 is(words($columns_shown), join(', ', qw(name owner), map { $_->{name} } @settings), 'the view idem.scopes shows them');
 is_deeply([ map { s/'\n    '//gr =~ s/''/'/gr } $script =~ /^COMMENT ON COLUMN idem\.scopes\.\w+ IS\n    '(.*?)';$/msg ], [ map { ucfirst "$_->{says}." } @settings ],
 	'the comments on its columns are what they say');
-my ($listed) = slurp('docs/reference.md') =~ /^### idem\.scopes\n(.*?)(?=^##|\z)/ms;
-is_deeply([ grep { $listed !~ /`$_->{name}\b/ } @settings ], [], 'the reference has the columns of idem.scopes');
 
 # The shape of the reference: every function has the same parts, in the same order.
 for my $function (sort keys %section)
 {
 	next unless exists $comment{$function};
-	like($section{$function}, qr/^Arguments:.*^Result: .*^Errors: .*^Privileges: .*^```sql$/ms,
+	like($section{$function}, qr/^(?:`idem\.$function\([^`]*\)`\s*→|.* → `\w+`\n\nArguments:).*^- Errors: .*(?:^- | )Privileges: .*^```sql$/ms,
 		"idem.$function(): arguments, result, errors, privileges, an example");
 }
 
 # Links.
-my @pages = glob('*.md docs/*.md examples/*.md examples/citus/*.md clients/*/*.md src/*.md test/*.md');
+my @pages = glob('*.md docs/*.md examples/*.md examples/*/*.md clients/*/*.md src/*.md test/*.md');
 
 sub prose { my ($page) = @_; return slurp($page) =~ s/^\s*```.*?^\s*```\s*$//msgr; }
 
@@ -261,8 +265,40 @@ for my $page (@pages)
 	is_deeply(\@broken, [], "$page: its links lead somewhere");
 }
 
+# Layers, and the floors of pg, include only what is below them, and modules (a header with its source)
+# do not include each other in circles.
+my @floors = qw(core pg/server pg/store pg/shared);
+my %below = map { my $n = $_; ($floors[$n] => { map { $_ => 1 } @floors[0 .. $n] }) } 0 .. $#floors;
+$below{$_} = { $_ => 1, map { $_ => 1 } @floors } for qw(api worker);
+my (%includes, @up);
+for my $source (glob 'src/*/*.?pp src/*/*/*.?pp')
+{
+	my ($module, $floor) = $source =~ m{^src/((.*)/[^/]+)\.\w+$};
+	$includes{$module} //= {};
+	for my $header (grep { -f "src/$_" } slurp($source) =~ /^\s*#\s*include\s+"([^"]+)"/mg)
+	{
+		my ($used, $of) = $header =~ m{^((.*)/[^/]+)\.\w+$};
+		push @up, "$module uses $used" unless $below{$floor}{$of};
+		$includes{$module}{$used} = 1 unless $used eq $module;
+	}
+}
+cmp_ok(scalar(keys %includes), '>=', 50, 'src has modules');
+is_deeply(\@up, [], 'no layer and no floor includes one above it');
+my $left;
+do
+{
+	$left = keys %includes;
+	my %used = map { map { $_ => 1 } keys %$_ } values %includes;
+	for my $module (keys %includes)
+	{
+		delete $includes{$module} unless $used{$module} && grep { $includes{$_} } keys %{ $includes{$module} };
+	}
+} while (keys %includes < $left);
+is_deeply([ sort keys %includes ], [], 'no modules include each other in circles');
+
 # The page of the model names functions that exist.
-my $sources = join '', map { slurp($_) } glob 'src/*/*.[ch]pp';
+my @sources = glob 'src/*/*.?pp src/*/*/*.?pp';
+my $sources = join '', map { slurp($_) } @sources;
 my ($steps) = slurp('test/model/README.md') =~ /^## What each step stands for\n(.*?)^## /ms;
 my %function = map { $_ => 1 } $steps =~ /`(?:\w+::)?(\w+)\(\)`/g;
 cmp_ok(scalar(keys %function), '>=', 20, 'the page of the model names functions');
@@ -282,14 +318,14 @@ my %is_mutant = map { $_->{name} => 1 } @mutants;
 is_deeply([ grep { !$is_mutant{$_} } $faults =~ /- \*\*(\w+)\*\* \(/g ], [], 'test/mutants/README.md lists no mutant that does not exist');
 
 # The class of the key lock, which other programs see in pg_locks.
-my ($lock_class) = map { slurp($_) =~ /\block_class = (\d+);/ } glob 'src/*/*.[ch]pp';
+my ($lock_class) = $sources =~ /\block_class = (\d+);/;
 is_deeply([ slurp($_) =~ /\bobjsubid = (\d+)/g ], [ $lock_class ], "$_: the lock class of the library")
-  for qw(sql/health.sql monitoring/postgres_exporter_queries.yaml);
+  for qw(sql/library.sql monitoring/postgres_exporter_queries.yaml);
 
 # What Troubleshooting quotes is what users see, and search for: messages of idem's own, as the sources
 # have them, or others that a test shows.
 my ($troubleshooting) = slurp('docs/operations.md') =~ /^## Troubleshooting\n(.*?)(?=^## |\z)/ms;
-my @formats = map { s/\\"/"/gr } map { slurp($_) =~ /errmsg\(\s*"((?:[^"\\]|\\.)*)"/g } glob 'src/*/*.cpp';
+my @formats = map { s/\\"/"/gr } $sources =~ /errmsg\(\s*"((?:[^"\\]|\\.)*)"/g;
 my $shown = join '', map { slurp($_) } glob 'expected/*.out';
 
 sub is_said
@@ -300,18 +336,18 @@ sub is_said
 	return grep { my $format = join '.*', map { quotemeta } split /%[a-z]+/, $_, -1; $message =~ /^$format/ } @formats;
 }
 
-my @quoted = $troubleshooting =~ /^### (.+)$/mg;
+my @quoted = map { s/\s+/ /gr } $troubleshooting =~ /^- \*\*(.+?)\*\*/msg;
 cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
 ok(is_said($_), "a message: $_") for @quoted;
 
 # So are the messages that the reference gives for each error.
-for my $messages (slurp('docs/reference.md') =~ /^Message: (.*?)\n\n/msg)
+for my $messages (slurp('docs/reference.md') =~ /^HTTP status: \d+\. Message: ((?:`[^`]+`|,|\s|or)+)/mg)
 {
 	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
 }
 
 # An error says what happened and what to do; core raises none. The exception has the server's words.
-my @errors = map { my $file = $_; map { "$file: $_" } slurp($file) =~ /\bereport(\((?:"(?:\\.|[^"\\])*"|[^()"]|(?1))*\));/g } glob 'src/*/*.?pp';
+my @errors = map { my $file = $_; map { "$file: $_" } slurp($file) =~ /\bereport(\((?:"(?:\\.|[^"\\])*"|[^()"]|(?1))*\));/g } @sources;
 cmp_ok(scalar(@errors), '>=', 50, 'the sources raise errors');
 my @incomplete = grep { /: \(\s*(?:ERROR|WARNING),/ && !(/errdetail|errin_progress/ && /errhint/) } @errors;
 is_deeply([ grep { !/canceling statement due to lock timeout/ } @incomplete ], [], 'every error has a detail and a hint');
@@ -324,8 +360,8 @@ ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } gre
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")
-  for glob('*.md docs/*.md examples/*.md examples/citus/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql examples/citus/*.sql');
-cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 300, 'README.md: at most 300 lines');
+  for glob('*.md docs/*.md examples/*.md examples/*/*.md clients/*/*.md test/*.md test/chaos/*.md'), grep { !/--/ } glob('sql/*.sql examples/citus/*.sql');
+cmp_ok(scalar(() = slurp('README.md') =~ /\n/g), '<=', 250, 'README.md: at most 250 lines');
 
 # Every file of test/ is in the tables of test/README.md, tests exactly once; what it names exists.
 my $guide = slurp('test/README.md');
@@ -333,8 +369,8 @@ my ($tests) = $guide =~ /^## Where is the test of \.\.\.\n(.*?)^## /ms;
 my ($subjects, $shared) = $tests =~ /^(.*\|\n)(.*)/s;
 my %times;
 $times{$_}++ for $subjects =~ /`([^` ]+\.\w+)`/g;
-my @files = map { s{^test/}{}r } grep { -f && !/\.patch$/ } map { glob } qw(test/* test/*/*);
-my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^(?:t|chaos|citus)/.*\.pl$|^release\.pl$} } @files;
+my @files = map { s{^test/}{}r } grep { -f && !/\.(?:patch|diff)$/ } map { glob } qw(test/* test/*/*);
+my @is_test = grep { m{^(?:sql|specs|pgtap|unit|upgrade)/.*(?<!support\.hpp)$|^fuzz/.*_fuzz\.cpp$|^(?:t|chaos|citus)/.*\.pl$|^(?:release|site)\.pl$} } @files;
 is($times{$_} // 0, 1, "test/README.md lists $_ once") for @is_test;
 my %exists = map { $_ => 1 } @files;
 is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists no test that does not exist');

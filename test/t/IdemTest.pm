@@ -10,13 +10,26 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
+our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_postmaster
   restart_killed configure replicate rewind effects locks tables_are_sound log_is_clean);
 
-# A running node whose settings depend neither on the machine's speed nor on its locale.
+# Whether the test runs over the SQL edition: see test/managed/run.
+sub managed_edition { return ($ENV{IDEM_EDITION} // '') eq 'managed'; }
+
+# Installs the SQL edition as users do.
+sub install_managed
+{
+	my ($node, $database) = @_;
+	$node->command_ok([ 'psql', '-Xq', '-f', "$ENV{TESTDIR}/sql/managed.sql", $node->connstr($database) ], "$database: the SQL edition is installed");
+	return;
+}
+
+# A running node whose settings depend neither on the machine's speed nor on its locale. The SQL edition
+# has nothing to preload.
 sub idem_node
 {
 	my ($name, %options) = @_;
+	$options{conf} =~ s/^shared_preload_libraries = 'idem'\n//m if defined $options{conf} && managed_edition();
 	my $node = PostgreSQL::Test::Cluster->new($name, %{ $options{new} // {} });
 	$node->init(extra => [ '-E', 'UTF8', '--locale=C' ], %{ $options{init} // {} });
 	$node->append_conf('postgresql.conf', <<"CONF");
@@ -77,7 +90,7 @@ sub install_lapse
 	my ($node, $database) = @_;
 	$node->safe_psql($database // 'postgres', <<'SQL');
 CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
-  $$ UPDATE idem.record SET lease_end = clock_timestamp() - interval '1 s' WHERE k IN (key, key_uuid::text) $$;
+  $$ UPDATE idem.record r SET lease_end = clock_timestamp() - interval '1 s' WHERE k IN (key, to_jsonb(r) ->> 'key_uuid') $$;
 SQL
 	return;
 }
@@ -105,6 +118,7 @@ sub sqlstate
 sub waits_for
 {
 	my ($node, $pid, $type) = @_;
+	$type = 'Timeout' if $type eq 'Extension' && managed_edition();    # pg_sleep()
 	$node->poll_query_until('postgres', "SELECT wait_event_type = '$type' FROM pg_stat_activity WHERE pid = $pid")
 	  or die "process $pid does not wait for $type";
 	return;

@@ -22,7 +22,7 @@ sub build
 
 # Arguments: [procedure, clients, operations, sends, kills per second], and the nodes from which the
 # clients choose the writable one. Options: database, session (settings for PGOPTIONS), name (of a storm
-# beside others), retries (one more class of SQLSTATEs after which the clients retry).
+# beside others), retries (more classes of SQLSTATEs after which the clients retry).
 sub new
 {
 	my ($class, $plan, $nodes, %options) = @_;

@@ -11,8 +11,10 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+sub lacks { my ($module) = @_; return system(qq(cd clients/node && node -e "require('$module')" >/dev/null 2>&1)) != 0; }
+
 plan skip_all => 'no Node with pg here; tools/setup examples installs them'
-  if system(q(cd clients/node && node -e "require('pg')" >/dev/null 2>&1)) != 0;
+  if lacks('pg');
 
 my $node = idem_node('client_node', bare => 1, conf => <<'CONF');
 shared_preload_libraries = 'idem'
@@ -51,19 +53,62 @@ my @proxies = proxies(2);
 }
 is_deeply([ map { $_->cuts } @proxies ], [ (2) x @points ], 'each proxy has cut two connections');
 $_->stop for @proxies;
-passes($_) for qw(http.test.js readme.test.js);
+@proxies = proxies(4);
+{
+	local $ENV{IDEM_TEST_PROXIES} = join ' ', map { "$points[$_]=" . $proxies[$_]->port } 0 .. $#points;
+	passes('lease.test.js');
+}
+is_deeply([ map { $_->cuts } @proxies ], [ (4) x @points ], 'leases: each proxy has cut four connections');
+$_->stop for @proxies;
+passes($_) for qw(waits.test.js killed.test.js http.test.js accepted.test.js intent.test.js readme.test.js);
 is(locks($node), 0, 'no key lock is left');
 
 # Types ---------------------------------------------------------------------------------------------
 
-# That of npm, or that of the distribution.
+# Those of npm, or those of the distribution, which has no Fastify.
 my ($tsc) = grep { system("$_ --version >/dev/null 2>&1") == 0 } qw(node_modules/.bin/tsc tsc);
-my $typed = !grep { !-d "node_modules/$_" } qw(@types/node @types/pg @types/express fastify);
+my ($modules) = grep { -d "$_/\@types/pg" } "$ENV{PWD}/node_modules", '/usr/share/nodejs';
+my $copy = PostgreSQL::Test::Utils::tempdir;
+for my $checked ([ 'tsconfig.json', '@types/express' ], [ 'tsconfig.fastify.json', 'fastify' ])
+{
+	my ($project, $module) = @$checked;
+  SKIP:
+	{
+		skip 'no TypeScript or no types of pg here; tools/setup check installs them', 1 unless $tsc && $modules;
+		skip "$project: no $module here", 1 unless -d "$modules/$module";
+		if (!-d "$copy/node")
+		{
+			system("cp -r clients/node $copy/") == 0 or die 'cp';
+			symlink $modules, "$copy/node/node_modules" or die "symlink: $!";
+		}
+		my ($errors) = run_command([ $tsc, '--preserveSymlinks', '--project', "$copy/node/test/$project" ]);
+		is($errors, '', "$project: the types fit their use");
+	}
+}
+
+# The built package ---------------------------------------------------------------------------------
+
+# It is installed into an empty directory, without a registry. The driver is that of the system, so
+# the peer dependency is not npm's.
 SKIP:
 {
-	skip 'no TypeScript or no types of pg, Express and Fastify here', 1 unless $tsc && $typed;
-	my ($errors) = run_command([ $tsc, '--project', 'clients/node/test' ]);
-	is($errors, '', 'the types fit their use');
+	skip 'no npm here; tools/setup clients installs it', 1 if system('npm --version >/dev/null 2>&1') != 0;
+	my $folder = PostgreSQL::Test::Utils::tempdir;
+	mkdir "$folder/application";
+	local %ENV = (%ENV, npm_config_cache => "$folder/npm", NODE_PATH => join(':', $ENV{NODE_PATH} // (), "$ENV{PWD}/node_modules", '/usr/share/nodejs'));
+	my ($package) = split /\n/, `tools/packages $folder/packages node`;
+	my $content = `tar -tzf $package`;
+	like($content, qr{^package/\Q$_\E$}m, "the package has $_") for qw(LICENSE CHANGELOG.md README.md index.d.ts intent.js examples/accepted.js);
+	unlike($content, qr{package/test/}, 'and no tests');
+
+	command_ok([ qw(npm install --silent --offline --legacy-peer-deps --prefix), "$folder/application", $package ], 'the package is installed');
+	is((run_command([ 'sh', '-c', "ls -A $folder/application/node_modules" ]))[0], ".package-lock.json\npg-idem", 'it has no dependencies');
+	system("cp -r clients/node/test $folder/application/") == 0 or die 'cp';
+	my ($tap, $log) = ('', '');
+	ok(IPC::Run::run([ qw(node --test --test-reporter=tap), map { "test/$_.test.js" } qw(core intent waits) ], '>', \$tap, '2>', \$log,
+			init => sub { chdir "$folder/application" or die "chdir: $!" }), 'its tests pass') or diag $tap, $log;
+	my $found = (run_command([ 'sh', '-c', "cd $folder/application/test && node -p 'require.resolve(\"pg-idem\")'" ]))[0];
+	like($found, qr{application/node_modules/pg-idem/index\.js$}, 'on what was installed');
 }
 
 # A retry storm ---------------------------------------------------------------------------------------
@@ -91,14 +136,22 @@ sub storm
 	return %count;
 }
 
+for my $framework ([ 'Express', 'after.js' ], [ 'Fastify', 'after_fastify.js' ])
+{
+	my ($name, $file) = @$framework;
+  SKIP:
+	{
+		skip "no $name here", 1 if lacks(lc $name);
+		my %with = storm($file);
+		cmp_ok($with{requests}, '>=', $operations * $sends, "$name: every request is answered");
+		is($with{cut}, $cuts * @points, "$name: all connections are cut that should be");
+		is($with{differing}, 0, "$name: one answer for each payment");
+		is($with{duplicates}, 0, "$name: no duplicates");
+	}
+}
 SKIP:
 {
-	skip 'no Express here', 1 if system(q(cd clients/node && node -e "require('express')" >/dev/null 2>&1)) != 0;
-	my %with = storm('after.js');
-	cmp_ok($with{requests}, '>=', $operations * $sends, 'storm: every request is answered');
-	is($with{cut}, $cuts * @points, 'storm: all connections are cut that should be');
-	is($with{differing}, 0, 'storm: one answer for each payment');
-	is($with{duplicates}, 0, 'storm: no duplicates');
+	skip 'no Express here', 1 if lacks('express');
 	my %without = storm('before.js');
 	cmp_ok($without{duplicates}, '>=', $operations * ($sends - 1) + $cuts, 'storm without idem: duplicates of retries, and of lost answers');
 }

@@ -13,7 +13,7 @@ my $keys = 50_000;
 my $node = idem_node('consumers', bare => 1, conf => "fsync = off\nlog_statement = none");
 $node->safe_psql('postgres', <<"SQL");
 CREATE EXTENSION idem;
-SELECT idem.create_scope('messages');
+SELECT idem.create_scope('messages', wait => '10 minutes');
 -- Every fifth message twice. A session with an odd number gets them in the opposite order.
 CREATE TABLE delivery AS
   SELECT i AS place, 'message ' || 1 + i % $keys AS key FROM generate_series(1, $keys + $keys / 5) i;
@@ -60,7 +60,7 @@ sub each_is_new_once
 		"$expected|$expected", "$what: each key was new exactly once");
 	is($node->safe_psql('postgres', "SELECT count(*), count(*) FILTER (WHERE state = 'c') FROM idem.record"),
 		"$expected|$expected", "$what: and has one record");
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM idem.record r FULL JOIN seen s ON s.key = coalesce(r.key, r.key_uuid::text) WHERE r.digest IS NULL OR s.key IS NULL'),
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.record r FULL JOIN seen s ON s.key = coalesce(r.key, to_jsonb(r) ->> 'key_uuid') WHERE r.scope IS NULL OR s.key IS NULL}),
 		0, "$what: the same ones");
 	is($node->safe_psql('postgres', 'SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()'),
 		0, "$what: no deadlock");
@@ -142,16 +142,20 @@ is($node->safe_psql('postgres', 'SELECT source, seq FROM idem.watermark ORDER BY
 	"s1|200\ns2|200\ns3|200", 'streams: one watermark a source');
 
 # Dump and restore.
-my $dump = $node->backup_dir . '/dump.sql';
-mkdir $node->backup_dir;
-$node->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
-$node->safe_psql('postgres', q{CREATE DATABASE restored; CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0});
-for my $database ('restored', 'latin')
+SKIP:
 {
-	$node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $database ],
-		"restore into $database");
-	is($node->safe_psql($database, q{SELECT idem.advance('messages', 's1', 200), idem.advance('messages', 's1', 201, contiguous => true)}),
-		'f|t', "$database: watermarks stand where they stood");
+	skip 'managed.pl dumps the SQL edition, whose tables do not belong to an extension', 5 if managed_edition();
+	my $dump = $node->backup_dir . '/dump.sql';
+	mkdir $node->backup_dir;
+	$node->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
+	$node->safe_psql('postgres', q{CREATE DATABASE restored; CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0});
+	for my $database ('restored', 'latin')
+	{
+		$node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $database ],
+			"restore into $database");
+		is($node->safe_psql($database, q{SELECT idem.advance('messages', 's1', 200), idem.advance('messages', 's1', 201, contiguous => true)}),
+			'f|t', "$database: watermarks stand where they stood");
+	}
 }
 
 log_is_clean($node, killed => 1);

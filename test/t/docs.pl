@@ -6,11 +6,12 @@
 #                 A statement without such lines must succeed, whatever its result.
 #   ```plpgsql    A fragment of a procedure that has the arguments key and request and the variable c. It
 #                 is run once, and rolled back.
-#   ```python     A script. Lines "#> ..." are what it prints.
+#   ```python     A script. Lines "#> ..." are what it prints; of ```js, ```go and ```java lines "//> ...".
 #
 # HTML comments, which a reader does not see, add what an example needs:
 #
 #   <!-- setup ... -->       SQL that runs at this place of the page
+#   <!-- setup: payments --> scope, table and functions of the README, which several pages use
 #   <!-- fragment: ... -->   what comes between DECLARE and the fragment, "BEGIN" included
 #   <!-- not run: ... -->    why the next block is not run; %not_run counts them
 #
@@ -28,16 +29,36 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
-my %not_run = ('docs/high-availability.md' => 1, 'docs/migration.md' => 1, 'docs/scale-out.md' => 5);
+my %not_run = ('docs/high-availability.md' => 1, 'docs/managed.md' => 3, 'docs/migration.md' => 1, 'docs/releasing.md' => 1, 'docs/scale-out.md' => 2);
 # An extension that the examples of a page use.
 my %uses = ('docs/testing.md' => 'pgtap');
 my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
-my %other_language = map { $_ => 1 } qw(sh text json ini console);
+my $payments = <<'SQL';
+CREATE EXTENSION idem;
+CREATE ROLE shop;
+CREATE ROLE shop_admin;
+SELECT idem.create_scope('payments');
+CREATE TABLE payment (id bigserial PRIMARY KEY, amount numeric);
+CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE c idem.claim_result; payment_id bigint;
+BEGIN
+  c := idem.claim('payments', key, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
+  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
+END $$;
+CREATE FUNCTION make_payment(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
+  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric)
+  RETURNING jsonb_build_object('payment', id)
+$$;
+SQL
+my %other_language = map { $_ => 1 } qw(sh text json ini console yaml);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');
 fsync = off
 shared_preload_libraries = 'idem'
 autovacuum = on
+listen_addresses = '127.0.0.1'
 CONF
 my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
 
@@ -60,6 +81,7 @@ sub blocks_of
 			if ($ends) { push @blocks, $block; undef $block; }
 			else { $block->{text} .= s/^ {0,$block->{indent}}//r . "\n"; }
 		}
+		elsif (/^<!-- setup: payments -->$/) { push @blocks, { kind => 'setup', line => $line, text => $payments }; }
 		elsif (/^\s*<!-- setup$/) { $block = { kind => 'setup', line => $line, text => '', indent => 0 }; }
 		elsif (/^\s*<!-- (fragment|not run): (.+) -->$/) { $next{$1} = $2; }
 		elsif (/^(\s*)```(\S*)/)
@@ -167,19 +189,36 @@ sub check
 	  || diag("$statement->{sql}shows in the page:\n  $shows\nand here:\n  $result");
 }
 
-sub run_python
+# How to run a program of a language, which is FILE, and a probe that it can be run here.
+my %program = (
+	python => { file => 'pay.py', run => 'PYTHON FILE', probe => 'PYTHON -c "import MODULES"' },
+	js => { file => 'pay.js', run => 'node FILE', probe => q{node -e "require('pg')"} },
+	go => { file => 'pay.go', run => 'go run FILE', probe => 'go list github.com/jackc/pgx/v4' },
+	java => { file => 'Pay.java', run => 'java -cp JAR FILE URL', probe => 'java -version && test -f JAR' });
+
+# Debian's packages of Go modules; JDBC needs a host, not a socket.
+$ENV{GO111MODULE} = 'off';
+$ENV{GOPATH} //= '/usr/share/gocode';
+$ENV{GOCACHE} //= PostgreSQL::Test::Utils::tempdir . '/gocache';
+
+sub run_program
 {
 	my ($page, $block, $database) = @_;
-	my $name = "$page, line $block->{line}: Python";
+	my $language = $program{ $block->{kind} };
+	my $name = "$page, line $block->{line}: $block->{kind}";
+	my $folder = PostgreSQL::Test::Utils::tempdir;
+	my %words = (PYTHON => $python // 'python3', FILE => "$folder/$language->{file}", JAR => $ENV{JDBC_JAR} // '/usr/share/java/postgresql.jar',
+		MODULES => (join ', ', 'sys', $block->{text} =~ /^import (psycopg2?|asyncpg)$/mg),
+		URL => 'jdbc:postgresql://127.0.0.1:' . $node->port . "/$database?user=" . (getpwuid $>)[0]);
+	my ($run, $probe) = map { s/\b([A-Z]{3,})\b/$words{$1}/gr } @$language{qw(run probe)};
   SKIP:
 	{
-		skip "$name: no psycopg here", 1 unless defined $python;
+		skip "$name: no toolchain or driver here; tools/setup examples installs them", 1 if system("($probe) >/dev/null 2>&1");
+		append_to_file($words{FILE}, $block->{text});
 		my ($out, $err) = ('', '');
-		local $ENV{PGHOST} = $node->host;
-		local $ENV{PGPORT} = $node->port;
-		local $ENV{PGDATABASE} = $database;
-		IPC::Run::run([ $python, '-' ], '<', \$block->{text}, '>', \$out, '2>', \$err);
-		my $shows = join "\n", $block->{text} =~ /#> (.*)$/mg;
+		local @ENV{qw(PGHOST PGPORT PGDATABASE)} = ($node->host, $node->port, $database);
+		IPC::Run::run([ split / /, $run ], '>', \$out, '2>', \$err);
+		my $shows = join "\n", $block->{text} =~ m{(?:#|//)> (.*)$}mg;
 		is(squeeze($out), squeeze($shows), $name) || diag($err);
 	}
 	return;
@@ -209,7 +248,7 @@ sub run_page
 		}
 		elsif ($kind eq 'sql' || $kind eq 'setup') { push @session, statements($block); }
 		elsif ($kind eq 'plpgsql') { push @session, fragment($block); }
-		elsif ($kind eq 'python') { $flush->(); run_python($page, $block, $database); }
+		elsif ($program{$kind}) { $flush->(); run_program($page, $block, $database); }
 		else { ok($other_language{$kind}, "$page, line $block->{line}: a block says what it is: '$kind'"); }
 	}
 	$flush->();
@@ -253,12 +292,30 @@ my $reference = slurp_file('docs/reference.md');
 # What the reference describes under its heading: "### idem.claim", with the text that follows.
 my %section = $reference =~ /^### `?([\w.]+)`?[^\n]*\n(.*?)(?=^##|\z)/msg;
 
-# A list with the columns or arguments that a section has: "- `name type`: ...", "- `name type = default`: ...".
+# A list with the columns or arguments that a section has, one or several per item: "- `name type`: ...",
+# "- `name type = default`, `name type = default`: ...".
 sub items
 {
 	my ($title, $of) = @_;
 	my ($list) = ($section{$title} // '') =~ /^$of:\n\n((?:- .*\n|  .*\n)+)/m;
-	return join ', ', ($list // '') =~ /^- `([^`]+)`/mg;
+	return squeeze(join ', ', map { /`([^`]+)`/g } ($list // '') =~ /^- ((?:`[^`]+`,\s+)*`[^`]+`)/mg);
+}
+
+# "..." of a list stands for the settings of a scope: the arguments of create_scope from ttl to records.
+sub with_settings
+{
+	my ($list, $as) = @_;
+	my ($settings) = items('idem.create_scope', 'Arguments') =~ /^name text, (.*), settings text\[\] =/;
+	my $all = join ', ', map { s/ = .*/$as/r } split /, (?=\w+ \w+(?:\[\])? =)/, $settings;
+	return $list =~ s/(?<=, )\.\.\./$all/r;
+}
+
+# The arguments of a function: those of its signature, or of a list that explains each.
+sub arguments
+{
+	my ($title) = @_;
+	my ($signature) = ($section{$title} // '') =~ /^`\Q$title\E\(([^`]*)\)`\s*→/m;
+	return defined $signature ? with_settings(squeeze($signature), ' = NULL') : items($title, 'Arguments');
 }
 
 sub catalog
@@ -286,8 +343,17 @@ sub is_described
 {
 	my ($what, $rows, $of) = @_;
 	is_deeply([ grep { !$section{$_} } sort keys %$rows ], [], "every $what has its section");
-	is(items($_, $of), $rows->{$_}, "$what $_: $of") for sort keys %$rows;
+	is($of eq 'Arguments' ? arguments($_) : with_settings(items($_, $of), ''), $rows->{$_}, "$what $_: $of") for sort keys %$rows;
 	return;
+}
+
+my %result = catalog(<<'SQL');
+SELECT 'idem.' || proname, pg_get_function_result(oid) FROM pg_proc WHERE pronamespace = 'idem'::regnamespace
+SQL
+for my $name (sort keys %result)
+{
+	my ($returns) = ($section{$name} // '') =~ /→\s+(`[^`]+`|\[[^\]]+\])/;
+	is(($returns // '') =~ tr/`[]//dr, as_written($result{$name}) =~ s/^TABLE.*/SETOF record/sr, "function $name: its result");
 }
 
 my %function = catalog(<<'SQL');
@@ -307,7 +373,7 @@ is_described('function', \%function, 'Arguments');
 is_described('function', \%returned, 'Columns');
 # Nor does it describe those twice that take a SQLSTATE or the result of a claim.
 my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});
-is_deeply([ sort grep { $section{$_} =~ /`result idem\.claim_result`/ } keys %function ], [ sort keys %of_claim ],
+is_deeply([ sort grep { $section{$_} =~ /^`\Q$_\E\(result idem\.claim_result\)`\s*→/m } keys %function ], [ sort keys %of_claim ],
 	'which functions take the result of a claim');
 
 # Who may call a function, and what the planner may make of it.
@@ -316,10 +382,10 @@ my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatil
 	FROM pg_proc WHERE pronamespace = 'idem'::regnamespace});
 for my $name (sort keys %traits)
 {
-	my ($about) = ($section{$name} // '') =~ /^(.*?)^Arguments:/ms;
-	my ($privileges) = ($section{$name} // '') =~ /^Privileges: (.*?)\n\n/ms;
+	my ($about) = ($section{$name} // '') =~ /^(.*?)^- Errors:/ms;
+	my ($privileges) = ($section{$name} // '') =~ /(?:^- | )Privileges: (.*?)\n\n/ms;
 	my @described = ($about // '') =~ /`(IMMUTABLE|STABLE|PARALLEL\sSAFE)`/g;
-	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not/;
+	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not|administration\s+of\s+the\s+scope/;
 	is(squeeze("@described"), $traits{$name}, "function $name: volatility and privileges");
 }
 
@@ -340,8 +406,7 @@ for (split /\n/, $node->safe_psql('postgres',
 	my ($name, $context, $default) = split /\|/, $_, 3;
 	$default = q{''} if $default eq '';
 	$setting{$name} = 1;
-	like($section{$name} // '', qr/^Default: `\Q$default\E`$/m, "setting $name: its default");
-	like($section{$name} // '', qr/^Set by: \Q$context{$context}\E$/m, "setting $name: who may set it");
+	like($section{$name} // '', qr/^Default: `\Q$default\E`\. Set by: \Q$context{$context}\E\. /m, "setting $name: its default, and who may set it");
 }
 ok(%setting, 'there are settings');
 
@@ -352,7 +417,7 @@ for (split /\n/, $node->safe_psql('postgres', q{SELECT code || '|' || substr(ide
 {
 	my ($code, $name, $status) = split /\|/;
 	like($reference, qr/^### $code $name$/m, "$code has its section");
-	like($section{$code} // '', qr/^HTTP status: $status$/m, "$code: HTTP status");
+	like($section{$code} // '', qr/^HTTP status: $status\. Message: `/m, "$code: HTTP status");
 }
 is_deeply([ grep { /^idem\./ && !exists $function{$_} && !exists $relation{$_} && !exists $setting{$_} } sort keys %section ],
 	[], 'nothing is described that is not there');

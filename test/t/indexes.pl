@@ -24,7 +24,7 @@ CREATE INDEX brin_record ON idem.record USING brin (expires);
 CREATE INDEX brin_watermark ON idem.watermark USING brin (updated);
 CREATE INDEX brin_scope ON idem.scope USING brin (claims_per_minute, max_attempts);
 CREATE INDEX brin_secret ON idem.secret USING brin (created);
-CREATE INDEX brin_sweep ON idem.sweep USING brin (hand);
+CREATE INDEX brin_progress ON idem.purge_progress USING brin (position);
 SELECT idem.rotate_secret();
 SELECT count(*) FROM idem.once_each('short', ARRAY(SELECT n::text FROM generate_series(1, 3000) n));
 SQL
@@ -35,7 +35,7 @@ for my $round (1 .. 5)
 	  for ("SELECT idem.renew('$token')", "SELECT idem.advance('messages', 'source', $round)",
 		"SELECT idem.alter_scope('messages', max_attempts => $round)", 'SELECT idem.purge(100)');
 }
-$sql->('VACUUM idem.record, idem.watermark, idem.scope, idem.sweep');
+$sql->('VACUUM idem.record, idem.watermark, idem.scope, idem.purge_progress');
 $sql->("SELECT idem.once('messages', n::text) FROM generate_series(1, 5) n");
 $sql->("SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT 'each' || n FROM generate_series(1, 5) n))");
 $sql->("SELECT idem.advance('messages', 'other', 1)");
@@ -43,7 +43,7 @@ tables_are_sound($node, 'after updates of what a BRIN index covers');
 restart_killed($node);
 tables_are_sound($node, 'after recovery');
 is(sqlstate($node, "SELECT idem.complete('$token', '1')"), '', 'the leased claim completes');
-$sql->('DROP INDEX idem.brin_record, idem.brin_watermark, idem.brin_scope, idem.brin_secret, idem.brin_sweep');
+$sql->('DROP INDEX idem.brin_record, idem.brin_watermark, idem.brin_scope, idem.brin_secret, idem.brin_progress');
 
 # Every function that writes keeps constraints that a superuser adds.
 my %constraint = (
@@ -178,9 +178,9 @@ my %index = (
 		partial => "(created) WHERE purpose = 'seed'", expression => '(length(secret))', unique => 'UNIQUE (secret)',
 		include => 'UNIQUE (id) INCLUDE (purpose)', multi => '(purpose, id)'
 	},
-	sweep => {
-		btree => '(hand)', brin => 'USING brin (hand)', hash => 'USING hash (hand)', partial => '(hand) WHERE hand > 0',
-		expression => '((hand % 7))', unique => 'UNIQUE (hand)', multi => '(hand, (hand % 7))'
+	purge_progress => {
+		btree => '(position)', brin => 'USING brin (position)', hash => 'USING hash (position)', partial => '(position) WHERE position > 0',
+		expression => '((position % 7))', unique => 'UNIQUE (position)', multi => '(position, (position % 7))'
 	});
 $sql->(<<'SQL');
 TRUNCATE idem.record, payment;

@@ -61,7 +61,7 @@ sub error_count
 	          WHERE subname = '$database' AND key ~ '^${kind}_(.*_)?error_count\$')";
 }
 
-# As much as the worker leaves, in small pieces: the sweep moves on.
+# As much as the worker leaves, in small pieces: the purge moves on.
 sub purge
 {
 	my ($node, $database) = @_;

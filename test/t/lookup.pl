@@ -13,16 +13,17 @@ SELECT idem.create_scope('queue');
 CREATE TABLE job (n integer PRIMARY KEY, token text);
 SQL
 
-# While the file exists, the library nap.c makes naps endless: a wait that is not woken then hangs.
-# Without a C compiler, the naps are what they are, and the same tests show less. (After a wait for a
+# While the file exists, the library endless_wait.c makes waits endless: a wait that is not woken then hangs.
+# Nothing wakes the waits of the SQL edition, which look again all the time.
+# Without a C compiler, the waits are what they are, and the same tests show less. (After a wait for a
 # lock, the server's timer for deadlocks sets the latch once more, hence deadlock_timeout.)
 my $directory = PostgreSQL::Test::Utils::tempdir;
-my ($shim, $endless) = ("$directory/nap.so", "$directory/endless");
-my $built = system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/nap.c", '-ldl') == 0;
+my ($shim, $endless) = ("$directory/endless_wait.so", "$directory/endless");
+my $built = !managed_edition() && system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/endless_wait.c", '-ldl') == 0;
 my $node = PostgreSQL::Test::Cluster->new('woken');
 $node->init(allows_streaming => 1);    # commits can wait for a standby
+$node->append_conf('postgresql.conf', q{shared_preload_libraries = 'idem'}) unless managed_edition();
 $node->append_conf('postgresql.conf', <<'CONF');
-shared_preload_libraries = 'idem'
 max_connections = 60
 max_prepared_transactions = 5
 restart_after_crash = on
@@ -32,13 +33,15 @@ deadlock_timeout = 1h
 CONF
 {
 	local $ENV{LD_PRELOAD} = $built ? $shim : '';
-	local $ENV{IDEM_TEST_NAPS} = $endless;
+	local $ENV{IDEM_TEST_ENDLESS_WAIT} = $endless;
 	$node->start;
 }
 install_payments($node);
 install_lapse($node);
 $node->safe_psql('postgres', $schema);
-$node->safe_psql('postgres', q{CREATE FUNCTION announced() RETURNS integer AS '$libdir/idem', 'idem_announced_waits' LANGUAGE C});
+$node->safe_psql('postgres', 'CREATE FUNCTION announced() RETURNS integer ' . (managed_edition()
+	? q{LANGUAGE sql AS $$ SELECT count(*)::integer FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ 'idem\.' $$}
+	: q{AS '$libdir/idem', 'idem_announced_waits' LANGUAGE C}));
 
 # The token of a new lease.
 sub begin
@@ -48,10 +51,10 @@ sub begin
 }
 
 # What a session has counted is written ten seconds after it went idle, by a timer that would end a
-# nap. After this there is nothing to write.
+# wait. After this there is nothing to write.
 my $flush = 'pg_stat_force_next_flush()';
 
-# A session that waits in the call, and naps when this returns.
+# A session that waits in the call, and waits on its latch when this returns.
 sub waiter
 {
 	my ($call, $server) = @_;
@@ -156,7 +159,7 @@ $token = begin('popular');
 my @crowd = map { waiter(lookup('popular')) } 1 .. 25;
 my $other_token = begin('unpopular');
 my $other = waiter(lookup('unpopular'));
-is($node->safe_psql('postgres', 'SELECT announced()'), 26, '26 backends have announced what they wait for');
+ok($node->poll_query_until('postgres', 'SELECT announced() = 26'), '26 backends have announced what they wait for');
 $node->safe_psql('postgres', "SELECT idem.complete('$token', '1')");
 is(join(' ', map { answer($_) } @crowd), join(' ', ('completed|1') x 25), 'one commit wakes 25 waiters');
 $node->safe_psql('postgres', "SELECT idem.complete('$other_token')");
@@ -178,14 +181,14 @@ $node->reload;
 is(answer($durable), 'completed|1', 'lookup is woken after a commit that waits for a standby');
 $committer->quit;
 
-# A wake-up between a waiter's look and its nap is not lost. A lease ends when the first waiter has
+# A wake-up between a waiter's look and its wait is not lost. A lease ends when the first waiter has
 # announced its wait, and others are about to. Long after the last lease has ended, a session that
 # still waits is terminated, which fails the test.
 my $patience = $PostgreSQL::Test::Utils::timeout_default;
 $node->safe_psql('postgres', <<'SQL');
 CREATE PROCEDURE await_waiter() LANGUAGE plpgsql AS $$
 BEGIN
-  WHILE announced() = 0 LOOP PERFORM pg_sleep(0.001); END LOOP;
+  WHILE announced() = 0 LOOP PERFORM pg_sleep(0.001), pg_stat_clear_snapshot(); END LOOP;
 END $$;
 INSERT INTO job SELECT n, (idem.claim('jobs', 'race' || n, lease => '1 hour')).token FROM generate_series(1, 200) n;
 SQL
@@ -193,7 +196,7 @@ my $ender = load($node, <<"SQL", '-D', 'n=0');
 \\set n :n + 1
 \\if :n > 200
 \\sleep $patience s
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Extension';
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Extension' OR wait_event = 'PgSleep';
 \\else
 CALL await_waiter();
 \\set delay random(0, 2000)
@@ -257,7 +260,7 @@ ROLLBACK;
 SQL
 
 # ---------------------------------------------------------------------------------------------
-# Without a wake-up, the nap ends by itself
+# Without a wake-up, the wait ends by itself
 # ---------------------------------------------------------------------------------------------
 
 # A superuser's change wakes nothing.

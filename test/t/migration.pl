@@ -62,8 +62,9 @@ is($saw{differing}, 0, 'storm: no key had two answers');
 is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$operations", 'storm: one effect a key');
 cmp_ok(ask('SELECT count(*) FROM idem.record'), '>=', 1, 'storm: idem took over in the middle');
 cmp_ok(ask('SELECT keys FROM migrate.remaining'), '>=', 100, 'storm: the old table has live keys');
-is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
-	'a late retry of any key gets the answer that was acknowledged');
+# In eight transactions, since one may hold 2,000 key locks.
+is(ask(qq{SELECT count(*) FROM answer WHERE hashtext(key) & 7 = $_ AND pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
+	'a late retry of any key gets the answer that was acknowledged') for 0 .. 7;
 is(ask('SELECT count(*) FROM payment'), $operations, 'a late retry has no effect');
 
 # The older snapshot does not see all old keys.

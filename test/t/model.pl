@@ -2,7 +2,7 @@
 # the calls of each trace in its order. Each call must return what the model says, wait where the
 # model waits, and go on when the model goes on. The model's clock turns by UPDATEs of the row.
 #
-# SEEDS=100 test/run-tap test/t/model.pl replays more traces.
+# SEEDS=100 test/run tap test/t/model.pl replays more traces.
 use strict;
 use warnings;
 
@@ -228,7 +228,7 @@ package Replay
 		return $self;
 	}
 
-	# Whether the backend waits for a lock or naps beside a lease.
+	# Whether the backend waits for a lock or beside a lease.
 	sub is_blocked
 	{
 		my ($self, $session) = @_;

@@ -66,7 +66,7 @@ SELECT idem.release(:'due_token', '0', '{"message": "now"}') \g /dev/null},
 SELECT idem.checkpoint(:'token', 'half', '{"step": 1}') \g /dev/null},
 	q{SELECT idem.complete(token, '{"n": 1}') FROM idem.claim('orders', 'short', '{"n": 1}', ttl => '1 us') \g /dev/null})
 	. q{SELECT :'token'});
-is(length $token, 44, 'the token of a lease names its table');
+isnt(substr($token, -5), 'AAAAA', 'the token of a lease names its table');
 
 my $identity = $first->safe_psql('postgres', 'SELECT idem.export_identity()');
 $second->safe_psql('postgres', "SELECT idem.import_identity('$identity')");

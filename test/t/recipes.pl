@@ -24,7 +24,7 @@ install_lapse($node, 'kitchen');
 # The roles that PostgREST connects as and switches to.
 $node->safe_psql('postgres', 'CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE web_user; GRANT web_user TO authenticator');
 
-# The SQL under each heading, in order, and its Python.
+# The SQL under each heading, in order, and its Python, of which a part is a file of examples/.
 my @titles;
 my (%recipe, %python);
 for my $section (split /^## /m, slurp_file('docs/recipes.md'))
@@ -36,6 +36,7 @@ for my $section (split /^## /m, slurp_file('docs/recipes.md'))
 	$recipe{$title} = $sql;
 	$python{$title} = [ $text =~ /^```python\n(.*?)^```$/msg ];
 }
+unshift @{ $python{'Finishing abandoned operations'} }, slurp_file('examples/payments.py');
 
 # The result of a statement, or the SQLSTATE that it fails with.
 my $database;
@@ -326,7 +327,7 @@ PYTHON
 	};
 	my $run = $serve->();
 	my ($first, $again) = map { $post->('order-76', 76) } 1 .. 2;
-	is("$first->{status} $again->{status} $again->{headers}{'idempotency-replayed'}", '201 201 true', 'the service answers, and replays');
+	is("$first->{status} $again->{status} $again->{headers}{'idempotent-replayed'}", '201 201 true', 'the service answers, and replays');
 	is($again->{content}, $first->{content}, 'the service: the same answer');
 	my $client = fork // die "fork: $!";
 	if (!$client) { $post->('order-77', 77); POSIX::_exit(0); }
@@ -343,7 +344,7 @@ PYTHON
 	is($stop->($finisher), 0, 'the worker stops at SIGTERM');
 	$run = $serve->();
 	my $late = $post->('order-77', 77);
-	is("$late->{status} $late->{headers}{'idempotency-replayed'}", '201 true', 'the service was killed: the late retry is answered');
+	is("$late->{status} $late->{headers}{'idempotent-replayed'}", '201 true', 'the service was killed: the late retry is answered');
 	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77'), 'with the one payment');
 	is(scalar(keys %{ { map { $_ => 1 } grep { / 77$/ } logged() } }), 1, 'and one charge');
 	$run->kill_kill;
@@ -599,7 +600,7 @@ sub post
 	my ($key, $request, %around) = @_;
 	$key = defined $key ? "'$key'" : 'NULL';
 	my $answer = ask(join "\n", $around{before} // '', 'BEGIN;', $around{inside} // '',
-		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'), 'replayed ' || (headers->>'Idempotency-Replayed'), body->>'type') FROM post_payment($key, '$request');",
+		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'), 'replayed ' || (headers->>'Idempotent-Replayed'), body->>'type') FROM post_payment($key, '$request');",
 		'COMMIT;');
 	return (split /\n/, $answer)[-1];
 }
@@ -614,7 +615,7 @@ sub http
 	my $session = $node->background_psql($database);
 	$session->query_safe(q{BEGIN; SELECT status FROM post_payment('k5', '{"amount": 10}')});
 	push @said, post('k5', '{"amount": 10}');
-	$session->query_safe('LOCK TABLE payment');
+	$session->query_safe('LOCK TABLE http_payment');
 	push @said, post('k6', '{"amount": 10}', before => q{SET lock_timeout = '100 ms';});
 	$session->query_safe('COMMIT');
 	$session->quit;
@@ -623,7 +624,7 @@ sub http
 	my $types = 'urn:idem:problem:';
 	s/$types// for @said;
 	return facts(@said, 'refusal ' . ask(q{SELECT state FROM idem.lookup('POST /payments', 'k2')}),
-		'payments ' . ask('SELECT count(*) FROM payment'));
+		'payments ' . ask('SELECT count(*) FROM http_payment'));
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -733,7 +734,7 @@ sub rpc
 	}
 	my $later = $sent->{'Retry-After'};
 	return join ' ', $code || 200, $answer->{code} // "payment $answer->{payment}", $sent->{Location} // (),
-		$sent->{'Idempotency-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?') : ();
+		$sent->{'Idempotent-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?') : ();
 }
 
 sub postgrest
@@ -757,6 +758,38 @@ sub postgrest
 # ---------------------------------------------------------------------------------------------
 # The recipes, their results, and their results without idem's call
 # ---------------------------------------------------------------------------------------------
+
+# ---------------------------------------------------------------------------------------------
+# An answer later
+# ---------------------------------------------------------------------------------------------
+
+# A client that sends its request again and asks meanwhile, and a worker that dies over the second one.
+sub answer_later
+{
+	ask(<<'SQL');
+CREATE TABLE made (request jsonb);
+CREATE FUNCTION make_report(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
+  INSERT INTO made VALUES (request) RETURNING jsonb_build_object('rows', request->'rows');
+$$;
+SQL
+	my $answer = sub { return ask("SELECT concat_ws(' ', status, headers->>'Location', body->>'sqlstate', body->>'rows') FROM $_[0]"); };
+	my $post = sub { return $answer->("post_report('$_[0]', '{\"rows\": $_[1]}')"); };
+	my $get = sub { return $answer->("get_report('$_[0]')"); };
+	my @seen = ($get->('r1'), $post->('r1', 3), $post->('r1', 3), $get->('r1'));
+	ask('CALL make_reports()');
+	push @seen, $get->('r1'), $post->('r1', 3), $post->('r1', 4);
+
+	push @seen, $post->('r2', 5);
+	ask(q{SELECT token FROM idem.take('reports', '1 hour')});    # dies
+	push @seen, $post->('r2', 5);
+	ask(q{CALL lapse('r2')}) unless $seen[-1] =~ /^ID/;
+	ask('CALL make_reports()');
+	push @seen, $get->('r2');
+
+	ask(q{SELECT idem.cancel('reports', 'r3', error => '{"message": "no such table"}')});
+	push @seen, $get->('r3');
+	return facts(@seen, 'made ' . ask('SELECT count(*) FROM made'));
+}
 
 my %test = (
 	'An external call' => {
@@ -877,6 +910,16 @@ my %test = (
 			fail => [ qr/PERFORM idem\.fail\(.*\);/, 'PERFORM idem.release(c.token);', qr/refusal absent/ ],
 		},
 	},
+	'An answer later' => {
+		run => \&answer_later,
+		shows => '404, 202 /reports/r1, 202 /reports/r1, 202 /reports/r1, 200 3, 200 3, 422 ID002, 202 /reports/r2, 202 /reports/r2, 200 5, 409, made 2',
+		without => {
+			try_claim => [ qr/idem\.try_claim\('reports', key/, q{idem.try_claim('reports', idem.new_key()}, qr/^404, 404/ ],
+			lease => [ qr/, lease => '1 microsecond'/, '', qr/^404, ID006/ ],
+			take => [ qr/idem\.take\('reports'\)/, 'NULL::idem.take_result', qr/made 0/ ],
+			complete => [ qr/PERFORM idem\.complete\(t\.token, (.*)\);/, 'PERFORM make_report(t.request);', qr/202 \/reports\/r1, 202 \/reports\/r1, 422/ ],
+		},
+	},
 	'A function without a result' => {
 		run => \&without_result,
 		shows => 'void, void, ID002, 23514, void, shipped pen2 pen1',
@@ -919,7 +962,7 @@ my %test = (
 );
 is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
 		'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance', 'A guarded table',
-		'An HTTP handler', 'A PostgREST function', 'A function without a result', 'A function that returns rows',
+		'An HTTP handler', 'An answer later', 'A PostgREST function', 'A function without a result', 'A function that returns rows',
 		'A function that returns a row' ], 'every recipe is tested');
 
 # Runs a recipe's scenario on it, or on what is left of it, in a database of its own.
@@ -953,6 +996,11 @@ sub test_recipe
 	}
 	return;
 }
+
+# All of them together, pasted in the order of the page.
+$node->safe_psql('postgres', 'CREATE DATABASE pasted');
+my ($status, undef, $stderr) = $node->psql('pasted', join("\n", 'CREATE EXTENSION idem;', @recipe{@titles}), on_error_stop => 1);
+is($status, 0, 'the recipes can be pasted into one database') || diag($stderr);
 
 # In the order of the page.
 my @names = map { my $title = $_; grep { ($test{$_}{recipe} // $_) eq $title } sort keys %test } @titles;

@@ -73,7 +73,7 @@ sub is_created
 	my ($response, $replayed, $name) = @_;
 	is($response->{status}, 201, "$name: 201") or diag $response->{content};
 	is($response->{headers}{'content-type'}, 'application/json', "$name: JSON");
-	is($response->{headers}{'idempotency-replayed'}, $replayed ? 'true' : undef, "$name: " . ($replayed ? 'replayed' : 'first'));
+	is($response->{headers}{'idempotent-replayed'}, $replayed ? 'true' : undef, "$name: " . ($replayed ? 'replayed' : 'first'));
 	return;
 }
 
@@ -155,7 +155,7 @@ sub crowd
 		{
 			my $response = request_until_answered($service, $key, $requests{$key});
 			append_to_file("$folder/$client", join("\t", $key, $response->{status},
-				$response->{headers}{'idempotency-replayed'} // 'first', $response->{content}) . "\n");
+				$response->{headers}{'idempotent-replayed'} // 'first', $response->{content}) . "\n");
 		}
 		POSIX::_exit(0);
 	}

@@ -5,7 +5,7 @@
 # The server must live, leak nothing and raise no internal error in idem. PostgreSQL's own internal
 # errors, which sqlsmith finds by the dozen, do not count: the log names the source file of each.
 #
-# SMITH_QUERIES sets the number of queries; FUZZ_SEED makes sqlsmith choose the same ones again.
+# QUERIES sets the number of queries; SEED makes sqlsmith choose the same ones again.
 use strict;
 use warnings;
 
@@ -17,9 +17,9 @@ use Test::More;
 
 plan skip_all => 'sqlsmith is not installed' if system('sqlsmith --version >/dev/null 2>&1') != 0;
 
-my $queries = $ENV{SMITH_QUERIES} // 500;
-my $seed = $ENV{FUZZ_SEED} // int(rand(2**31));
-note "FUZZ_SEED=$seed";
+my $queries = $ENV{QUERIES} // 500;
+my $seed = $ENV{SEED} // int(rand(2**31));
+note "SEED=$seed";
 
 my $node = idem_node('sqlsmith', conf => <<'CONF');
 shared_preload_libraries = 'idem'

@@ -84,12 +84,14 @@ is(stats('payments'), 'claims 1 takeovers 1 completions 1', 'a takeover');
 sql('SELECT idem.stats_reset()');
 sql(<<'SQL');
 SELECT idem.complete(token) FROM idem.claim('payments', 'e', ttl => '1 millisecond');
+SELECT idem.complete(token) FROM idem.claim('payments', 'cancelled', ttl => '1 millisecond');
 SELECT idem.complete(token) FROM idem.claim('payments', 'p', ttl => '1 millisecond');
 SELECT pg_sleep(0.01);
 SELECT idem.complete(token) FROM idem.claim('payments', 'e');
+SELECT idem.cancel('payments', 'cancelled');
 SELECT idem.purge();
 SQL
-is(stats('payments'), 'claims 3 completions 3 expired_reused 1 purged 1', 'expired keys');
+is(stats('payments'), 'claims 5 completions 4 failures 1 expired_reused 2 purged 1', 'expired keys');
 
 sql('SELECT idem.stats_reset()');
 sql(<<'SQL');

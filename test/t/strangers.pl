@@ -115,7 +115,7 @@ sub known_token
 	substr($token, 30, 4) = join '', map { pick(@base64) } 1 .. 4 if $how == 1;    # random bits
 	substr($token, 24, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 2;    # attempt
 	substr($token, 10, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 3;    # digest
-	substr($token, 40, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 0 && length $token > 40 && rand() < 0.5;    # table
+	substr($token, 40, 2) = join '', map { pick(@base64) } 1 .. 2 if $how == 0 && rand() < 0.5;    # table
 	return $token;
 }
 
@@ -132,8 +132,9 @@ my %by_type = (
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
+	'idem.record' => sub { q(jsonb_populate_record(NULL::idem.record, '{"key": "a"}')) },
 	'idem.claim_result' => sub { pick('NULL', (map { qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) } qw(completed failed conflict x))) },
-	'idem_internal.identity' => sub { pick('NULL', q(jsonb_populate_record(NULL::idem_internal.identity, '{"version": 1}'))) },
+	'idem.scope' => sub { pick('NULL', q(jsonb_populate_record(NULL::idem.scope, '{"id": 1}'))) },
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
@@ -168,6 +169,7 @@ my %by_name = (
 	argument => sub { $same->('header') }, value => sub { $same->(pick(@texts)) }, hint => sub { $same->(pick(@texts)) },
 	outcome => sub { $same->(pick('claimed', 'conflict', 'x')) },
 	parts => sub { $pair_of->(pick(@there)) },
+	path => sub { $same->(pick('a.b', '"a', 'x[0]')) },
 	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
 my $words = qr/^(?:text|anycompatible)/;
@@ -448,7 +450,7 @@ BEGIN
     FOREACH call IN ARRAY '{complete(%L), "fail(%L, jsonb_build_object(''message'', ''no''))", release(%L), renew(%L), "checkpoint(%L, ''x'')", "child_key(%L, ''x'')"}'::text[] LOOP
       asked := asked + 1;
       BEGIN
-        EXECUTE format('SELECT idem.' || call, pg_temp.token(3, relation.oid));
+        EXECUTE format('SELECT idem.' || call, pg_temp.token(2, relation.oid));
         IF call NOT LIKE 'child_key%' THEN RAISE NOTICE '% of % succeeded', call, relation.name; END IF;
       EXCEPTION WHEN OTHERS THEN
         IF SQLSTATE <> 'ID004' OR SQLERRM LIKE '%' || relation.name || '%' AND length(relation.name) > 3 THEN

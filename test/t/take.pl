@@ -204,13 +204,16 @@ is( sql('SELECT count(key), count(DISTINCT key), count(*), min(attempt), max(att
 # A million records, ten of them due
 # ---------------------------------------------------------------------------------------------
 
-sql(<<'SQL');
+my ($columns, $values, $primary_key, $index) = managed_edition()
+  ? ('attempt, key', '1, gen_random_uuid()', 'scope, tenant, key', 'record_due, idem.record_token')
+  : ('digest, key_uuid', 'gen_random_uuid(), gen_random_uuid()', 'digest', 'record_unfinished');
+sql(<<"SQL");
 TRUNCATE idem.record;
 ALTER TABLE idem.record DROP CONSTRAINT record_pkey;
-INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key_uuid)
-  SELECT gen_random_uuid(), now(), now() + interval '1 day', s.id, 'c', '', gen_random_uuid()
+INSERT INTO idem.record (created, expires, scope, state, tenant, $columns)
+  SELECT now(), now() + interval '1 day', s.id, 'c', '', $values
     FROM generate_series(1, 1000000) n, idem.scope s;
-ALTER TABLE idem.record ADD CONSTRAINT record_pkey PRIMARY KEY (digest);
+ALTER TABLE idem.record ADD CONSTRAINT record_pkey PRIMARY KEY ($primary_key);
 SELECT count(idem.claim('jobs', 'due ' || n, lease => '1 minute')) FROM generate_series(1, 10) n;
 UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
 VACUUM ANALYZE idem.record;
@@ -235,8 +238,8 @@ cmp_ok($with_index, '<', 1000, 'take() does not read the table');
 note "11 calls read $with_index blocks of $table_blocks";
 
 # The figure tells a search of the whole table from one of the index.
-sql(<<'SQL');
-DROP INDEX idem.record_unfinished;
+sql(<<"SQL");
+DROP INDEX idem.$index;
 UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
 SQL
 cmp_ok(blocks_read_by($takes, $in_order, 'without the index, the same are taken'), '>', $table_blocks, 'by reading the table');

@@ -127,6 +127,9 @@ $sql->('updated', <<'SQL');
 SELECT idem.create_scope('orders');
 SELECT idem.complete(token, '{"order": 1}') FROM idem.claim('orders', 'done', '{"n": 1}');
 SELECT idem.create_record_table('elsewhere', 'tenant_id', 'bigint');
+SELECT idem.create_record_table('of_42', 'tenant_id', 'bigint');
+CREATE TABLE of_all (LIKE of_42 INCLUDING ALL) PARTITION BY LIST (tenant_id);
+ALTER TABLE of_all ATTACH PARTITION of_42 FOR VALUES IN (42);
 BEGIN;
 SELECT idem.use_records('elsewhere');
 SELECT idem.complete(token, '{"order": 2}') FROM idem.claim('orders', 'there', '{"n": 2}', '42');
@@ -148,6 +151,9 @@ $update->finish;
 is($said, '', 'the update says nothing');
 is($sql->('updated', q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $next, "it leads to $next");
 is($sql->('updated', $inventory), $fresh, 'an update makes what CREATE EXTENSION makes');
+
+is($sql->('updated', q{SELECT count(*) FROM pg_attribute WHERE attrelid IN ('elsewhere'::regclass, 'of_42'::regclass, 'of_all'::regclass) AND attname = 'note'}),
+	3, 'the rule of docs/releasing.md adds the column to record tables and partitions');
 
 # The library knows one column less, and goes on.
 my $outcome = sub { my ($key, $n) = @_; return $sql->('updated', qq{SELECT outcome, response FROM idem.try_claim('orders', '$key', '{"n": $n}')}) };

@@ -172,7 +172,7 @@ for my $run (\&by_superuser, sub { by_worker(0) })
 	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}), qr/from block 0 on.*XX001/, 'it is named');
 }
 sql('DROP TABLE broken; SELECT idem.purge()');
-is(sql('SELECT count(*) FROM idem.sweep'), 1, 'when it is gone, nothing is kept of it');
+is(sql('SELECT count(*) FROM idem.purge_progress'), 1, 'when it is gone, nothing is kept of it');
 
 $node->stop;
 log_is_clean($node);

@@ -59,7 +59,7 @@ sub wait_for_launcher
 	return (pids('launcher'))[0];
 }
 
-# Waits until a worker visits the database, and returns its process id.
+# Waits until a worker purges the database, and returns its process id.
 sub catch_worker
 {
 	my ($database) = @_;
@@ -95,7 +95,7 @@ ok($node->poll_query_until('postgres',
 $node->wait_for_log(qr/LOG:  purge worker has purged \d+ records? in database "postgres"/);
 my $purged = 0;
 $purged += $_ for slurp_file($node->logfile) =~ /purged (\d+) records? in database "postgres"/g;
-is($purged, 2500, 'the log says how many records each visit has purged, and nothing of visits without any');
+is($purged, 2500, 'the log says how many records each run has purged, and nothing of runs without any');
 set_conf('idem.log_transitions' => 'off');
 
 sql(<<'SQL');
@@ -140,15 +140,15 @@ sql('DELETE FROM idem.record');
 
 # Other record tables -----------------------------------------------------------------------------
 
-# The hand is in the third table when the server is restarted.
+# The position is in the third table when the server is restarted.
 set_conf('idem.purge_naptime' => '0');
 sql("SELECT idem.create_record_table('second'), idem.create_record_table('third')");
 fill('postgres', 20, '-1 second');
 sql("INSERT INTO $_ SELECT * FROM idem.record") for 'second', 'third';
-sql("UPDATE idem.sweep SET hand = 'third'::regclass::oid::bigint << 32");
+sql("UPDATE idem.purge_progress SET position = 'third'::regclass::oid::bigint << 32");
 $node->restart;
 wait_for_launcher();
-is(sql("SELECT hand = 'third'::regclass::oid::bigint << 32 FROM idem.sweep"), 't', 'the hand survives a restart');
+is(sql("SELECT position = 'third'::regclass::oid::bigint << 32 FROM idem.purge_progress"), 't', 'the position survives a restart');
 my $admin = $node->background_psql('postgres');
 $admin->query_safe('BEGIN; LOCK TABLE second IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
@@ -219,7 +219,7 @@ set_conf('idem.purge_rate' => 0);
 
 # Objects with idem's names that belong to someone else are not touched.
 sql('CREATE SCHEMA idem; CREATE TABLE idem.record (expires timestamptz, scope int);'
-	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.sweep (); INSERT INTO idem.record VALUES ('-infinity', 1)");
+	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.purge_progress (); INSERT INTO idem.record VALUES ('-infinity', 1)");
 sql('CREATE DATABASE bystander');
 install_payments($node, 'bystander');
 fill('bystander', 10, '-1 second');
@@ -242,7 +242,7 @@ unlike(substr(slurp_file($node->logfile), $logged), qr/idem (purger|launcher) (E
 
 # Databases ----------------------------------------------------------------------------------------
 
-# The progress of a slow visit is visible, and a database can be dropped in the middle of one.
+# The progress of a slow run is visible, and a database can be dropped in the middle of one.
 sql('CREATE DATABASE template_for_all');
 install_payments($node, 'template_for_all');
 set_conf('idem.purge_naptime' => '0');
@@ -266,7 +266,7 @@ is(sql('DROP DATABASE dropped'), '', 'DROP DATABASE waits for the worker to leav
 catch_worker('forced');
 is(sql('DROP DATABASE forced WITH (FORCE)'), '', 'DROP DATABASE (FORCE) terminates the worker');
 catch_worker('renamed');
-is(sql('ALTER DATABASE renamed RENAME TO other_name'), '', 'a database with a visiting worker can be renamed');
+is(sql('ALTER DATABASE renamed RENAME TO other_name'), '', 'a database with a worker can be renamed');
 
 # SIGTERM and kill -9 ------------------------------------------------------------------------------
 
@@ -297,19 +297,19 @@ $node->restart;
 fill('other_name', 100, '-1 second');
 left('other_name', 0, 'the work gets done after a restart');
 
-# Databases that must not be visited have kept their records.
+# Databases that must not be purged have kept their records.
 set_conf('idem.purge_naptime' => '0');
 wait_for_launcher();
 sql("ALTER DATABASE template_for_all IS_TEMPLATE false");
 sql("UPDATE pg_database SET datallowconn = true, datconnlimit = -1
       WHERE datname IN ('template_for_all', 'refusing', 'invalid')");
-is(records('template_for_all'), 3000, 'a template is not visited');
-is(records('refusing'), 3000, 'a database that refuses connections is not visited');
-is(records('invalid'), 3000, 'a database whose DROP was interrupted is not visited');
+is(records('template_for_all'), 3000, 'a template is not purged');
+is(records('refusing'), 3000, 'a database that refuses connections is not purged');
+is(records('invalid'), 3000, 'a database whose DROP was interrupted is not purged');
 
 # Reload -------------------------------------------------------------------------------------------
 
-is(scalar pids('purger'), 0, 'a naptime of 0 stops the visits');
+is(scalar pids('purger'), 0, 'a naptime of 0 stops the worker');
 fill('other_name', 50, '-1 second');
 is(records('other_name'), 50, 'no worker comes');
 
@@ -323,7 +323,7 @@ $watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FR
 is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher starts when its work starts');
 $watcher->query_safe('COMMIT');
 $watcher->quit;
-left($_, 0, "after a reload $_ is visited") for qw(other_name template_for_all refusing invalid);
+left($_, 0, "after a reload $_ is purged") for qw(other_name template_for_all refusing invalid);
 
 # Many databases -----------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ sql("ALTER DATABASE template_for_all IS_TEMPLATE true ALLOW_CONNECTIONS false");
 my $many = 200;
 $node->safe_psql('postgres', join '', map { "CREATE DATABASE many_$_ TEMPLATE template_for_all;\n" } 1 .. $many);
 set_conf('idem.purge_naptime' => '50ms');
-left("many_$_", 0, "database $_ of $many is visited") for (1, 2, $many / 2, $many);
+left("many_$_", 0, "database $_ of $many is purged") for (1, 2, $many / 2, $many);
 sql("ALTER SYSTEM SET idem.purge_naptime = '10s'");
 $node->reload;
 $node->safe_psql('postgres', join '', map { "DROP DATABASE many_$_;\n" } 1 .. $many);
@@ -341,7 +341,7 @@ pass('all of them can be dropped');
 sql('ALTER SYSTEM RESET ALL');
 $node->reload;
 fill('other_name', 50, '-1 second');
-left('other_name', 0, 'the other databases are visited as before');
+left('other_name', 0, 'the other databases are purged as before');
 
 # Statistics of dropped databases -----------------------------------------------------------------
 
@@ -442,7 +442,7 @@ SKIP:
 	fill('postgres', 10, '-1 second');
 	left('postgres', 100, 'no living record was deleted meanwhile');
 
-	# In the middle of a visit.
+	# In the middle of a run.
 	set_conf('idem.purge_naptime' => '10s', 'idem.purge_rate' => 20);
 	fill('postgres', 1000, '-1 second');
 	set_conf('idem.purge_naptime' => '11s');
@@ -453,7 +453,7 @@ SKIP:
 	$set_clock->(0);
 	$node->reload;
 	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
-	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'a visit in progress deletes no living record either');
+	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'a run in progress deletes no living record either');
 
 	# A clock that stays ahead is believed in the end.
 	set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 0);

@@ -1,6 +1,6 @@
-/* As long as a file exists, a sleep of a tenth of a second, or what a signal has left of it, is
+/* As long as a file exists, a wait of a tenth of a second, or what a signal has left of it, is
  * endless, so that only a wake-up ends it; and reading the time of day takes up to a millisecond,
- * so that other processes act between a look and the sleep that follows it (lookup.pl). */
+ * so that other processes act between a look and the wait that follows it (lookup.pl). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 static int enabled(void) {
-    const char* path = getenv("IDEM_TEST_NAPS");
+    const char* path = getenv("IDEM_TEST_ENDLESS_WAIT");
 
     return path && access(path, F_OK) == 0;
 }
