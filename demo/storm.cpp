@@ -8,7 +8,7 @@
 // libpq's environment variables say (if they name several hosts, to the one that accepts writes),
 // and prints what it counted, one "name value" pair per line. The file ANSWERS gets one line per
 // operation: the key, a tab, and the first answer that a client got. The environment variable
-// STORM_RETRIES names one more class of SQLSTATEs after which the clients retry.
+// STORM_RETRIES names more classes of SQLSTATEs after which the clients retry.
 #include <libpq-fe.h>
 
 #include <algorithm>
@@ -91,7 +91,8 @@ std::vector<int> shuffled(const Plan& plan) {
 bool worth_a_retry(std::string_view sqlstate) {
     const std::string_view sqlstate_class = sqlstate.substr(0, 2);
     const char* also = std::getenv("STORM_RETRIES");
-    if (also != nullptr && *also != 0 && sqlstate_class == also) return true;
+    if (also != nullptr && std::string_view(also).find(sqlstate_class) != std::string_view::npos)
+        return true;
     return sqlstate == "ID001" || sqlstate_class == "08" || sqlstate_class == "40" ||
            sqlstate_class == "53" || sqlstate_class == "57";
 }

@@ -4,7 +4,7 @@
     service.py [PORT]
     curl -i localhost:8080/payments -H 'Idempotency-Key: "order-4711"' -d '{"amount": 10}'
 
-201  the payment; a retry gets the same answer, with the header Idempotency-Replayed: true
+201  the payment; a retry gets the same answer, with the header Idempotent-Replayed: true
 400  the key is missing or invalid, or the request is invalid
 409  a request with this key is in progress: retry after Retry-After
 422  the key was used for another request
@@ -129,7 +129,7 @@ class Payments(BaseHTTPRequestHandler):
             headers = {} if retry_after is None else {"Retry-After": retry_after}
             return self.send(
                 document["status"], "application/problem+json", json.dumps(document), headers)
-        headers = {"Idempotency-Replayed": "true"} if answer.replayed else {}
+        headers = {"Idempotent-Replayed": "true"} if answer.replayed else {}
         return self.send(answer.status, "application/json", answer.body, headers)
 
     def send(self, status, content_type, text, headers={}):

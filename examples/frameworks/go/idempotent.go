@@ -41,7 +41,7 @@ func once(db *sql.DB, scope string, do work) http.HandlerFunc {
 			status, answer, replayed, err := run(r.Context(), db, scope, key, body, do)
 			if err == nil {
 				if replayed {
-					w.Header().Set("Idempotency-Replayed", "true")
+					w.Header().Set("Idempotent-Replayed", "true")
 				}
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(status)

@@ -10,7 +10,7 @@ const once = (prisma, scope, work) => async (req, res, next) => {
   const key = req.get('Idempotency-Key')?.replace(/^"|"$/g, '') ?? '';
   try {
     const { status, body, replayed } = await retried(() => answer(prisma, scope, key, req, work));
-    if (replayed) res.set('Idempotency-Replayed', 'true');
+    if (replayed) res.set('Idempotent-Replayed', 'true');
     res.status(status).json(body);
   } catch (error) {
     await refuse(prisma, res, error).catch(next);

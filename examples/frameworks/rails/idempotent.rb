@@ -8,7 +8,7 @@ module Idempotent
   # The block returns a status and a document. It may run more than once.
   def once(scope, attempts: 3, &work)
     status, document, replayed = retried(attempts) { answer(scope, &work) }
-    headers['Idempotency-Replayed'] = 'true' if replayed
+    headers['Idempotent-Replayed'] = 'true' if replayed
     render status: status, json: document
   rescue ActiveRecord::StatementInvalid => e
     sqlstate(e)&.match?(/\A(ID|22)/) ? refuse(e) : raise

@@ -32,7 +32,7 @@ public class Idempotency {
                 (claim, row) -> claim.getBoolean("claimed")
                         ? completed(claim.getString("token"), work.get())
                         : ResponseEntity.status(claim.getInt("status"))
-                                .header("Idempotency-Replayed", "true")
+                                .header("Idempotent-Replayed", "true")
                                 .body(claim.getString("response")),
                 scope, key, request);
     }
