@@ -196,6 +196,10 @@ COMMENT ON TABLE idem.watermark IS
 -- A view has the rights of its owner, and current_user in it is still the caller. proof is a MAC of
 -- the caller's name. The view always has a row: where the secret is missing, the proof is NULL,
 -- which check_caller refuses. Without a row, a call would return NULL, which is no refusal.
+--
+-- The calls that go with it pass one text with the collation "C", which all texts of the function
+-- then have. With the collation of a caller's column, comparisons with the columns of idem's tables
+-- would fail, or would find another key where it ignores case.
 CREATE VIEW idem_internal.caller AS
     SELECT quote_ident(current_user)::regrole::oid AS role,
            sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id = 0)
@@ -1960,7 +1964,8 @@ DECLARE
 BEGIN
     SELECT c.proof INTO proof FROM idem_internal.caller AS c;
     RETURN idem_internal.claim(
-        current_user, proof, 'claim', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        current_user, proof, 'claim', scope COLLATE pg_catalog."C",
+        key::pg_catalog.text, pg_catalog.pg_typeof(key),
         request, tenant, ttl, lease, wait);
 END
 $$;
@@ -1982,7 +1987,8 @@ DECLARE
 BEGIN
     SELECT c.proof INTO proof FROM idem_internal.caller AS c;
     RETURN idem_internal.claim(
-        current_user, proof, 'try_claim', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        current_user, proof, 'try_claim', scope COLLATE pg_catalog."C",
+        key::pg_catalog.text, pg_catalog.pg_typeof(key),
         request, tenant, ttl, lease, wait);
 END
 $$;
@@ -2286,10 +2292,11 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF headers IS NOT NULL OR body IS NOT NULL
-        OR NOT idem_internal.complete(token, response, status)
+        OR NOT idem_internal.complete(token COLLATE pg_catalog."C", response, status)
     THEN
         PERFORM idem_internal.finish_slowly(
-            c.role, c.proof, 'complete', token, 'c', response, status, headers, body, NULL)
+            c.role, c.proof, 'complete', token COLLATE pg_catalog."C",
+            'c', response, status, headers, body, NULL)
         FROM idem_internal.caller AS c;
     END IF;
     RETURN response;
@@ -2308,7 +2315,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM idem_internal.finish_slowly(
-        c.role, c.proof, 'fail', token, 'f', NULL, status, headers, body, error)
+        c.role, c.proof, 'fail', token COLLATE pg_catalog."C",
+        'f', NULL, status, headers, body, error)
     FROM idem_internal.caller AS c;
 END
 $$;
@@ -2378,7 +2386,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM idem_internal.release(c.role, c.proof, token, retry_after, error)
+    PERFORM idem_internal.release(c.role, c.proof, token COLLATE pg_catalog."C", retry_after, error)
     FROM idem_internal.caller AS c;
 END
 $$;
@@ -2434,7 +2442,7 @@ RETURNS timestamptz
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.renew(c.role, c.proof, token, lease)
+    RETURN (SELECT idem_internal.renew(c.role, c.proof, token COLLATE pg_catalog."C", lease)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -2482,7 +2490,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM idem_internal.checkpoint(c.role, c.proof, token, name, state)
+    PERFORM idem_internal.checkpoint(c.role, c.proof, token COLLATE pg_catalog."C", name, state)
     FROM idem_internal.caller AS c;
 END
 $$;
@@ -2568,7 +2576,8 @@ RETURNS idem.take_result
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.take(c.role, c.proof, scope, lease, tenant, wait)
+    RETURN (SELECT idem_internal.take(
+            c.role, c.proof, scope COLLATE pg_catalog."C", lease, tenant, wait)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -2860,7 +2869,7 @@ BEGIN
                     OPERATOR(pg_catalog.-) 1]
         FROM idem_internal.caller AS c,
             idem_internal.once_each(
-                c.role, c.proof, scope, keys::pg_catalog.text[],
+                c.role, c.proof, scope COLLATE pg_catalog."C", keys::pg_catalog.text[],
                 pg_catalog.pg_typeof(keys[1]), tenant) AS p
         ORDER BY p;
 END
@@ -2987,7 +2996,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.lookup(
-                c.role, c.proof, scope, key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
+                c.role, c.proof, scope COLLATE pg_catalog."C",
+                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
                 wait)
             FROM idem_internal.caller AS c);
 END
@@ -3109,7 +3119,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.cancel(
-                c.role, c.proof, scope, key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
+                c.role, c.proof, scope COLLATE pg_catalog."C",
+                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
                 error)
             FROM idem_internal.caller AS c);
 END
@@ -3238,7 +3249,8 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.advance(c.role, c.proof, scope, source, seq, tenant, contiguous)
+    RETURN (SELECT idem_internal.advance(
+            c.role, c.proof, scope COLLATE pg_catalog."C", source, seq, tenant, contiguous)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -3296,7 +3308,8 @@ RETURNS bigint
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.reset_stream(c.role, c.proof, scope, source, seq, tenant)
+    RETURN (SELECT idem_internal.reset_stream(
+            c.role, c.proof, scope COLLATE pg_catalog."C", source, seq, tenant)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -3387,7 +3400,7 @@ RETURNS text
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.child_key(c.role, c.proof, token, step)
+    RETURN (SELECT idem_internal.child_key(c.role, c.proof, token COLLATE pg_catalog."C", step)
             FROM idem_internal.caller AS c);
 END
 $$;

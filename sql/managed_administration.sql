@@ -589,7 +589,7 @@ SET intervalstyle = 'postgres'
 AS $$
 BEGIN
     PERFORM idem_internal.create_scope(
-        c.role, c.proof, name,
+        c.role, c.proof, name COLLATE pg_catalog."C",
         ARRAY[ttl::text, lease::text, wait::text, request_required::text, request_exclude::text,
               tenant_required::text, reject_stale_keys::text, max_attempts::text,
               claims_per_minute::text, weak_keys, store_response::text, response_exclude::text,
@@ -729,7 +729,7 @@ SET intervalstyle = 'postgres'
 AS $$
 BEGIN
     PERFORM idem_internal.alter_scope(
-        c.role, c.proof, name,
+        c.role, c.proof, name COLLATE pg_catalog."C",
         ARRAY[ttl::text, lease::text, wait::text, request_required::text, request_exclude::text,
               tenant_required::text, reject_stale_keys::text, max_attempts::text,
               claims_per_minute::text, weak_keys, store_response::text, response_exclude::text,
@@ -763,7 +763,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM idem_internal.drop_scope(c.role, c.proof, name)
+    PERFORM idem_internal.drop_scope(c.role, c.proof, name COLLATE pg_catalog."C")
     FROM idem_internal.caller AS c;
 END
 $$;
@@ -799,7 +799,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN (SELECT idem_internal.scope_ddl(c.role, c.proof, scope)
+    RETURN (SELECT idem_internal.scope_ddl(c.role, c.proof, scope COLLATE pg_catalog."C")
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -1026,7 +1026,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
-                c.role, c.proof, 'revoke', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                c.role, c.proof, 'revoke', scope COLLATE pg_catalog."C",
+                key::pg_catalog.text, pg_catalog.pg_typeof(key),
                 tenant, false)
             FROM idem_internal.caller AS c);
 END
@@ -1045,7 +1046,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
-                c.role, c.proof, 'forget', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                c.role, c.proof, 'forget', scope COLLATE pg_catalog."C",
+                key::pg_catalog.text, pg_catalog.pg_typeof(key),
                 tenant, force)
             FROM idem_internal.caller AS c);
 END
@@ -1064,7 +1066,8 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
-                c.role, c.proof, 'erase', scope, key::pg_catalog.text, pg_catalog.pg_typeof(key),
+                c.role, c.proof, 'erase', scope COLLATE pg_catalog."C",
+                key::pg_catalog.text, pg_catalog.pg_typeof(key),
                 tenant, force)
             FROM idem_internal.caller AS c);
 END
@@ -1153,7 +1156,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_tenant(
-        c.role, c.proof, 'forget_tenant', scope, tenant, force)
+        c.role, c.proof, 'forget_tenant', scope COLLATE pg_catalog."C", tenant, force)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -1167,7 +1170,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_tenant(
-        c.role, c.proof, 'erase_tenant', scope, tenant, force)
+        c.role, c.proof, 'erase_tenant', scope COLLATE pg_catalog."C", tenant, force)
             FROM idem_internal.caller AS c);
 END
 $$;
