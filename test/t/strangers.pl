@@ -364,7 +364,10 @@ my $hex = unpack 'H*', $mark;
 sub leak
 {
 	my ($answer) = @_;
-	return $1 if $answer =~ /(.{0,60}(?:$mark|$hex).{0,60})/i;
+	for my $place (map { index lc $answer, lc } $mark, $hex)
+	{
+		return substr $answer, ($place > 60 ? $place - 60 : 0), 120 if $place >= 0;
+	}
 	return (grep { $unmarked{$_} } $answer =~ /([\w-]{32,})/g)[0];
 }
 
