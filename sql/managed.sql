@@ -334,8 +334,10 @@ LANGUAGE sql
 RETURN CASE
     WHEN (holder).released THEN greatest((holder).lease_end - clock_timestamp(), '0')
     ELSE least(
-        greatest((holder).lease_end - clock_timestamp(), '0'),
-        greatest(least(clock_timestamp() - (holder).since, '10 seconds'), '0.1 seconds'))
+        CASE WHEN (holder).lease_end IS NOT NULL
+             THEN greatest((holder).lease_end - clock_timestamp(), '0') END,
+        greatest(least(coalesce(clock_timestamp() - (holder).since, '0'), '10 seconds'),
+                 '0.1 seconds'))
 END;
 
 -- Clients whose driver hides the fields look for "after N.N seconds" in the hint.
