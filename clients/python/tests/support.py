@@ -46,6 +46,12 @@ def query(statement, *parameters):
         return connection.execute(statement, parameters).fetchone()[0]
 
 
+def needs_the_library(test, what):
+    """Skips a test of what the SQL edition lacks."""
+    if query("SELECT idem.edition()") == "sql":
+        test.skipTest(f"the SQL edition has no {what}")
+
+
 def new_key():
     return str(uuid.uuid4())
 

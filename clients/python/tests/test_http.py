@@ -197,7 +197,8 @@ class Contract:
             key = new_key()
             self.post(key)
             with connect() as connection:
-                connection.execute("UPDATE idem.record SET headers = %s WHERE key_uuid = %s",
+                connection.execute("UPDATE idem.record AS r SET headers = %s"
+                                   " WHERE %s IN (key, to_jsonb(r) ->> 'key_uuid')",
                                    (psycopg.types.json.Jsonb(headers), key))
             with self.subTest(headers):
                 try:

@@ -18,7 +18,7 @@ from pg_idem import (AsyncIdempotency, AsyncWorker, Conflict, Failure, Idempoten
                      LeaseLost, Retry, Worker)
 
 from mortal import LEASE, Places, pay, pay_async
-from support import PaymentTest, aconnect, connect, effects, new_key, query
+from support import PaymentTest, aconnect, connect, effects, needs_the_library, new_key, query
 
 try:
     import psycopg2
@@ -444,6 +444,7 @@ class Workers(LeaseTest):
                          ["could not", "could not", "attempt 2"])
 
     def test_a_chosen_record_table(self):
+        needs_the_library(self, "record tables")
         with connect() as connection:
             connection.execute("SELECT idem.create_scope('elsewhere', records => true,"
                                " store_request => 'unfinished', if_not_exists => true)")
