@@ -185,7 +185,8 @@ ask('CREATE USER MAPPING FOR public SERVER node0; IMPORT FOREIGN SCHEMA public L
 	INSERT INTO payment(id, tenant, key) VALUES (-1, 'foreign', 'k');
 	COMMIT;});
 like($stderr, qr/ID006/, 'a foreign effect: the claim is not completed, the transaction fails');
-is($node[0]->safe_psql('postgres', q{SELECT count(*) FROM payment WHERE tenant = 'foreign'}), 1,
+# A deferred trigger, with which the SQL edition finds the open claim, fires before the node commits.
+is($node[0]->safe_psql('postgres', q{SELECT count(*) FROM payment WHERE tenant = 'foreign'}), managed_edition() ? 0 : 1,
 	'a foreign effect: it remains, and a retry would repeat it');
 
 log_is_clean($_) for ($router, @node);
