@@ -1008,7 +1008,7 @@ $$;
 -- Names of headers are the same in upper and lower case.
 CREATE FUNCTION idem_internal.redacted_headers(headers jsonb, names text[])
 RETURNS jsonb
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql IMMUTABLE STRICT
 BEGIN ATOMIC
     SELECT headers - coalesce(array_agg(h), '{}')
     FROM jsonb_object_keys(headers) AS h
@@ -1386,8 +1386,17 @@ END;
 -- next, so the row is waited for before the key lock is taken.
 CREATE FUNCTION idem_internal.is_held(xmax xid)
 RETURNS boolean
-LANGUAGE sql
-RETURN xmax <> '0' AND EXISTS (SELECT FROM idem_internal.holder_of(NULL, xmax));
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- NULL without a row. Looking through all locks is slow.
+    IF xmax <> '0' THEN
+        RETURN EXISTS (SELECT FROM idem_internal.holder_of(NULL, xmax));
+    END IF;
+    RETURN false;
+END
+$$;
 
 CREATE FUNCTION idem_internal.lease_of(r idem.record)
 RETURNS idem_internal.holder
