@@ -228,13 +228,13 @@ package Replay
 		return $self;
 	}
 
-	# Whether the backend waits for a lock or beside a lease.
+	# Whether the backend waits for a lock or beside a lease, where the SQL edition sleeps.
 	sub is_blocked
 	{
 		my ($self, $session) = @_;
 		my ($blocked) = $self->{control}{dbh}->selectrow_array(<<'SQL', undef, $session->{pid}, $session->{pid});
 SELECT EXISTS (SELECT FROM pg_locks WHERE pid = ? AND NOT granted)
-    OR EXISTS (SELECT FROM pg_stat_get_activity(?) WHERE wait_event_type = 'Extension')
+    OR EXISTS (SELECT FROM pg_stat_get_activity(?) WHERE wait_event_type IN ('Extension', 'Timeout'))
 SQL
 		return $blocked;
 	}
