@@ -1,7 +1,7 @@
 'use strict';
 // What can be thrown, and which of it a retry can cure.
 
-// Of the server's errors, those that a retry can cure: lost connections (08), a standby (25006),
+// The server's errors that a retry can cure: lost connections (08), a standby (25006),
 // lost races (40), a lack of resources (53), a lock timeout, a restart (57P), I/O (58).
 const TRANSIENT = /^(08|25006|40|53|55P03|57P|58)/;
 

@@ -145,7 +145,7 @@ async function respond(pool, options, request, work) {
 const unprotected = (pool, { begin }, operation) =>
   transaction(pool, operation, { begin, retry: { attempts: 1 } });
 
-// Of the headers of an answer, those that are stored with it. The type belongs to the body.
+// The headers that are stored with an answer. The type belongs to the body.
 function storedOf(neverStored = [], includeHeaders) {
   const lower = (names) => names.map((name) => name.toLowerCase());
   const denied = new Set([...NEVER_STORED, ...lower(neverStored)]);

@@ -191,7 +191,7 @@ export interface WorkerOptions {
 }
 
 export interface Worker {
-  /** Takes no further operation. Fulfilled when those that run have ended. */
+  /** Takes no further operation. Fulfilled when the running ones have ended. */
   stop(): Promise<void>;
   /** Fulfilled when the worker has stopped; rejected if it cannot work. */
   readonly finished: Promise<void>;

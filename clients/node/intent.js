@@ -55,7 +55,7 @@ class Intent {
     }
   }
 
-  // A response, or the error in place of one.
+  // A response, or the error instead of one.
   async #once(request, signal) {
     const signals = [AbortSignal.timeout(this.#policy.timeout), ...(signal ? [signal] : [])];
     for (const [name, value] of Object.entries(this.headers)) request.headers.set(name, value);

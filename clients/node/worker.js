@@ -33,7 +33,7 @@ class Worker {
     });
   }
 
-  // Takes no further operation, and ends when those that run have ended.
+  // Takes no further operation, and ends when the running ones have ended.
   stop() {
     this.#stopping.abort();
     this.#wake();

@@ -18,7 +18,7 @@ from .http import Exchange, Policy, Response
 
 class IdempotencyMiddleware:
     """As wsgi.IdempotencyMiddleware. The transaction is in scope["state"]["idem_connection"], and
-    functions are called with the scope of ASGI in place of the environ. Starlette runs background
+    functions are called with the scope of ASGI instead of the environ. Starlette runs background
     tasks within the request, so before COMMIT."""
 
     def __init__(self, app: Any, idempotency: AsyncIdempotency, scope: str, *,

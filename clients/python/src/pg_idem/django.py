@@ -47,7 +47,7 @@ class Idempotency(sync.Framework):
 class IdempotencyMiddleware:
     """As wsgi.IdempotencyMiddleware, within Django. Its arguments are in the setting PG_IDEM:
     `scope`, those of http.Policy, `tenant` and `idempotency`. Functions are called with the
-    request in place of the environ."""
+    request instead of the environ."""
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         options = dict(settings.PG_IDEM)

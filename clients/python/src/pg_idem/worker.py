@@ -24,7 +24,7 @@ class WorkerBase:
     records      the record table to take from, for scopes with `records`
     concurrency  how many operations run at a time
     wait         how long a call waits for an operation to be due, in seconds; stop() takes as long
-    grace        how long stop() lets operations finish. Those that do not are left to others: at
+    grace        how long stop() lets operations finish. Unfinished ones are left to others: at
                  once if they can be cancelled, else when their leases end.
     backoff      the first and the longest time after which a failed attempt is repeated
     """
