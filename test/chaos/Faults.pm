@@ -35,6 +35,7 @@ my @kinds = (
 my %needs_shim = map { $_ => 1 } qw(clock disk wal memory);
 # The SQL edition has no worker and no record tables, and is no extension.
 my %needs_extension = map { $_ => 1 } qw(extension worker move);
+my %ends_all = map { $_ => 1 } qw(backend wal worker postmaster immediate promote);
 my %weight = @kinds;
 
 # Rules for new keys, with two values each.
@@ -63,12 +64,13 @@ sub new
 }
 
 # All of a deck's faults in random order. What did not come off for once (a server that was
-# recovering, a job that another fault ended) is tried again alone.
+# recovering, a job that another fault ended) is tried again alone. May it end all processes?
 sub deal
 {
-	my ($self) = @_;
+	my ($self, $crash) = @_;
 	my %before = %{ $self->{count} };
-	my @deck = shuffle map { ($_) x $weight{$_} } @{ $self->{chosen} };
+	my @chosen = grep { $crash || !$ends_all{$_} } @{ $self->{chosen} };
+	my @deck = shuffle map { ($_) x $weight{$_} } @chosen;
 	for my $kind (@deck)
 	{
 		$self->inject($kind);
@@ -76,7 +78,7 @@ sub deal
 		sleep rand 0.12;
 	}
 	$self->finish_jobs;
-	for my $kind (@{ $self->{chosen} })
+	for my $kind (@chosen)
 	{
 		for (1 .. 20)
 		{

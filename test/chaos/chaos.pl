@@ -22,6 +22,7 @@ require Client;
 require Cutter;
 require Faults;
 require Servers;
+require Soak;
 
 my $seconds = $ENV{TEST_SECONDS} || 60;
 my $seed = $ENV{SEED} || 1;
@@ -48,6 +49,7 @@ $servers->target;
 my $cutter = Cutter->new($servers->{primary}, target => "$directory/target");
 my $faults = Faults->new(servers => $servers, cutter => $cutter, directory => $directory,
 	only => [ split /,/, $ENV{FAULTS} // '' ]);
+my $soak = $ENV{SOAK} && Soak->new(servers => $servers, directory => $directory, every => $ENV{SOAK});
 
 my ($acknowledged, $unknown, $violations) = (0, 0, 0);
 my @reports;    # of the first violations of each epoch
@@ -182,7 +184,8 @@ sub check_servers
 	$servers->sql('CALL chaos.change_identity()');
 	is($servers->sql('SELECT change FROM chaos.accepted'), '', 'no change gave live keys another identity');
 	is($servers->ask('SELECT count(*) FROM pg_prepared_xacts')->[0], 0, 'no transaction is prepared');
-	is($servers->ask(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'})->[0], 0, 'no key lock is left');
+	is($servers->ask(q{SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+		WHERE locktype = 'advisory' AND datname = ?}, $servers->{database})->[0], 0, 'no key lock is left');
 	# The check of the sizing divides the claims by a time that the clock has jumped over, and that of the
 	# retention finds callers that come after the TTL, because the clock has jumped over that.
 	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name NOT IN ('sizing', 'retention')}), '', 'idem.health() has no findings');
@@ -226,7 +229,7 @@ sub storm
 	unlink "$directory/stop";
 	$servers->target("epoch$epoch");
 	my @pids = map { fork_client($epoch, $_) } 1 .. $clients;
-	$faults->deal;
+	$faults->deal(!$soak || $soak->may_crash);
 	$servers->set_clock($servers->{highest});
 	append_to_file("$directory/stop", '');
 	is(finish_clients(@pids), 0, "epoch $epoch: every client ran through");
@@ -260,6 +263,17 @@ cmp_ok($faults->{count}{$_}, '>', 0, "$_ happened") for @{ $faults->{chosen} };
 if (!$unprotected)
 {
 	cmp_ok($happened{$_} // 0, '>', 0, "$_ happened") for @must_happen;
+}
+if ($soak)
+{
+	$soak->stop;
+	my @minutes = $soak->results;
+	Soak::write("$ENV{KEPT_IN}/soak.tsv", @minutes);
+	my @life = Soak::longest_life(@minutes);
+	for my $figure (qw(session_kb session_files worker_kb worker_files server_files memory_bytes table_bytes))
+	{
+		cmp_ok(Soak::growth($figure, @life), '<', 1.3, "$figure does not grow over " . @life . ' minutes');
+	}
 }
 is($faults->{stuck}, 0, 'no session was stuck') unless $library && $faults->{count}{clock};
 $cutter->stop;
