@@ -4,7 +4,7 @@
 # These targets work on a fresh machine, which has no pg_config to include PGXS from.
 ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
   fuzz-core fuzz-sql fuzz-smith model mutants chaos tidy coverage \
-  deb check-deb check-images dist check-dist check-citus packages bench site check-site
+  deb check-deb check-rpm check-images dist check-dist check-citus packages bench site check-site
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
 .PHONY: $(ON_FRESH_MACHINE)
 # SECONDS is the shell's own.
@@ -47,6 +47,9 @@ check-images:
 	@test/run images
 check-deb:
 	@test/run packages
+check-rpm:
+	@tools/setup rpm
+	@test/run rpm
 dist:
 	@tools/setup dist
 	@tools/dist
