@@ -17,7 +17,7 @@ constexpr bool is_header_name(std::string_view name) noexcept {
 // Bytes from 128 on are left to the server's encoding.
 constexpr bool is_header_value(std::string_view value) noexcept {
     return std::none_of(value.begin(), value.end(),
-                        [](char c) { return (c >= '\0' && c < ' ') || c == '\x7f'; });
+                        [](unsigned char c) { return c < ' ' || c == '\x7f'; });
 }
 
 }  // namespace idem::core
