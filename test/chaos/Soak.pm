@@ -157,11 +157,12 @@ sub takes
 	return ($kb // 0, scalar @files);
 }
 
-# The newest values, of the sessions the largest.
+# The newest values, of the sessions the largest; this one sorts when it rebuilds indexes.
 sub look
 {
 	my ($self, $dbh) = @_;
 	my %seen = (session_kb => 0, session_files => 0, server_files => 0);
+	my ($own) = $dbh->selectrow_array('SELECT pg_backend_pid()');
 	my ($postmaster) = split /\n/, slurp_file("$self->{host}/.s.PGSQL.$self->{port}.lock");
 	for my $status (glob '/proc/[0-9]*/status')
 	{
@@ -172,7 +173,7 @@ sub look
 		$seen{server_files} += $files;
 		my $title = eval { slurp_file("/proc/$pid/cmdline") } // '';
 		@seen{qw(worker_kb worker_files)} = ($kb, $files) if $title =~ /idem launcher/;
-		next unless $title =~ / soak (?!.*(?:startup|authentication))/;
+		next unless $title =~ / soak (?!.*(?:startup|authentication))/ && $pid != $own;
 		$seen{session_kb} = max($kb, $seen{session_kb});
 		$seen{session_files} = max($files, $seen{session_files});
 	}
