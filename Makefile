@@ -71,6 +71,8 @@ EXTENSION = idem test_extension/idem_test
 EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/*/*.cpp src/*/*/*.cpp)))
+# The scripts of earlier releases, and of the updates between them.
+DATA = $(wildcard sql/idem--*.sql)
 DATA_built = idem--$(EXTVERSION).sql idem_test--$(EXTVERSION).sql
 
 # The extension idem_test, for tests, has a library of its own.
@@ -106,7 +108,7 @@ PROVE_TESTS ?= test/t/*.pl
 override PROVE_FLAGS += -I test/t
 export IDEM_EXAMPLES ?= pay.py pay.pl
 
-EXTRA_CLEAN = $(OBJS:.o=.d) $(TEST_OBJS) $(TEST_OBJS:.o=.d) idem--*.sql idem_test--*.sql
+EXTRA_CLEAN = $(OBJS:.o=.d) $(TEST_OBJS) $(TEST_OBJS:.o=.d) idem--*.sql idem_test--*.sql idem-managed--*.sql
 
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 # The bitcode rule ignores PG_CXXFLAGS, and the hot paths are not worth inlining into plans.
@@ -119,6 +121,7 @@ idem--$(EXTVERSION).sql: $(patsubst %,sql/%.sql,base schema types functions func
 # The SQL edition as one file, without the library.
 managed: idem-managed--$(EXTVERSION).sql
 idem-managed--$(EXTVERSION).sql: $(wildcard sql/*.sql) idem.control
+	rm -f idem-managed--*.sql
 	tools/managed > $@
 .PHONY: managed
 

@@ -89,8 +89,10 @@ for my $n (1 .. $#releases)
 	ok(-f "sql/idem--$releases[$n].sql", "$releases[$n] has its script");
 	ok(-f "sql/idem--$releases[$n]--$releases[$n - 1].sql", "and a way to $releases[$n - 1]");
 }
+like(slurp('Makefile'), qr{^DATA = \$\(wildcard sql/idem--\*\.sql\)$}m, 'make install installs both');
 my ($debian) = slurp('debian/changelog') =~ /^\S+ \(([^)]*)-[^-)]+\)/;
 is($debian =~ tr/~/-/r, $control, 'and debian/changelog');
+like(slurp('rpm/idem.spec'), qr/^%global upstream \Q$control\E$/m, 'and the RPM package');
 is(decode_json(slurp('clients/node/package.json'))->{version}, $control, 'and the Node package');
 like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;

@@ -357,10 +357,9 @@ void put(Script& script, char* line) {
 // A text of several lines becomes several comments.
 void put_comment(Script& script, const char* text) {
     while (text != nullptr) {
-        const char* end = strchr(text, '\n');
-        const int length = static_cast<int>(end == nullptr ? strlen(text) : end - text);
-        put(script, psprintf("# %.*s", length, text));
-        text = end == nullptr ? nullptr : end + 1;
+        const std::size_t length = strcspn(text, "\n");
+        put(script, psprintf("# %.*s", static_cast<int>(length), text));
+        text = text[length] == '\0' ? nullptr : text + length + 1;
     }
 }
 

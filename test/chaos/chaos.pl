@@ -257,6 +257,8 @@ do
 	$longest = $took if $took > $longest;
 	diag sprintf 'epoch %d: %d s, so far %d operations acknowledged, %d unknown, %d faults, %d violations',
 	  $epoch, $took, $acknowledged, $unknown, $faults->total, $violations;
+	# What the steady load takes shows in the calm.
+	sleep 2 * $took if $soak;
 } while (clock_gettime(CLOCK_MONOTONIC) - $begin + $longest < $seconds);
 
 cmp_ok($faults->{count}{$_}, '>', 0, "$_ happened") for @{ $faults->{chosen} };
