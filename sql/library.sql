@@ -4,10 +4,12 @@
 -- What the views read
 -- ---------------------------------------------------------------------------------------------
 
+-- The planner puts the text of this function into views and looks its names up by the caller's
+-- search_path, and may evaluate it before rows are hidden.
 CREATE FUNCTION idem_internal.key_text(r idem.record)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS 'SELECT coalesce(r.key, r.key_uuid::text)';
+AS 'SELECT coalesce(r.key, r.key_uuid::pg_catalog.text)';
 
 COMMENT ON FUNCTION idem_internal.key_text IS
     'Returns the key of a record.';
@@ -170,6 +172,8 @@ COMMENT ON VIEW idem.durations IS
     'pg_monitor see every scope. p50, p90 and p99 are the lowest upper bounds that 50, 90 and 99 '
     'percent do not exceed. counts has the number within each of upper_bounds and above the one '
     'before, and last the number above all. No rows unless idem is preloaded.';
+COMMENT ON COLUMN idem.durations.kind IS
+    'atomic, leased or wait.';
 
 CREATE FUNCTION idem.stats_reset(scope text DEFAULT NULL)
 RETURNS void

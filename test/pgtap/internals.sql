@@ -45,12 +45,21 @@ SELECT set_eq(
     ('sqlstate_of', 'outcome text', 'text')
     $$, 'the functions, their arguments, defaults and results');
 
+-- The planner resolves the names in a text by the caller's search_path.
+SELECT set_eq(
+    $$SELECT p.proname::text
+        FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
+             JOIN pg_language l ON l.oid = prolang
+       WHERE lanname = 'sql' AND prosqlbody IS NULL
+             AND NOT EXISTS (SELECT FROM unnest(proconfig) setting WHERE setting LIKE 'search_path=%')$$,
+    ARRAY['key_text'], 'functions that are a text in SQL fix their search_path, except key_text, which names schemas');
+
 -- STRICT would return NULL for a NULL key without an error; a parallel worker would share its
 -- leader's lock.
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'once_each', 'totals')) OR prokind <> 'f'
+       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'health', 'once_each', 'totals')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('derive_key', 'differences', 'header_lines', 'http_headers', 'http_status', 'import_identity', 'make_record_table', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
                                                                                 WHEN proname IN ('backoff', 'create_record_table', 'edition', 'error_of', 'errors', 'export_identity', 'health', 'key_holders', 'key_text', 'own_checks', 'path_fault', 'quantile', 'sqlstate_of', 'totals') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres', 'jit=off']
