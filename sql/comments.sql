@@ -164,9 +164,11 @@ COMMENT ON FUNCTION idem.scope_ddl IS
 
 COMMENT ON FUNCTION idem.drop_scope IS
     'Drops a scope. All its records count as expired when this transaction commits, and the purge '
-    'deletes them; a new scope of the same name starts empty. For superusers and roles that are '
-    'granted EXECUTE; the caller needs the privileges of the scope''s owner. '
-    'Raises ID008 unknown_scope, 42501, 55000 (an open claim of this transaction).';
+    'deletes them; a new scope of the same name starts empty. force: also if an unfinished '
+    'operation has a recovery point. For superusers and roles that are granted EXECUTE; the caller '
+    'needs the privileges of the scope''s owner. '
+    'Raises ID008 unknown_scope, 42501, 22004, 55000 (such an operation, or an open claim of this '
+    'transaction).';
 
 COMMENT ON FUNCTION idem.revoke IS
     'Takes an unfinished leased operation away from its holder: its lease, or the time until a '

@@ -74,8 +74,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 CREATE FUNCTION idem.take(
     scope text,
-    lease interval DEFAULT NULL,
     tenant text DEFAULT NULL,
+    lease interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
 RETURNS idem.take_result
@@ -383,7 +383,7 @@ AS 'MODULE_PATHNAME', 'idem_scope_ddl'
 LANGUAGE C STABLE PARALLEL UNSAFE
 SET intervalstyle = 'postgres';
 
-CREATE FUNCTION idem.drop_scope(name text)
+CREATE FUNCTION idem.drop_scope(name text, force boolean DEFAULT false)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;

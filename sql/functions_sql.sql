@@ -13,7 +13,7 @@ RETURNS interval
 LANGUAGE sql VOLATILE STRICT PARALLEL RESTRICTED
 RETURN make_interval(
     secs => least(
-        extract(epoch FROM base)::double precision * 2 ^ (least(attempt, 64) - 1),
+        extract(epoch FROM base)::double precision * 2 ^ (least(greatest(attempt, 1), 64) - 1),
         extract(epoch FROM cap)::double precision
     ) * (0.5 + random() / 2)
 );

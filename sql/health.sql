@@ -5,15 +5,8 @@
 -- The retention check assumes that retries arrive while their caller waits, and after each lease of
 -- the operation, with a fixed network delay and clock skew; bounds on the factors keep the
 -- intervals in range. What only one edition can check is in its own_checks().
-CREATE FUNCTION idem.health(
-    long_held interval DEFAULT '5 minutes',
-    OUT check_name text,
-    OUT status text,
-    OUT scope text,
-    OUT detail text,
-    OUT hint text
-)
-RETURNS SETOF record
+CREATE FUNCTION idem.health(long_held interval DEFAULT '5 minutes')
+RETURNS SETOF idem.health_result
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'

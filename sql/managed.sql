@@ -475,7 +475,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.check_key_type(type regtype)
+CREATE FUNCTION idem_internal.check_key_type(type regtype, argument text DEFAULT 'key')
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -486,7 +486,7 @@ BEGIN
                                            OR t.typbasetype = 'uuid'::regtype))
     THEN
         PERFORM idem_internal.refuse(
-            'key', '',
+            argument, '',
             format('A key is a text or a uuid, and the argument has the type %s.', type),
             'Pass the key as text, such as 4711::text.');
     END IF;
@@ -2512,8 +2512,8 @@ CREATE FUNCTION idem_internal.take(
     caller oid,
     proof bytea,
     scope text,
-    lease interval,
     tenant text,
+    lease interval,
     wait interval
 )
 RETURNS idem.take_result
@@ -2579,8 +2579,8 @@ $$;
 
 CREATE FUNCTION idem.take(
     scope text,
-    lease interval DEFAULT NULL,
     tenant text DEFAULT NULL,
+    lease interval DEFAULT NULL,
     wait interval DEFAULT NULL
 )
 RETURNS idem.take_result
@@ -2588,7 +2588,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN (SELECT idem_internal.take(
-            c.role, c.proof, scope COLLATE pg_catalog."C", lease, tenant, wait)
+            c.role, c.proof, scope COLLATE pg_catalog."C", tenant, lease, wait)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -2780,7 +2780,7 @@ BEGIN
             'keys', '', 'The array must have one dimension.',
             'Pass the keys as ARRAY[''order-1'', ''order-2''].');
     END IF;
-    PERFORM idem_internal.check_key_type(type);
+    PERFORM idem_internal.check_key_type(type, 'keys');
     FOREACH given IN ARRAY keys LOOP
         place := place + 1;
         IF (octet_length(given) BETWEEN 1 AND 255) IS NOT TRUE THEN

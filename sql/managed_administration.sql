@@ -42,9 +42,11 @@ CREATE FUNCTION idem_internal.held_keys(
 )
 RETURNS SETOF record
 LANGUAGE sql
-AS 'SELECT NULL::text, NULL::text, NULL::text, NULL::integer, NULL::timestamptz, NULL::integer,
+BEGIN ATOMIC
+    SELECT NULL::text, NULL::text, NULL::text, NULL::integer, NULL::timestamptz, NULL::integer,
            NULL::xid, NULL::text, NULL::integer
-    WHERE false';
+    WHERE false;
+END;
 
 -- As in the extension when it is not preloaded, there are no statistics.
 CREATE VIEW idem.stats WITH (security_barrier) AS
@@ -97,7 +99,7 @@ CREATE FUNCTION idem_internal.record_tables(
 )
 RETURNS SETOF record
 LANGUAGE sql STABLE
-AS 'SELECT ''idem.record''::regclass, NULL::text, NULL::text, NULL::text';
+RETURN ROW('idem.record'::regclass, NULL::text, NULL::text, NULL::text);
 
 -- Transactions that have written records.
 CREATE FUNCTION idem_internal.key_holders(
@@ -743,27 +745,44 @@ $$;
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
 CREATE FUNCTION idem_internal.drop_scope(
-    caller oid, proof bytea, name text
+    caller oid, proof bytea, name text, force boolean
 )
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    s CONSTANT idem.scope := idem_internal.scope_to_change(caller, proof, name, 'drop_scope');
+    s idem.scope;
+    r idem.record;
 BEGIN
+    IF force IS NULL THEN
+        PERFORM idem_internal.check_default('force', NULL);
+    END IF;
+    s := idem_internal.scope_to_change(caller, proof, name, 'drop_scope');
+    SELECT * INTO r FROM idem.record AS x
+    WHERE x.scope = s.id AND x.leased AND x.state = 'p' AND x.recovery_point IS NOT NULL
+        AND x.expires > clock_timestamp()
+    LIMIT 1;
+    IF FOUND AND NOT force THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('scope "%s" has an unfinished operation with a recovery point', name),
+            DETAIL = format('An attempt of operation "%s" has reached the recovery point "%s".',
+                            r.key, r.recovery_point),
+            HINT = 'Finish the operations that idem.take() returns, and those under a lease. If '
+                   'none must be continued, pass "force" => true.';
+    END IF;
     DELETE FROM idem.scope WHERE id = s.id;
     INSERT INTO idem.dropped_scope VALUES (s.id, transaction_timestamp()) ON CONFLICT DO NOTHING;
 END
 $$;
 
-CREATE FUNCTION idem.drop_scope(name text)
+CREATE FUNCTION idem.drop_scope(name text, force boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM idem_internal.drop_scope(c.role, c.proof, name COLLATE pg_catalog."C")
+    PERFORM idem_internal.drop_scope(c.role, c.proof, name COLLATE pg_catalog."C", force)
     FROM idem_internal.caller AS c;
 END
 $$;

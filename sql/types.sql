@@ -47,7 +47,7 @@ COMMENT ON COLUMN idem.claim_result.error IS
     'was given; NULL if it was given none.';
 COMMENT ON COLUMN idem.claim_result.retry_after IS
     'When to come back, for in_progress and limited. NULL where waiting does not help, '
-    'because this transaction itself holds the key or too many keys.';
+    'because this transaction itself holds the key.';
 COMMENT ON COLUMN idem.claim_result.recovery_point IS
     'When claimed, the recovery point of the attempt that was taken over.';
 COMMENT ON COLUMN idem.claim_result.recovery_state IS
@@ -90,7 +90,7 @@ COMMENT ON COLUMN idem.take_result.key IS
 COMMENT ON COLUMN idem.take_result.tenant IS
     'The tenant; empty if there is none.';
 COMMENT ON COLUMN idem.take_result.request IS
-    'The request, if the scope had store_request when the operation was begun.';
+    'The request, unless the scope''s store_request was never when the operation began.';
 COMMENT ON COLUMN idem.take_result.attempt IS
     'The new attempt.';
 COMMENT ON COLUMN idem.take_result.recovery_point IS
@@ -181,6 +181,28 @@ COMMENT ON COLUMN idem.execute_result.redacted IS
     'Whether the scope kept a part of the stored answer out.';
 COMMENT ON COLUMN idem.execute_result.completed_at IS
     'When the operation completed or failed, as in idem.claim_result.';
+
+CREATE TYPE idem.health_result AS (
+    check_name          text,
+    status              text,
+    scope               text,
+    detail              text,
+    hint                text
+);
+
+COMMENT ON TYPE idem.health_result IS
+    'A row of idem.health(): a check, and what it has found.';
+
+COMMENT ON COLUMN idem.health_result.check_name IS
+    'The check.';
+COMMENT ON COLUMN idem.health_result.status IS
+    'ok, warn or fail.';
+COMMENT ON COLUMN idem.health_result.scope IS
+    'The scope that the row is about; NULL if it is about none.';
+COMMENT ON COLUMN idem.health_result.detail IS
+    'What was found.';
+COMMENT ON COLUMN idem.health_result.hint IS
+    'What to do; NULL if the status is ok.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Figures of what is stored

@@ -136,6 +136,10 @@ COMMENT ON VIEW idem.records IS
     'privileges the current role has. state and completed_at are as in idem.lookup(); '
     'answer_bytes is the compressed size of the stored answer and request; weakness is NULL unless '
     'the form of the key suggests that it will be used again.';
+COMMENT ON COLUMN idem.records.state IS
+    'in_progress, completed or failed.';
+COMMENT ON COLUMN idem.records.weakness IS
+    'generic, timestamp, number, short or repetitive; NULL if the key is not weak.';
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
@@ -221,7 +225,9 @@ COMMENT ON VIEW idem.in_flight IS
     'lapsed if idem.take() would take it over; the keys of prepared transactions (state prepared, '
     'with the gid) and, if idem is preloaded, one key per running transaction (state open, or '
     'uncommitted if it is finished or leased but not committed), with its process id and the '
-    'number of keys that it holds. Reads all records.';
+    'number of keys that it holds.';
+COMMENT ON COLUMN idem.in_flight.state IS
+    'leased, released, exhausted, prepared, open or uncommitted.';
 
 -- ---------------------------------------------------------------------------------------------
 -- What is stored: figures without keys, which members of pg_monitor see for every scope

@@ -174,13 +174,13 @@ pg::Key key_of(const pg::Scope& scope, std::string_view tenant, std::string_view
     return qualify(scope, tenant, key, pg::records_of(scope), core::key_digest);
 }
 
-text* key_text(Datum key, Oid declared) {
+text* key_text(Datum key, Oid declared, const char* argument) {
     if (declared == TEXTOID || declared == VARCHAROID || !OidIsValid(declared))
         return DatumGetTextPP(key);
     const Oid type = declared == UUIDOID ? declared : getBaseType(declared);
     if (type == BPCHAROID) return DatumGetTextPP(DirectFunctionCall1(rtrim1, key));
     if (type != UUIDOID && TypeCategory(type) != TYPCATEGORY_STRING)
-        report::invalid_argument("key",
+        report::invalid_argument(argument,
                                  psprintf("A key is a text or a uuid, and the argument has the "
                                           "type %s.",
                                           format_type_be(declared)),

@@ -35,7 +35,7 @@ std::string_view checked_key(std::optional<std::string_view> key, int position =
 // The text of a key of this type: a text or another string, or a uuid. Raises 22023 for others. The
 // functions declare their key as anycompatible, so that a uuid needs no cast, and what has no type
 // is a text.
-text* key_text(Datum key, Oid type);
+text* key_text(Datum key, Oid type, const char* argument = "key");
 
 // NULL means the tenant of the setting idem.tenant; '' means no tenant.
 std::string_view checked_tenant(std::optional<std::string_view> tenant);

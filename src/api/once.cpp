@@ -87,7 +87,7 @@ void read_keys(ArrayType* array, Batch& batch) {
     if (type != TEXTOID) batch.texts = array_of<Datum>(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
         Datum& key = batch.texts[i];
-        if (type != TEXTOID && !nulls[i]) key = PointerGetDatum(key_text(keys[i], type));
+        if (type != TEXTOID && !nulls[i]) key = PointerGetDatum(key_text(keys[i], type, "keys"));
         (void)checked_key(nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(key))),
                           static_cast<int>(i) + 1);
     }

@@ -94,6 +94,20 @@ void refuse_open_claim(std::int32_t scope) {
                      "its own.")));
 }
 
+// What another attempt should continue is not dropped by mistake.
+void check_abandoned(std::int32_t scope, std::string_view name) {
+    const auto operation = pg::resumable_operation(scope);
+    if (!operation) return;
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("scope \"%s\" has an unfinished operation with a recovery point",
+                    report::c_string(name)),
+             errdetail("An attempt of operation \"%s\" has reached the recovery point \"%s\".",
+                       operation->key, operation->recovery_point),
+             errhint("Finish the operations that idem.take() returns, and those under a lease. If "
+                     "none must be continued, pass \"force\" => true.")));
+}
+
 // The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
 // for the transactions that have a claim, and keeps others from claiming until this one ends; they
 // then ask again.
@@ -167,8 +181,10 @@ IDEM_FUNCTION(idem_scope_ddl) {
 IDEM_FUNCTION(idem_drop_scope) {
     using namespace idem;
     api::require_writable("drop_scope");
+    const bool force = api::force_arg(fcinfo, 1);
     const std::int32_t scope = api::locked_scope(fcinfo, "drop_scope");
     api::refuse_open_claim(scope);
+    if (!force) api::check_abandoned(scope, *pg::text_arg(fcinfo, api::arg_name));
     pg::remove_scope(scope);
     pg::note_dropped_scope(scope);
     PG_RETURN_VOID();

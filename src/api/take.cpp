@@ -104,7 +104,7 @@ std::optional<ClaimResult> take(const TakeCall& call) {
 
 // ---- The SQL functions --------------------------------------------------------------------------
 
-enum Argument { arg_lease = 1, arg_tenant, arg_wait };
+enum Argument { arg_tenant = 1, arg_lease, arg_wait };
 
 enum Column {
     column_token,

@@ -90,7 +90,7 @@ INSERT INTO call VALUES
     ('idem.once_each(text,anycompatiblearray,text)', 'user', $$SELECT idem.once_each('owned', '{new, newer, new}')$$),
     ('idem.once_each(text,anycompatiblearray,text)', 'user', $$SELECT idem.once_each('owned', '{finished}')$$),
     ('idem.advance(text,text,bigint,text,boolean)', 'user', $$SELECT idem.advance('owned', 'stream', 1)$$),
-    ('idem.take(text,interval,text,interval)', 'user', $$SELECT idem.take('owned')$$),
+    ('idem.take(text,text,interval,interval)', 'user', $$SELECT idem.take('owned')$$),
     ('idem.backoff(integer,interval,interval)', 'every role', $$SELECT idem.backoff(1)$$),
     -- An atomic token is the right to finish, within the transaction that claimed.
     ('idem.complete(text,jsonb,integer,jsonb,bytea)', 'every role', $$SELECT idem.complete($1)$$),
@@ -130,7 +130,7 @@ INSERT INTO call VALUES
     ('idem.alter_scope(text,interval,interval,interval,boolean,text[],boolean,boolean,integer,integer,text,boolean,text[],text[],text,interval,interval,text[],text,integer,boolean,text[],regrole,boolean)',
      'superuser', $$SELECT idem.alter_scope('idle', owner => 'matrix_stranger')$$),
     ('idem.scope_ddl(text)', 'user', $$SELECT idem.scope_ddl('owned')$$),
-    ('idem.drop_scope(text)', 'administrator', $$SELECT idem.drop_scope('idle')$$),
+    ('idem.drop_scope(text,boolean)', 'administrator', $$SELECT idem.drop_scope('idle')$$),
     ('idem.forget(text,anycompatible,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'new')$$),
     ('idem.forget(text,anycompatible,text,boolean)', 'administrator', $$SELECT idem.forget('owned', 'finished')$$),
     ('idem.revoke(text,anycompatible,text)', 'administrator', $$SELECT idem.revoke('owned', 'new')$$),

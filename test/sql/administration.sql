@@ -131,6 +131,28 @@ SELECT idem.lookup('s', 'k');
 SELECT idem.create_scope('s');
 SELECT answer('s', 'k'), answer('s', 'k');
 
+-- what another attempt should continue is not dropped by mistake
+SELECT idem.create_scope('begun');
+SELECT token FROM idem.claim('begun', 'k', lease => '1 hour') \gset
+BEGIN;
+SELECT idem.drop_scope('begun');
+ROLLBACK;
+SELECT idem.checkpoint(:'token', 'charged');
+SELECT idem.drop_scope('begun');
+SELECT idem.release(:'token');
+SELECT idem.drop_scope('begun');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.drop_scope('begun', force => NULL);
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT idem.drop_scope('begun', force => true);
+ROLLBACK;
+BEGIN;
+UPDATE idem.record SET expires = now() WHERE scope = (SELECT id FROM idem.scope WHERE name = 'begun');
+SELECT idem.drop_scope('begun');
+ROLLBACK;
+SELECT idem.forget('begun', 'k', force => true), idem.drop_scope('begun');
+
 -- the purger deletes the records of dropped scopes, and no others
 SELECT idem.create_scope('other');
 SELECT answer('other', 'k');

@@ -155,5 +155,5 @@ SELECT idem.drop_scope('keys');
 
 SELECT idem.drop_scope('large');
 SELECT idem.drop_scope('empty');
-SELECT idem.drop_scope('counted');
+SELECT idem.drop_scope('counted', force => true);
 DROP ROLE idem_regress_watched;

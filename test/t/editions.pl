@@ -419,7 +419,7 @@ sub run_script
 	{
 		ask($session{$edition}[$_], 'ROLLBACK; RESET ROLE; RESET idem.tenant;') for 1, 2;
 		ask($session{$edition}[0], "ROLLBACK PREPARED 'gid_$edition';");
-		ask($session{$edition}[0], "DROP TABLE IF EXISTS guarded_$scope; SELECT idem.drop_scope(name) FROM idem.scopes;");
+		ask($session{$edition}[0], "DROP TABLE IF EXISTS guarded_$scope; SELECT idem.drop_scope(name, force => true) FROM idem.scopes;");
 	}
 	return $difference;
 }

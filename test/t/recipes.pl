@@ -780,7 +780,7 @@ SQL
 	push @seen, $get->('r1'), $post->('r1', 3), $post->('r1', 4);
 
 	push @seen, $post->('r2', 5);
-	ask(q{SELECT token FROM idem.take('reports', '1 hour')});    # dies
+	ask(q{SELECT token FROM idem.take('reports', lease => '1 hour')});    # dies
 	push @seen, $post->('r2', 5);
 	ask(q{CALL lapse('r2')}) unless $seen[-1] =~ /^ID/;
 	ask('CALL make_reports()');

@@ -91,7 +91,7 @@ void DueQueue::search(const std::optional<Due>& after) {
     next_due_ = DT_NOEND;
     begin_list(filter_);
     const Records records(filter_.table, Access::read);
-    UnfinishedSearch search(records, filter_.scope_id);
+    UnfinishedSearch search(records.table(), filter_.scope_id);
     while (const auto row = search.next()) {
         const Due due{row->lease_end().value_or(0), row->digest()};
         if (!is_wanted(*row, filter_, now)) continue;

@@ -352,13 +352,13 @@ std::optional<Key> key_behind(Oid table, const core::Digest& digest) {
 
 // An index that REINDEX has made is as good as the one that it replaces, so the index is looked up
 // for each search.
-UnfinishedSearch::UnfinishedSearch(const Records& records, std::int32_t scope_id) {
-    const int first = has_tenant_column(RelationGetDescr(records.table())) ? 2 : 1;
+UnfinishedSearch::UnfinishedSearch(Relation table, std::int32_t scope_id) {
+    const int first = has_tenant_column(RelationGetDescr(table)) ? 2 : 1;
     const auto scopes = static_cast<AttrNumber>(first + Record::column_scope);
-    const Oid index = find_unfinished_index(records.table());
+    const Oid index = find_unfinished_index(table);
     ScanKeyData key;
     ScanKeyInit(&key, scopes, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(scope_id));
-    scan_ = systable_beginscan(records.table(), index, OidIsValid(index), SnapshotSelf, 1, &key);
+    scan_ = systable_beginscan(table, index, OidIsValid(index), SnapshotSelf, 1, &key);
 }
 
 void UnfinishedSearch::end() {
@@ -372,6 +372,25 @@ std::optional<Record> UnfinishedSearch::next() {
         if (!record.is_finished()) return record;
     }
     return std::nullopt;
+}
+
+std::optional<ResumableOperation> resumable_operation(std::int32_t scope_id) {
+    const TimestampTz now = GetCurrentTimestamp();
+    const List* tables = record_tables();
+    std::optional<ResumableOperation> found;
+    for (int i = 0; i < list_length(tables) && !found; ++i) {
+        Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
+        if (table == nullptr) continue;
+        UnfinishedSearch search(table, scope_id);
+        while (const auto row = search.next()) {
+            if (row->expires() <= now || row->recovery_point() == nullptr) continue;
+            found = {text_to_cstring(text_of(row->key())), text_to_cstring(row->recovery_point())};
+            break;
+        }
+        search.end();
+        table_close(table, AccessShareLock);
+    }
+    return found;
 }
 
 // ---- Writing ------------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ Found probe_digest(std::int32_t scope, Oid table, const core::Digest& digest);
 // being moved meanwhile may be missed.
 class UnfinishedSearch {
   public:
-    UnfinishedSearch(const Records& records, std::int32_t scope_id);
+    UnfinishedSearch(Relation table, std::int32_t scope_id);
     UnfinishedSearch(const UnfinishedSearch&) = delete;
     UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
     void end();
@@ -289,6 +289,14 @@ class UnfinishedSearch {
     SysScanDesc scan_;  // despite its name it serves any table, with an index or without
 };
 static_assert(std::is_trivially_destructible_v<UnfinishedSearch>);
+
+// An unexpired operation of the scope that is unfinished and has a recovery point, in any record
+// table; palloc'd. Waits for no transaction.
+struct ResumableOperation {
+    const char* key;
+    const char* recovery_point;
+};
+std::optional<ResumableOperation> resumable_operation(std::int32_t scope_id);
 
 // The key behind a digest, palloc'd, for a caller that has only a token. Nothing when there is no
 // row, or when it is still being inserted. Reads nothing else: it is not decided yet whether the
