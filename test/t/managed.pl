@@ -106,7 +106,7 @@ my %forged = (
 my $victim = ask(q{SELECT 'app'::regrole::oid}, 'first');
 for my $kind (sort keys %forged)
 {
-	is(as('stranger', "SELECT idem_internal.drop_scope($victim, $forged{$kind}, 'payments')"), '42501', "with $kind, no role acts as another: drop_scope");
+	is(as('stranger', "SELECT idem_internal.drop_scope($victim, $forged{$kind}, 'payments', false)"), '42501', "with $kind, no role acts as another: drop_scope");
 	is(as('stranger', "SELECT idem_internal.change_key($victim, $forged{$kind}, 'forget', 'payments', 'k', 'text', NULL, true)"), '42501', "... change_key");
 	is(as('stranger', "SELECT idem_internal.create_scope($victim, $forged{$kind}, 'x', '{}', '{}', NULL, false)"), '42501', "... create_scope");
 	is(as('stranger', "SELECT * FROM idem_internal.observed_figures($victim, $forged{$kind}, '{1}', '{1 day}', '{1}')"), '42501', "... observed_figures");
