@@ -7,6 +7,7 @@ use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Traps;
 
 my $node = idem_node('managed_rights', bare => 1);
 $node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'), '-f', 'sql/managed.sql' ], 'installed');
@@ -168,5 +169,30 @@ is($node->safe_psql('postgres', "SELECT string_agg(DISTINCT p.proname, ' ') FROM
 	AND p.prosrc ~ 'idem_internal\.caller' AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"), '', 'no other function asks who calls');
 $node->safe_psql('postgres', 'INSERT INTO idem.secret SELECT * FROM kept');
 like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known again');
+
+# Names in the search_path -----------------------------------------------------------------------
+
+# The tour of t/hostile.pl, but for what only the extension has.
+my $tour = join '', grep { !/idem_internal|identity|elsewhere|record_table|use_records|public\."record"|durations|stats/ } split /^/, $Traps::tour;
+my %said;
+$node->safe_psql('postgres', 'CREATE ROLE shop; CREATE ROLE clerk IN ROLE shop; CREATE ROLE stranger');
+for my $database ('plain', 'evil')
+{
+	$node->safe_psql('postgres', "CREATE DATABASE $database");
+	install_managed($node, $database);
+	$node->safe_psql($database, $Traps::objects);
+	$node->safe_psql($database, $Traps::traps) if $database eq 'evil';
+	my $path = $database eq 'evil' ? $Traps::path : '';
+	my (undef, $out, $err) = $node->psql($database, "\\set VERBOSITY sqlstate\n$path$tour", on_error_stop => 0);
+	$said{$database} = "$out\n" . join "\n", $err =~ /ERROR:\s+(\w{5})/g;
+}
+like($said{plain}, qr/"answer": 42.*\ncompleted\n.*completed\nfailed\n/s, 'the tour calls the functions');
+is($said{evil}, $said{plain}, 'it has the same results among the traps');
+$node->safe_psql('evil', 'DROP TABLE evil.scope, evil.record; DROP VIEW evil.scopes');
+for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' || relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'}))
+{
+	my (undef, undef, $err) = $node->psql('evil', "$Traps::path SET ROLE stranger; SELECT * FROM $view", on_error_stop => 0);
+	unlike($err, qr/trap/, "no trap is sprung when a stranger reads $view");
+}
 
 done_testing();
