@@ -174,6 +174,18 @@ like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known
 
 # The tour of t/hostile.pl, but for what only the extension has.
 my $tour = join '', grep { !/idem_internal|identity|elsewhere|record_table|use_records|public\."record"|durations|stats/ } split /^/, $Traps::tour;
+# In a scope without rules, claims take a path of their own.
+$tour = <<'SQL' . $tour;
+SELECT idem.create_scope('without rules', owner => 'shop');
+SET ROLE clerk;
+BEGIN;
+SELECT token FROM idem.claim('without rules', 'order-1', '{"amount": 1}') \gset
+SELECT token AS second FROM idem.claim('without rules', 'order-2') \gset
+SELECT idem.complete(:'token', '{"answer": 1}'), idem.release(:'second');
+COMMIT;
+SELECT response FROM idem.claim('without rules', 'order-1', '{"amount": 1}');
+RESET ROLE;
+SQL
 my %said;
 $node->safe_psql('postgres', 'CREATE ROLE shop; CREATE ROLE clerk IN ROLE shop; CREATE ROLE stranger');
 for my $database ('plain', 'evil')
