@@ -230,6 +230,7 @@ sub results
 		my @sorted = sort { $a <=> $b } @{ $latency{$minute} };
 		my %line = (minute => $minute, operations => scalar @sorted, map { ("p$_" => percentile($_ / 100, @sorted)) } 50, 99);
 		for my $n (0 .. $#figures) { $line{ $figures[$n] } = median(map { $_->[$n] } @{ $sample{$minute} }); }
+		$line{record_bytes} = $line{table_bytes} / ($line{records} || 1);
 		push @lines, \%line;
 	}
 	return @lines;
@@ -238,7 +239,7 @@ sub results
 sub write
 {
 	my ($file, @lines) = @_;
-	my @columns = ('minute', 'operations', 'p50', 'p99', @figures);
+	my @columns = ('minute', 'operations', 'p50', 'p99', @figures, 'record_bytes');
 	open my $out, '>', $file or die "$file: $!";
 	print $out join("\t", @columns), "\n", map { my $line = $_; join("\t", @$line{@columns}) . "\n" } @lines;
 	close $out or die $!;

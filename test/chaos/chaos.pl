@@ -272,7 +272,7 @@ if ($soak)
 	my @minutes = $soak->results;
 	Soak::write("$ENV{KEPT_IN}/soak.tsv", @minutes);
 	my @life = Soak::longest_life(@minutes);
-	for my $figure (qw(session_kb session_files worker_kb worker_files server_files memory_bytes table_bytes))
+	for my $figure (qw(session_kb session_files worker_kb worker_files server_files memory_bytes record_bytes))
 	{
 		cmp_ok(Soak::growth($figure, @life), '<', 1.3, "$figure does not grow over " . @life . ' minutes');
 	}
