@@ -205,9 +205,10 @@ install('second', 'installer');
 # begins as docs/managed.md says.
 my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(DO .*?)^```/ms;
 my $updates = PostgreSQL::Test::Utils::tempdir;
+my $version = ask('SELECT idem_internal.version()', 'first');
 my $added = "ALTER TABLE idem.record ADD COLUMN note text;\nCREATE FUNCTION idem.note() RETURNS text LANGUAGE sql RETURN 'noted';\n";
 append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\nBEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\n"
-	  . ($rule =~ s/A\.B\.C/1.0.0-dev/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
+	  . ($rule =~ s/A\.B\.C/$version/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
 my $claiming = $node->background_psql('first', on_error_stop => 1);
 $claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
 my $said = '';
