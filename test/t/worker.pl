@@ -389,10 +389,12 @@ $node->start;
 
 # No free worker ----------------------------------------------------------------------------------
 
-set_conf('idem.purge_naptime' => '50ms', 'max_worker_processes' => 2);
-$logged = -s $node->logfile;
+# Only after the restart may a worker purge.
+set_conf('max_worker_processes' => 2);
 $node->restart;
 my $launchers = wait_for_launcher();
+$logged = -s $node->logfile;
+set_conf('idem.purge_naptime' => '50ms');
 my $complaint = qr/no background worker is free to purge expired idempotency keys/;
 $node->wait_for_log($complaint, $logged);
 sql('SELECT pg_sleep(4)');
