@@ -446,6 +446,8 @@ SKIP:
 
 	# In the middle of a run.
 	set_conf('idem.purge_naptime' => '10s', 'idem.purge_rate' => 20);
+	$node->poll_query_until('postgres', q{SELECT current_setting('idem.purge_rate') = '20'
+		AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem purger')}) or die 'the worker keeps its rate';
 	fill('postgres', 1000, '-1 second');
 	set_conf('idem.purge_naptime' => '11s');
 	catch_worker('postgres');
