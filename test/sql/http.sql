@@ -75,11 +75,11 @@ SELECT key_in(E' \t"a'), key_in(' a,b'), key_in(' "a" "b"'), key_in('"k";v=1;v=1
 SELECT current_setting('server_version_num')::integer < 190000 AS settable \gset
 \if :settable
 SET standard_conforming_strings = off;
-\endif
 SET escape_string_warning = off;
+\endif
 SELECT idem.parse_key(E'"a\\"b\\\\"; v="\\""'), idem.parse_key(E'a\\b');
-RESET escape_string_warning;
 \if :settable
+RESET escape_string_warning;
 RESET standard_conforming_strings;
 \endif
 
