@@ -187,8 +187,9 @@ sub check_servers
 	is($servers->ask(q{SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
 		WHERE locktype = 'advisory' AND datname = ?}, $servers->{database})->[0], 0, 'no key lock is left');
 	# The check of the sizing divides the claims by a time that the clock has jumped over, and that of the
-	# retention finds callers that come after the TTL, because the clock has jumped over that.
-	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name NOT IN ('sizing', 'retention')}), '', 'idem.health() has no findings');
+	# retention finds callers that come after the TTL, because the clock has jumped over that. Whether
+	# autovacuum keeps up depends on what else the machine does.
+	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name NOT IN ('sizing', 'retention', 'vacuum')}), '', 'idem.health() has no findings');
 	is($servers->sql(q{SELECT source, seq, (SELECT max(seq) FROM chaos.effect WHERE key = source) AS applied
 		FROM idem.watermark WHERE seq IS DISTINCT FROM (SELECT max(seq) FROM chaos.effect WHERE key = source)}), '',
 		'every watermark is the highest number that was applied');
