@@ -140,7 +140,7 @@ function sender(server) {
   return (path, key, body, more) => new Promise((resolve, reject) => {
     const headers = { 'content-type': 'application/json', ...more };
     if (key !== undefined) headers['idempotency-key'] = key;
-    const request = http.request({ port, path, method: 'POST', headers, agent: false }, async (response) => {
+    const request = http.request({ host: '127.0.0.1', port, path, method: 'POST', headers, agent: false }, async (response) => {
       const chunks = [];
       for await (const chunk of response) chunks.push(chunk);
       resolve({ status: response.statusCode, headers: response.headers, body: Buffer.concat(chunks) });

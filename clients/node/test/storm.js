@@ -28,7 +28,7 @@ function post(port, amount) {
   requests++;
   const headers = { 'content-type': 'application/json', 'idempotency-key': `"${file}-${amount}"` };
   return new Promise((resolve, reject) => {
-    http.request({ agent, port, path: '/payments', method: 'POST', headers }, async (response) => {
+    http.request({ agent, host: '127.0.0.1', port, path: '/payments', method: 'POST', headers }, async (response) => {
       let body = '';
       for await (const chunk of response) body += chunk;
       resolve({ status: response.statusCode, body, after: Number(response.headers['retry-after'] ?? 0) });
