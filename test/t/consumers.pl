@@ -114,9 +114,7 @@ for my $how ('terminated', 'killed')
 	}
 	else
 	{
-		kill 'KILL', $pid;
-		$node->poll_query_until('postgres', 'SELECT pg_postmaster_start_time() IS NOT NULL AND NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted)')
-		  or die 'no recovery';
+		kill_process($node, $pid);
 	}
 	my $expected = $how eq 'terminated' ? 998 : 1000;
 	is($node->safe_psql('postgres', "SELECT $each"), $expected, "$how: all of its batch is new to the next");

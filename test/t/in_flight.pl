@@ -211,8 +211,7 @@ $session = $node->background_psql('postgres', on_error_stop => 0);
 $pid = $session->query('SELECT pg_backend_pid()');
 $session->query_safe(claim_open('killed'));
 is(seen(), "payments||killed|1|$pid", 'the claim is shown before the crash');
-kill 'KILL', $pid;
-$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
+kill_process($node, $pid);
 eval { $session->{run}->kill_kill };
 is(seen(), '', 'a killed backend has no claim');
 

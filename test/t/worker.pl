@@ -283,10 +283,7 @@ catch_worker('other_name');
 for my $victim ('worker', 'launcher')
 {
 	my $pid = $victim eq 'worker' ? catch_worker('other_name') : wait_for_launcher();
-	my $before = -s $node->logfile;
-	kill 'KILL', $pid;
-	$node->wait_for_log(qr/reinitializing/, $before);
-	$node->poll_query_until('postgres', 'SELECT true') or die 'no recovery';
+	kill_process($node, $pid);
 	catch_worker('other_name');
 	pass("a killed $victim is followed by another");
 }
