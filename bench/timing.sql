@@ -1,7 +1,6 @@
 -- The refusals that bench/timing compares. Each is a function of one text, a key or a token, that
 -- makes a refused call and catches the error.
 \set VERBOSITY terse
-CREATE EXTENSION idem;
 CREATE ROLE timing_owner;
 CREATE ROLE timing_member IN ROLE timing_owner;
 CREATE ROLE timing_stranger;
