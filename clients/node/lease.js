@@ -9,10 +9,15 @@ const { repeated, single } = require('./transaction.js');
 
 const LEASE = '1 minute';
 const BACKOFF = { base: '1 second', cap: '5 minutes' }; // after a failed attempt
+const LONGEST_MESSAGE = 1000; // characters
 const SHORTEST_PAUSE = 20; // milliseconds between two renewals that fail
 
 // At the end of a failed attempt. If it is in vain, the end of the lease does the same.
 const RELEASE_RETRY = { attempts: 3, deadline: 5_000 };
+
+// Of an error, as the server takes it: not empty, without NUL and without half a surrogate pair.
+const messageOf = (error) => Buffer.from(String(error?.message || error?.name || error)
+  .slice(0, LONGEST_MESSAGE).replaceAll('\0', '\ufffd')).toString();
 
 // An attempt of a leased operation. Its lease is renewed from the beginning to the end.
 class Lease {
@@ -140,7 +145,7 @@ class Lease {
     }
     const backoff = aborted ? { base: '0', cap: '0' } : { ...BACKOFF, ...this.#bound.backoff };
     const why = aborted ? undefined
-      : { sqlstate: sqlstate(error), message: String(error?.message ?? error).slice(0, 1000) };
+      : { sqlstate: sqlstate(error), message: messageOf(error) };
     await this.#ask(statements.release(this.#token, this.attempt, backoff, why), RELEASE_RETRY)
       .catch(() => {});
     return error;

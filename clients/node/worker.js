@@ -1,7 +1,7 @@
 'use strict';
 // Takes leased operations that others left, and finishes them.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { isTransient } = require('./errors.js');
+const { isTransient, sqlstate } = require('./errors.js');
 const { LEASE, Lease } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
@@ -14,6 +14,7 @@ const DEFAULTS = {
   signals: ['SIGTERM', 'SIGINT'],
   onError: (error, lease) => {}, // to log it
 };
+const CANCELED = '57014'; // by an administrator, or after statement_timeout
 const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked
 
 class Worker {
@@ -53,7 +54,7 @@ class Worker {
           await this.#take();
           failures = 0;
         } catch (error) {
-          if (!isTransient(error)) throw error;
+          if (!isTransient(error) && sqlstate(error) !== CANCELED) throw error;
           onError(error);
           await this.#pause(Math.min(LONGEST_PAUSE, 100 * 2 ** failures++));
         }

@@ -108,6 +108,13 @@ test('a Failure is stored; any other error gives the operation back for later', 
   const error = await lease(pool, { ...down, ...impatient }, () => {}).catch((refused) => refused);
   assert.equal(error.code, 'ID001');
   assert.ok(Number(error.dataType) > 1000 * 60 * 29);
+
+  for (const [broken, message] of [[new AggregateError([]), 'AggregateError'],
+    [new Error(`\0 ${'\u{1f600}'.repeat(500)}`), `\ufffd ${'\u{1f600}'.repeat(499)}`], ['text', 'text']]) {
+    const called = begun();
+    await assert.rejects(lease(pool, called, async () => { throw broken; }));
+    assert.ok((await unfinished(called.key)).last_error.message.startsWith(message));
+  }
 });
 
 // The heartbeat ------------------------------------------------------------------------------------
@@ -296,9 +303,14 @@ test('a worker outlives the server, and a mistake ends it', async () => {
   const errors = [];
   // The session that is cut off may still take the operation, for as long as the lease.
   const finisher = worker(distant, { scope: 'left', lease: '300 milliseconds', onError: (error) => errors.push(error) }, payment);
-  await sleep(100);
-  for (const socket of wire.sockets) socket.destroy();
+  const taking = `FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'idem[.]take'
+    AND state = 'active' AND pid <> pg_backend_pid()`;
+  await until(() => one(`SELECT bool_or(pg_cancel_backend(pid)) ${taking}`));
   await until(() => errors.length > 0);
+  assert.equal(errors[0].code, '57014');
+  await until(() => one(`SELECT count(*) > 0 ${taking}`));
+  for (const socket of wire.sockets) socket.destroy();
+  await until(() => errors.length > 1);
   const left = await abandon(1);
   await until(() => finished(left));
   await finisher.stop();

@@ -6,7 +6,8 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
-from pg_idem import Conflict, InProgress, Refused, Retry, is_transient, retry_after, sqlstate
+from pg_idem import (Conflict, Idempotency, InProgress, Refused, Retry, Worker, is_transient,
+                     retry_after, sqlstate)
 from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response, parse_key,
                           problem)
 
@@ -65,6 +66,13 @@ class Retries(unittest.TestCase):
         for attempt in range(1, 10):
             pauses = [retry.pause(server_error("40001"), attempt, 0) for _ in range(50)]
             self.assertTrue(0 <= min(pauses) < max(pauses) <= min(1.0, 0.1 * 2**(attempt - 1)))
+
+    def test_an_outage_of_many_attempts(self):
+        pause = Retry(attempts=10_000).pause(server_error("40001"), 5_000, 0)
+        self.assertLessEqual(pause, 5.0)
+        worker = Worker(Idempotency(None), "payments", None)
+        with self.assertLogs("pg_idem", "WARNING"):
+            self.assertEqual(worker._pause(server_error("57P03"), 5_000), 30.0)
 
     def test_never_sooner_than_retry_after(self):
         pauses = [Retry().pause(server_error("ID001", "1500"), 1, 0) for _ in range(50)]

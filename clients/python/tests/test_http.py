@@ -181,6 +181,16 @@ class Contract:
             self.assertEqual((response[0], response[2]), (204, b""))
         self.assertEqual(effects(key), 1)
 
+    def test_an_answer_that_was_erased(self):
+        for status in (201, 204):
+            key = new_key()
+            self.post(key, {"amount": 10, "status": status})
+            with connect() as connection:
+                connection.execute("SELECT idem.erase('payments', %s::text)", (key,))
+            response = self.post(key, {"amount": 10, "status": status})
+            self.assertEqual((response[0], response[2]), (status, b""))
+            self.assertEqual(response[1]["idempotent-replayed"], "true")
+
     def test_an_answer_of_a_caller_without_http(self):
         key = new_key()
         with connect() as connection, connection.transaction():
@@ -429,6 +439,21 @@ class WsgiAttempts(Attempts, PaymentTest):
             lambda *start: sent.append(start)))
         self.assertEqual((body, sent[0][0], sent[0][1]), (b"another", "202 Accepted", []))
 
+    def test_a_request_that_was_cut_is_refused(self):
+        for length, status in (("3", 400), ("2", 201), ("10001", 413)):
+            def app(environ, start_response):
+                start_response("201 Created", [])
+                return [environ["wsgi.input"].read()]
+            sent = []
+            middleware = wsgi.IdempotencyMiddleware(app, Idempotency(connect), "payments",
+                                                    **OPTIONS)
+            body = b"12" if status < 413 else b"1" * 10_001
+            middleware({"REQUEST_METHOD": "POST", "CONTENT_LENGTH": length,
+                        "HTTP_IDEMPOTENCY_KEY": new_key(), "wsgi.input": io.BytesIO(body)},
+                       lambda *start: sent.append(start))
+            with self.subTest(length):
+                self.assertEqual(int(sent[0][0][:3]), status)
+
     def test_content_length_is_digits(self):
         class Unread:
             def read(self, size):
@@ -452,8 +477,9 @@ class AsgiAttempts(Attempts, PaymentTest):
             status, headers, chunks = self.act(left_behind)
             await send({"type": "http.response.start", "status": int(status[:3]),
                         "headers": [(n.lower().encode(), v.encode()) for n, v in headers]})
-            for chunk in [*chunks, b""]:
+            for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body"})
         return asyncio.run(self.call(app, key, [b""]))
 
     async def call(self, app, key, chunks, **options):
@@ -486,6 +512,17 @@ class AsgiAttempts(Attempts, PaymentTest):
             self.assertEqual(response[0], status)
         response = asyncio.run(self.call(app, new_key(), [b"a", b"", b"bc"]))
         self.assertEqual(response[2], b"abc")
+
+    def test_an_answer_is_whole_or_not_stored(self):
+        async def app(scope, receive, send):
+            await scope["state"]["idem_connection"].execute(INSERT, (1,))
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        key = new_key()
+        for _ in range(2):
+            with self.assertRaises(RuntimeError):
+                asyncio.run(self.call(app, key, [b""]))
+        self.assertEqual(effects(key), 0)
 
 
 class Wsgi(Contract):
@@ -591,6 +628,7 @@ class Django(Wsgi, PaymentTest):
         payment, urls = django_payment()
         from django.conf import settings
         from django.core.wsgi import get_wsgi_application
+        from django.db import IntegrityError
         from django.http import HttpResponse, StreamingHttpResponse
         from django.urls import path
         from pg_idem.django import Idempotency
@@ -607,6 +645,11 @@ class Django(Wsgi, PaymentTest):
                 return HttpResponse("paid", headers={"X-Attempt": "1"})
             if "divide" in content:
                 1 / content["divide"]
+            if "again" in content:
+                try:
+                    payment.objects.create(pk=made.pk, amount=content["amount"])
+                except IntegrityError:
+                    pass
             if "stream" in content:
                 return StreamingHttpResponse(iter([b"a", b"b"]))
             status = content.get("status", 201)
@@ -627,6 +670,14 @@ class Django(Wsgi, PaymentTest):
         first = self.post(key, {"amount": 40001})
         self.assertEqual((first[0], "x-attempt" in first[1], calls), (201, False, [None, None]))
         self.assertEqual((self.post(key, {"amount": 40001})[2], effects(key)), (first[2], 1))
+
+    def test_an_answer_without_its_effect_is_never_sent(self):
+        key = new_key()
+        for _ in range(2):
+            with self.assertRaises(RuntimeError):
+                self.post(key, {"amount": 1, "again": 1})
+        self.assertEqual(query("SELECT state FROM idem.lookup('payments', %s::text)", key),
+                         "absent")
 
     def test_a_stream_is_sent_after_commit(self):
         key = new_key()
@@ -691,6 +742,36 @@ class Starlette(Asgi, PaymentTest):
         for _ in range(2):
             self.assertEqual(streaming.post(key)[2], b"ab")
         self.assertEqual(effects(key), 1)
+
+    def test_a_client_that_goes_away_stops_no_operation(self):
+        async def stream(request):
+            connection = request.state.idem_connection
+            await connection.execute(INSERT, (1,))
+
+            async def chunks():
+                for chunk in (b"a", b"b"):
+                    await asyncio.sleep(0.1)
+                    yield chunk
+            return starlette.responses.StreamingResponse(chunks())
+        app = starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", stream, methods=["POST"])])
+        middleware = asgi.IdempotencyMiddleware(app, AsyncIdempotency(aconnect), "payments")
+        key, bodies = new_key(), []
+
+        async def call():
+            unread = [{"type": "http.request"}]
+
+            async def receive():
+                return unread.pop() if unread else {"type": "http.disconnect"}
+
+            async def send(message):
+                bodies.append(message.get("body"))
+            await middleware({"type": "http", "method": "POST", "path": "/payments",
+                              "asgi": {"spec_version": "2.3"}, "query_string": b"",
+                              "headers": [(b"idempotency-key", key.encode())]}, receive, send)
+        for _ in range(2):
+            asyncio.run(call())
+        self.assertEqual((bodies, effects(key)), ([None, b"ab"] * 2, 1))
 
     def test_without_a_key_nothing_is_run_again(self):
         async def payments(request):

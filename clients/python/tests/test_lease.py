@@ -133,6 +133,14 @@ class Leases:
             self.lease(key, retry=Retry(attempts=1)).run(None)
         self.assertTrue(45 < raised.exception.retry_after <= 100, raised.exception.retry_after)
 
+    def test_an_error_whose_message_the_server_does_not_take(self):
+        for message, noted in (("", "ValueError"), ("a\0\ud83d", "a\ufffd?")):
+            key = new_key()
+            with self.assertRaises(ValueError), self.lease(key):
+                raise ValueError(message)
+            error = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
+            self.assertEqual(error, noted)
+
     def test_an_interrupted_attempt_is_released_at_once(self):
         key = new_key()
         with self.assertRaises(KeyboardInterrupt), self.lease(key, backoff=(100.0, 200.0)):

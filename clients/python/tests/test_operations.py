@@ -575,6 +575,33 @@ class SQLAlchemyORM(SQLAlchemyCore):
         pay(key, {"amount": 5})
         self.assertEqual(effects(key), 1)
 
+        @payments.operation("payments")
+        def pay_twice(session, request):
+            first = Base(amount=request["amount"])
+            session.add(first)
+            session.flush()
+            session.expunge(first)
+            session.add(Base(id=first.id, amount=request["amount"]))
+            try:
+                session.flush()
+            except sqlalchemy.exc.IntegrityError:
+                pass
+            return {"paid": True}
+        key = new_key()
+        for _ in range(2):
+            with self.assertRaises(RuntimeError):
+                pay_twice(key, {"amount": 5})
+        self.assertEqual(effects(key), 0)
+
+    def test_a_pool_that_has_no_connection_left(self):
+        engine = sqlalchemy.create_engine(self.engine.url, pool_size=1, max_overflow=0,
+                                          pool_timeout=0, future=True)
+        with engine.connect():
+            with self.assertRaises(sqlalchemy.exc.TimeoutError) as raised:
+                engine.connect()
+        engine.dispose()
+        self.assertTrue(pg_idem.is_transient(raised.exception))
+
 
 @unittest.skipUnless(django and psycopg2, "Django or psycopg2 is not installed")
 class DjangoORM(Outcomes, PaymentTest):
@@ -601,6 +628,23 @@ class DjangoORM(Outcomes, PaymentTest):
         payments = pg_idem.django.Idempotency(wait=wait, **options)
         return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
                             expires=expires)
+
+    def test_an_operation_that_ignored_an_error_is_not_committed(self):
+        from django.db import IntegrityError
+        import pg_idem.django
+
+        def work(_):
+            made = self.payment.objects.create(amount=5)
+            try:
+                self.payment.objects.create(pk=made.pk, amount=5)
+            except IntegrityError:
+                pass
+            return {"paid": True}
+        key = new_key()
+        for _ in range(2):
+            with self.assertRaises(RuntimeError):
+                pg_idem.django.Idempotency().run("payments", key, {}, work)
+        self.assertEqual(effects(key), 0)
 
     def test_an_operation_within_a_transaction_is_refused(self):
         from django.db import transaction

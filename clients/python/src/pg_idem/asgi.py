@@ -9,6 +9,7 @@ transaction:
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Callable, Optional
 
 from . import http
@@ -42,20 +43,24 @@ class IdempotencyMiddleware:
                                 scope.get("query_string", b"").decode("latin-1"), body)
             response = await self.idempotency.drive(http.respond(
                 self.idempotency, exchange, headers, scope, self.tenant,
-                lambda connection: self._call(scope, exchange.body, receive, connection)))
+                lambda connection: self._call(scope, exchange.body, connection)))
         await send({"type": "http.response.start", "status": response.status,
                     "headers": [(name.lower().encode("latin-1"), value.encode("latin-1"))
                                 for name, value in response.headers]})
         await send({"type": "http.response.body", "body": response.body})
 
-    async def _call(self, scope: dict[str, Any], body: bytes, receive: Any,
-                    connection: Any) -> Response:
+    async def _call(self, scope: dict[str, Any], body: bytes, connection: Any) -> Response:
         response = Response(500, [], b"")
         written: list[bytes] = []
         unread = [{"type": "http.request", "body": body, "more_body": False}]
+        complete = asyncio.Event()
 
+        # A client that goes away stops no operation: it will want the whole answer.
         async def replay() -> Any:
-            return unread.pop() if unread else await receive()
+            if unread:
+                return unread.pop()
+            await complete.wait()
+            return {"type": "http.disconnect"}
 
         async def keep(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -64,10 +69,14 @@ class IdempotencyMiddleware:
                                     for name, value in message.get("headers", [])]
             elif message["type"] == "http.response.body":
                 written.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    complete.set()
 
         # A copy of the state, as another attempt begins with what this one has found.
         state = {**scope.get("state", {}), "idem_connection": connection}
         await self.app({**scope, "state": state}, replay, keep)
+        if not complete.is_set():
+            raise RuntimeError("the application has not completed its response")
         response.body = b"".join(written)
         return response
 

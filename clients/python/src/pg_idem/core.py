@@ -84,6 +84,10 @@ UNDO = "ROLLBACK TO SAVEPOINT pg_idem"
 COMMIT = "COMMIT"
 
 
+# A RuntimeError, where a function has gone on after an error that undid what it had done.
+IGNORED = "the transaction has ignored an error, and is rolled back"
+
+
 class JsonText(str):
     """A request that is JSON already, and is passed on as it is, to the last digit."""
 
@@ -294,8 +298,8 @@ def is_transient(error: BaseException) -> bool:
     # Not an error of the server: the connection is lost, or the pool has none to give. DB-API 2.0
     # gives the class its name.
     return (getattr(error, "connection_invalidated", False)
-            or any(base.__name__ == "OperationalError" and base.__module__.startswith(DRIVERS)
-                   for base in type(error).__mro__))
+            or any(base.__name__ in ("OperationalError", "TimeoutError")  # the latter of a pool
+                   and base.__module__.startswith(DRIVERS) for base in type(error).__mro__))
 
 
 def as_refused(error: Exception) -> Optional[Refused]:
@@ -337,7 +341,7 @@ class Retry:
 
     def within(self, after: float, attempt: int, elapsed: float) -> Optional[float]:
         """The seconds to wait, and at least `after`; or None if that is beyond the deadline."""
-        pause = after + random.uniform(0, min(self.longest, self.first * 2**(attempt - 1)))
+        pause = after + random.uniform(0, min(self.longest, self.first * 2**min(attempt - 1, 64)))
         return pause if elapsed + pause <= self.deadline else None
 
 

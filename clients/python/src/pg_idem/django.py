@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 
-from . import flow, http, sync
+from . import core, flow, http, sync
 from .http import Exchange, Policy, Response
 
 
@@ -31,9 +31,14 @@ class Idempotency(sync.Framework):
         with self.connect():
             yield connections[self.using]
 
+    # After an error of the ORM, the end of the block rolls back, and would not say so.
     def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
-        return self.within(transaction.atomic(using=self.using),
-                           lambda _: flow.call(function, connection))
+        def whole(_: Any) -> flow.Steps[Any]:
+            result = yield function(connection)
+            if connection.needs_rollback:
+                raise RuntimeError(core.IGNORED)
+            return result
+        return self.within(transaction.atomic(using=self.using), whole)
 
     def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
         with connection.cursor() as cursor:

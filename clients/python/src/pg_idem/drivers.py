@@ -18,7 +18,7 @@ def require_idle(connection: Any) -> None:
 
 def require_whole(connection: Any) -> None:
     if connection.info.transaction_status == 3:  # in error: COMMIT would roll it back, and succeed
-        raise RuntimeError("the transaction has ignored an error, and is rolled back")
+        raise RuntimeError(core.IGNORED)
 
 
 def message(connection: Any, statements: Sequence[str], before: str, after: str) -> tuple[str, int]:

@@ -164,7 +164,9 @@ class Exchange:
                 headers, body = _without(headers, "content-type") + response.headers, response.body
         else:
             status = answer.status or 200
-            if body is None:  # stored by a caller that does not speak HTTP
+            if body is None and answer.response is None:  # nothing was stored, or it was erased
+                body = b""
+            elif body is None:  # stored by a caller that does not speak HTTP
                 body = json.dumps(answer.response).encode()
                 if not any(name.lower() == "content-type" for name, _ in headers):
                     headers.append(("Content-Type", "application/json"))

@@ -16,6 +16,12 @@ from .flow import Steps, log
 RELEASE_RETRY = Retry(attempts=3, deadline=5.0)
 
 
+def _message_of(error: BaseException) -> str:
+    """As the server takes it: not empty, without NUL and without half a surrogate pair."""
+    text = str(error) or type(error).__name__
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
 class Taken(NamedTuple):
     """A row of TAKE."""
 
@@ -201,7 +207,7 @@ class LeaseBase:
             yield from self._operations.retried(lambda: self._operations.single(
                 [core.RELEASE_LEASE],
                 {"token": self._token, "attempt": self.attempt, "base": base, "cap": cap,
-                 "error": json.dumps({"message": str(reason) or type(reason).__name__})}),
+                 "error": json.dumps({"message": _message_of(reason)})}),
                 RELEASE_RETRY)
         except Exception as failed:
             log.warning("could not release %s, whose lease ends by itself: %s", self.key, failed)

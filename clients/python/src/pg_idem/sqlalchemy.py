@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from sqlalchemy.orm import Session
 
-from . import flow, sync
+from . import core, flow, sync
 
 
 class Idempotency(sync.Framework):
@@ -17,9 +17,16 @@ class Idempotency(sync.Framework):
     yields a Session or Connection, and commits."""
 
     # The end of a nested transaction flushes the session, so the ORM writes before the claim is
-    # completed.
+    # completed. A flush that fails rolls it back, and its end would not say so.
     def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
-        return self.within(connection.begin_nested(), lambda _: flow.call(function, connection))
+        nested = connection.begin_nested()
+
+        def whole(_: Any) -> flow.Steps[Any]:
+            result = yield function(connection)
+            if not nested.is_active:
+                raise RuntimeError(core.IGNORED)
+            return result
+        return self.within(nested, whole)
 
     def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
         if isinstance(connection, Session):

@@ -58,7 +58,7 @@ class WorkerBase:
     def _pause(self, error: Exception, failures: int) -> float:
         """The seconds to wait after the server could not be asked."""
         log.warning("could not take an operation of %s: %s", self.scope, error)
-        return float(min(30.0, 0.1 * 2**failures))
+        return float(min(30.0, 0.1 * 2**min(failures, 64)))
 
 
 class Worker(WorkerBase):

@@ -92,5 +92,8 @@ def _read(environ: dict[str, Any], limit: int) -> bytes:
         raise ValueError("the header Content-Length is not a number")
     if not length and not environ.get("wsgi.input_terminated"):
         return b""
-    body: bytes = environ["wsgi.input"].read(min(int(length), limit) if length else limit)
+    expected = min(int(length), limit) if length else 0
+    body: bytes = environ["wsgi.input"].read(expected if length else limit)
+    if len(body) < expected:
+        raise ValueError("the body is shorter than the header Content-Length says")
     return body
