@@ -76,6 +76,7 @@ my @stacks = (
 		build => 'go build -o BUILT main.go VERSION_FILES',
 		run   => 'BUILT PORT',
 		files => { before => 'before.go', after => 'after.go idempotent.go' },
+		unreadable => { amount => 'ten' },
 		diff  => [ [ 'before.go', 'after.go' ] ],
 		shared => ['idempotent.go'],
 	},
@@ -236,6 +237,9 @@ sub answers
 
 	is_problem(post($endpoint, "$stack->{dir}-1", { amount => 8 }), 422, 'key_conflict', 'another request');
 	is_problem(post($endpoint, undef, { amount => 8 }), 400, 'invalid_key', 'no key');
+
+	is(post($endpoint, "$stack->{dir}-4", $stack->{unreadable})->{status}, 400, 'a request that cannot be read: 400')
+	  if $stack->{unreadable};
 
 	# More retries of one key than the pool has connections.
 	my $held = "$stack->{dir}-2";

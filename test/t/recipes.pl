@@ -217,8 +217,8 @@ sub wait_until
 	die "timed out: $what";
 }
 
-# A payment processor over HTTP: charges once per key. It does not answer a call for 77 before it is
-# told to.
+# A payment processor over HTTP: charges once per key, and refuses another request with the same key.
+# It does not answer a call for 77.5 before it is told to.
 sub start_processor
 {
 	my $file = "$folder/processor.py";
@@ -226,15 +226,20 @@ sub start_processor
 	append_to_file($file, <<'PYTHON');
 import http.server, json, os, sys, time
 
+requests = {}
+
 class Processor(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         key = self.headers["Idempotency-Key"]
-        amount = float(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["amount"])
+        request = self.rfile.read(int(self.headers["Content-Length"]))
+        if requests.setdefault(key, request) != request:
+            return self.send_error(422)
+        amount = float(json.loads(request)["amount"])
         if amount == 0.5:
             return self.send_error(500)
         with open(sys.argv[1], "a") as log:
             log.write(f"{key} {amount:g}\n")
-        while amount == 77 and not os.path.exists(sys.argv[1] + ".go"):
+        while amount == 77.5 and not os.path.exists(sys.argv[1] + ".go"):
             time.sleep(0.05)
         answer = json.dumps({"id": "ch_" + key}).encode()
         self.send_response(201)
@@ -330,8 +335,8 @@ PYTHON
 	is("$first->{status} $again->{status} $again->{headers}{'idempotent-replayed'}", '201 201 true', 'the service answers, and replays');
 	is($again->{content}, $first->{content}, 'the service: the same answer');
 	my $client = fork // die "fork: $!";
-	if (!$client) { $post->('order-77', 77); POSIX::_exit(0); }
-	wait_until('the processor is called', sub { grep { / 77$/ } logged() });
+	if (!$client) { $post->('order-77', 77.5); POSIX::_exit(0); }
+	wait_until('the processor is called', sub { grep { / 77\.5$/ } logged() });
 	$run->kill_kill;
 	waitpid $client, 0;
 	append_to_file(service_log() . '.go', '');
@@ -343,10 +348,10 @@ PYTHON
 	wait_until('the worker finishes', sub { ask(q{SELECT state FROM idem.lookup('payments', 'order-77')}) eq 'completed' });
 	is($stop->($finisher), 0, 'the worker stops at SIGTERM');
 	$run = $serve->();
-	my $late = $post->('order-77', 77);
+	my $late = $post->('order-77', 77.5);
 	is("$late->{status} $late->{headers}{'idempotent-replayed'}", '201 true', 'the service was killed: the late retry is answered');
-	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77'), 'with the one payment');
-	is(scalar(keys %{ { map { $_ => 1 } grep { / 77$/ } logged() } }), 1, 'and one charge');
+	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77.5'), 'with the one payment');
+	is(scalar(keys %{ { map { $_ => 1 } grep { / 77\.5$/ } logged() } }), 1, 'and one charge');
 	$run->kill_kill;
 	return $result;
 }

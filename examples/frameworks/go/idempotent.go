@@ -28,6 +28,9 @@ var (
 // work makes the effect in tx, and returns a status and an answer. It may run more than once.
 type work func(tx *sql.Tx, body []byte) (status int, answer any, err error)
 
+// What work returns for a request that it cannot read.
+type invalid struct{ error }
+
 // once runs work once per Idempotency-Key, in one transaction with its effect.
 func once(db *sql.DB, scope string, do work) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -93,13 +96,20 @@ func run(ctx context.Context, db *sql.DB, scope, key string, body []byte, do wor
 	return status, answer, false, tx.Commit()
 }
 
-// An error that is not the server's is a lost connection.
+// An error that is neither the server's nor of the request is a lost connection.
 func isTransient(err error) bool {
 	var server *pq.Error
-	return !errors.As(err, &server) || transient.MatchString(string(server.Code))
+	if errors.As(err, &server) {
+		return transient.MatchString(string(server.Code))
+	}
+	return !errors.As(err, &invalid{})
 }
 
 func refuse(w http.ResponseWriter, db *sql.DB, err error) {
+	if errors.As(err, &invalid{}) {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	var server *pq.Error
 	var status int
 	var document string
