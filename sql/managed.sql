@@ -137,7 +137,7 @@ CREATE TABLE idem.record (
     lease_end           timestamptz,
     finished            timestamptz,
     ttl                 interval,
-    hash                bigint,
+    number              bigint,
     nonce               text,
     open                text,
     status              integer,
@@ -169,7 +169,7 @@ BEGIN
 END
 $$;
 
-CREATE INDEX record_token ON idem.record (hash) WHERE leased IS NOT NULL;
+CREATE INDEX record_token ON idem.record (number) WHERE leased IS NOT NULL;
 CREATE INDEX record_due ON idem.record (scope, lease_end) WHERE leased;
 
 COMMENT ON TABLE idem.record IS
@@ -238,7 +238,8 @@ BEGIN
         PERFORM idem_internal.refuse_without_secrets();
     ELSIF (proof = (SELECT sha256(k.secret || int4send(pg_backend_pid())
                                   || timestamptz_send(transaction_timestamp())
-                                  || convert_to(pg_get_userbyid(caller), 'UTF8'))
+                                  || convert_to((SELECT r.rolname FROM pg_roles AS r
+                                                 WHERE r.oid = caller), 'UTF8'))
                     FROM idem.secret AS k WHERE k.id = 0)) IS NOT TRUE
     THEN
         RAISE insufficient_privilege USING
@@ -1012,7 +1013,7 @@ LANGUAGE sql IMMUTABLE STRICT
 BEGIN ATOMIC
     SELECT headers - coalesce(array_agg(h), '{}')
     FROM jsonb_object_keys(headers) AS h
-    WHERE lower(h) = ANY (ARRAY(SELECT lower(n) FROM unnest(names) AS n));
+    WHERE lower(h COLLATE "C") = ANY (ARRAY(SELECT lower(n COLLATE "C") FROM unnest(names) AS n));
 END;
 
 -- Why a SQLSTATE cannot be that of a final failure: 'malformed', 'no_failure', 'ours' or
@@ -1513,30 +1514,29 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     nonce CONSTANT pg_catalog.text := idem_internal.random_digits();
-    hash pg_catalog.int8;
+    number pg_catalog.int8;
     place pg_catalog.tid;
     c idem.claim_result;
 BEGIN
     INSERT INTO idem.record AS r (
-        scope, tenant, key, attempt, created, expires, lease_end, hash, nonce, open, leased, state,
+        scope, tenant, key, attempt, created, expires, lease_end, number, nonce, open, leased, state,
         fingerprint, request_list, secret, request)
     VALUES (
         scope, tenant, key, 1, now,
         now OPERATOR(pg_catalog.+) ttl OPERATOR(pg_catalog.+) coalesce(lease, '0'),
         now OPERATOR(pg_catalog.+) lease,
-        CASE WHEN lease IS NOT NULL THEN pg_catalog.hashtextextended(
-            tenant OPERATOR(pg_catalog.||) E'\x1f' OPERATOR(pg_catalog.||) key, scope) END,
+        CASE WHEN lease IS NOT NULL THEN idem_internal.random_number() END,
         CASE WHEN lease IS NOT NULL THEN pg_catalog.left(nonce, 19) END,
         CASE WHEN lease IS NULL THEN nonce END,
         CASE WHEN lease IS NOT NULL THEN true END, CASE WHEN lease IS NULL THEN 'a' ELSE 'p' END,
         fingerprint, request_list, secret, request)
     ON CONFLICT DO NOTHING
-    RETURNING r.ctid, r.hash INTO place, hash;
+    RETURNING r.ctid, r.number INTO place, number;
     IF place IS NOT NULL THEN
         c.claimed := true;
         c.outcome := 'claimed';
         c.token := CASE WHEN lease IS NULL THEN idem_internal.atomic_token(nonce, place)
-                        ELSE idem_internal.leased_token(nonce, hash, 1) END;
+                        ELSE idem_internal.leased_token(nonce, number, 1) END;
         PERFORM idem_internal.remember(scope, tenant, key, c.token);
         c.attempt := 1;
         c.created_at := now;
@@ -1546,21 +1546,27 @@ END
 $$;
 
 -- A token has 44 characters. That of an atomic claim is 26 random ones and the place of its row;
--- that of a leased claim a hash, which finds the row of the key, the attempt, and 19 random ones.
+-- that of a leased claim a random number, which finds the row of the key, the attempt, and 19 random
+-- ones. A hash of the key would let clients choose keys that collide.
 CREATE FUNCTION idem_internal.random_digits()
 RETURNS text
 LANGUAGE sql
 RETURN left(replace(gen_random_uuid()::text, '-', ''), 26);
+
+CREATE FUNCTION idem_internal.random_number()
+RETURNS bigint
+LANGUAGE sql
+RETURN ('x' || right(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint;
 
 CREATE FUNCTION idem_internal.atomic_token(nonce text, place tid)
 RETURNS text
 LANGUAGE sql
 RETURN nonce || lpad(place::text, 18, '-');
 
-CREATE FUNCTION idem_internal.leased_token(nonce text, hash bigint, attempt integer)
+CREATE FUNCTION idem_internal.leased_token(nonce text, number bigint, attempt integer)
 RETURNS text
 LANGUAGE sql
-RETURN 'L' || lpad(to_hex(hash), 16, '0') || lpad(to_hex(attempt), 8, '0') || left(nonce, 19);
+RETURN 'L' || lpad(to_hex(number), 16, '0') || lpad(to_hex(attempt), 8, '0') || left(nonce, 19);
 
 -- What a claim is refused with, and how conflicts are explained.
 CREATE FUNCTION idem_internal.explain_conflict(
@@ -1651,6 +1657,7 @@ DECLARE
     lock_id bigint;
     newest idem.secret;
     is_locked boolean := false;
+    is_in_flight boolean;
     row_is_held boolean;
     seen record;
     now timestamptz;
@@ -1672,6 +1679,9 @@ BEGIN
     lock_id := idem_internal.lock_id(s, tenant, key);
     c.claimed := false;
     LOOP
+        -- Before the record is read, which the holder may be about to commit.
+        is_in_flight := s.reject_stale_keys AND NOT is_locked
+            AND EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
         SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
         FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, claim_slowly.tenant, claim_slowly.key);
@@ -1685,7 +1695,7 @@ BEGIN
             verdict := 'in_progress';
         ELSIF verdict IN ('claim', 'take_over') THEN
             IF NOT is_locked AND verdict = 'claim' AND idem_internal.is_stale(s, key, ttl)
-                AND NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id))
+                AND NOT is_in_flight
             THEN
                 verdict := 'stale_key';
                 EXIT;
@@ -1856,7 +1866,7 @@ BEGIN
     c.claimed := true;
     c.outcome := 'claimed';
     c.token := CASE WHEN its_lease IS NULL THEN idem_internal.atomic_token(new_nonce, place)
-                    ELSE idem_internal.leased_token(new_nonce, r.hash, c.attempt) END;
+                    ELSE idem_internal.leased_token(new_nonce, r.number, c.attempt) END;
     PERFORM idem_internal.remember(r.scope, r.tenant, r.key, c.token);
     RETURN c;
 END
@@ -2067,6 +2077,7 @@ BEGIN
         AND pg_catalog.translate(pg_catalog.right(token, 18), '0123456789-', '')
             OPERATOR(pg_catalog.=) '(,)'
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+        AND pg_catalog.pg_column_compression(response) IS NULL
     THEN
         UPDATE idem.record AS r
         SET open = NULL, state = 'c', response = complete.response, status = complete.status,
@@ -2105,7 +2116,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.hash_in(token text)
+CREATE FUNCTION idem_internal.number_in(token text)
 RETURNS bigint
 LANGUAGE sql IMMUTABLE
 RETURN ('x' || substr(token, 2, 16))::bit(64)::bigint;
@@ -2160,7 +2171,7 @@ BEGIN
     LOOP
         SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
         FROM idem.record AS x
-        WHERE x.hash = idem_internal.hash_in(token) AND x.leased IS NOT NULL;
+        WHERE x.number = idem_internal.number_in(token) AND x.leased IS NOT NULL;
         r := seen.row;
         SELECT * INTO s FROM idem.scope AS x
         WHERE x.id = r.scope AND pg_has_role(caller, x.owner, 'USAGE');
@@ -2275,7 +2286,7 @@ BEGIN
     UPDATE idem.record AS x
     SET state = its_state,
         expires = CASE WHEN x.ttl IS NOT NULL THEN now + x.ttl
-                  ELSE x.expires + (now - coalesce(x.lease_end, x.created)) END,
+                  ELSE x.expires + idem_internal.fixed(now - coalesce(x.lease_end, x.created)) END,
         finished = CASE WHEN x.leased OR x.attempt > 1 THEN now END,
         leased = CASE WHEN x.leased IS NOT NULL THEN false END,
         nonce = CASE WHEN x.open IS NULL THEN x.nonce END,
@@ -2370,7 +2381,8 @@ BEGIN
                 'error', s, idem_internal.size_of(r.request, r.recovery_state, error));
         END IF;
         UPDATE idem.record AS x
-        SET lease_end = due, expires = x.expires + (due - x.lease_end), nonce = NULL,
+        SET lease_end = due, expires = x.expires + idem_internal.fixed(due - x.lease_end),
+            nonce = NULL,
             error = coalesce(error, x.error)
         WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
         RETURN;
@@ -2441,7 +2453,7 @@ BEGIN
     r := l.r;
     due := clock_timestamp() + idem_internal.fixed(coalesce(lease, s.lease));
     UPDATE idem.record AS x
-    SET lease_end = due, expires = x.expires + (due - x.lease_end)
+    SET lease_end = due, expires = x.expires + idem_internal.fixed(due - x.lease_end)
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
     PERFORM idem_internal.commit_durably();
     RETURN due;
@@ -3376,7 +3388,7 @@ BEGIN
     END IF;
     IF token LIKE 'L%' THEN
         SELECT x.* INTO r FROM idem.record AS x JOIN idem.scope AS s ON s.id = x.scope
-        WHERE x.hash = idem_internal.hash_in(token) AND x.leased IS NOT NULL
+        WHERE x.number = idem_internal.number_in(token) AND x.leased IS NOT NULL
             AND pg_has_role(caller, s.owner, 'USAGE');
         IF NOT FOUND THEN
             PERFORM idem_internal.refuse_lease();

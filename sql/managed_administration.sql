@@ -199,6 +199,7 @@ END;
 CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
 RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE feature_not_supported USING
@@ -218,6 +219,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     about CONSTANT text := format('The setting says %s.', says);
+    -- Not from the comment in says, which a dump may lack.
+    words CONSTANT text := CASE setting
+        WHEN 'weak_keys' THEN 'allow, warn or reject'
+        WHEN 'store_request' THEN 'never, unfinished or always'
+        WHEN 'tenant_from' THEN 'argument or role'
+    END;
     paths CONSTANT boolean := setting IN ('request_exclude', 'response_exclude');
     path_hint CONSTANT text := 'Write the paths as ''{sent_at,meta.trace_id}''.';
     element text;
@@ -247,10 +254,9 @@ BEGIN
     ELSIF setting = 'records' AND value::boolean THEN
         PERFORM idem_internal.refuse_feature('"records"', 'All records are in idem.record.');
     ELSIF type = 'text'::regtype
-        AND value <> ALL (string_to_array(replace(split_part(says, ': ', 2), ' or ', ', '), ', '))
+        AND value <> ALL (string_to_array(replace(words, ' or ', ', '), ', '))
     THEN
-        PERFORM idem_internal.refuse(
-            setting, '', format('The value must be %s.', split_part(says, ': ', 2)), about);
+        PERFORM idem_internal.refuse(setting, '', format('The value must be %s.', words), about);
     ELSIF type = 'text[]'::regtype THEN
         IF array_ndims(value::text[]) > 1 THEN
             PERFORM idem_internal.refuse(
@@ -468,6 +474,7 @@ $$;
 CREATE FUNCTION idem_internal.refuse_unseen(what text)
 RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE serialization_failure USING
@@ -888,9 +895,13 @@ AS $$
 DECLARE
     holder idem_internal.holder;
     locked idem.record;
+    is_in_flight boolean;
     hint text;
 BEGIN
     LOOP
+        -- Before the record is read, which the transaction may be about to commit.
+        is_in_flight := waits AND EXISTS (
+            SELECT FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)));
         SELECT x.* INTO r FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
         hint := NULL;
@@ -906,9 +917,7 @@ BEGIN
                     'call idem.revoke() first.';
             bound := coalesce(bound, idem_internal.new_bound(s.wait));
             CONTINUE WHEN idem_internal.wait_until(bound, r.lease_end);
-        ELSIF waits AND EXISTS (
-            SELECT FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)))
-        THEN
+        ELSIF is_in_flight THEN
             SELECT h.* INTO holder
             FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)) AS h;
             bound := coalesce(bound, idem_internal.new_bound(s.wait));
@@ -989,6 +998,26 @@ BEGIN
 END
 $$;
 
+-- The caller passes the name of the function that it may execute. Another name, which everybody may
+-- execute, must not do.
+CREATE FUNCTION idem_internal.check_change(
+    caller oid, proof bytea, function text, functions text[]
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (function = ANY (functions)) IS NOT TRUE THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = 'permission denied for a function of schema idem_internal',
+            HINT = 'Call the functions of schema idem.';
+    END IF;
+    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
+    PERFORM idem_internal.check_writable(function, '');
+END
+$$;
+
 CREATE FUNCTION idem_internal.change_key(
     caller oid, proof bytea, function text, scope text, key text, type regtype, tenant text,
     force boolean
@@ -1003,8 +1032,7 @@ DECLARE
     now timestamptz;
     changed boolean := false;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
-    PERFORM idem_internal.check_writable(function, '');
+    PERFORM idem_internal.check_change(caller, proof, function, '{revoke,forget,erase}');
     IF force IS NULL THEN
         PERFORM idem_internal.check_default('force', NULL);
     END IF;
@@ -1025,7 +1053,7 @@ BEGIN
         END IF;
         UPDATE idem.record AS x
         SET lease_end = now,
-            expires = now + (x.expires - x.lease_end),
+            expires = now + idem_internal.fixed(x.expires - x.lease_end),
             nonce = NULL,
             extra_attempts = CASE WHEN x.attempt >= s.max_attempts::bigint + x.extra_attempts
                 THEN x.attempt - s.max_attempts + 1 ELSE x.extra_attempts END
@@ -1111,8 +1139,7 @@ DECLARE
     records bigint := 0;
     changed bigint := 0;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
-    PERFORM idem_internal.check_writable(function, '');
+    PERFORM idem_internal.check_change(caller, proof, function, '{forget_tenant,erase_tenant}');
     IF tenant IS NULL THEN
         PERFORM idem_internal.refuse('tenant', NULL, NULL, NULL);
     ELSIF force IS NULL THEN

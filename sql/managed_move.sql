@@ -127,9 +127,15 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
     WHERE l.lanname = 'plpgsql' AND p.prosrc ~ '\midem\M'
         AND p.pronamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
     UNION ALL
-    SELECT NULL, format('GRANT EXECUTE ON FUNCTION idem.%I TO %s', p.proname, a.grantee::regrole)
-    FROM pg_proc AS p, aclexplode(p.proacl) AS a
-    WHERE p.pronamespace = 'idem'::regnamespace AND a.grantee NOT IN (0, p.proowner);
+    SELECT NULL, format('GRANT EXECUTE ON FUNCTION idem.%I%s TO %s%s', p.proname,
+                        -- The extension has other arguments; what is overloaded has the same.
+                        CASE WHEN p.is_overloaded
+                            THEN format('(%s)', pg_get_function_identity_arguments(p.oid)) END,
+                        a.grantee::regrole, CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' END)
+    FROM (SELECT p.*, count(*) OVER (PARTITION BY p.proname) > 1 AS is_overloaded
+          FROM pg_proc AS p WHERE p.pronamespace = 'idem'::regnamespace) AS p,
+        aclexplode(p.proacl) AS a
+    WHERE a.grantee NOT IN (0, p.proowner);
 
 DO $$
 DECLARE
