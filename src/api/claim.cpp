@@ -29,10 +29,12 @@ struct KeyState {
     TimestampTz now;
 };
 
-// A row that is absent or uncommitted has no fingerprint to compare, and none is needed.
-bool is_same_request(const ClaimCall& call, const pg::Found& found) {
-    const bool comparable =
-        found.presence != core::Presence::absent && found.presence != core::Presence::inserting;
+// A row that is absent or uncommitted has no fingerprint to compare, and none is needed. Nor is
+// that of an expired row, whose secret may be gone.
+bool is_same_request(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
+    const bool comparable = found.presence != core::Presence::absent &&
+                            found.presence != core::Presence::inserting &&
+                            found.record.expires() > now;
     return comparable &&
            pg::same_request(call.request, found.record.fingerprint(),
                             pg::request_list(*call.scope, found.record.fingerprint()));
@@ -47,8 +49,8 @@ KeyState read_state(const ClaimCall& call, bool locked) {
     const pg::Found found = pg::probe(records, call.key);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
-    return {core::decide(found_row(found, *call.scope), is_same_request(call, found), now), found,
-            now};
+    return {core::decide(found_row(found, *call.scope), is_same_request(call, found, now), now),
+            found, now};
 }
 
 // As read_state(), but frees what the previous call has read: a claim may wait and read many times.

@@ -150,6 +150,15 @@ void check_new_element(const Batch& batch, std::string_view key, TimestampTz now
     check_new_key(batch.scope, batch.tenant, key, now);
 }
 
+// In the memory of this key, as the batch may be long.
+bool write_new(pg::BulkWriter& writer, const pg::Key& key, Verdict verdict, const pg::Found& found,
+               const Batch& batch, TimestampTz now) {
+    const MemoryContext before = MemoryContextSwitchTo(writer.memory());
+    const pg::NewRecord record = new_record(key, verdict, found.record, batch, now);
+    MemoryContextSwitchTo(before);
+    return writer.write(record, found);
+}
+
 // Whether the key is new; if so, its record is written. Looks at the key until that is decided.
 bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batch) {
     bool admitted = false;
@@ -164,7 +173,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:
-                if (!writer.write(new_record(key, verdict, found.record, batch, now), found)) break;
+                if (!write_new(writer, key, verdict, found, batch, now)) break;
                 note_new(key, batch, verdict, found);
                 return true;
             case Verdict::in_flight:

@@ -104,6 +104,15 @@ UPDATE idem.record SET expires = now() - interval '1 second';
 DELETE FROM idem.watermark;
 SELECT idem.import_identity(identity) FROM traveller;
 SELECT * FROM shown();
+-- not even if the secret of its fingerprint is gone
+SELECT idem.rotate_secret() > 1 AS rotated;
+SELECT idem.once('a', 'of a lost secret', '{"n": 1}');
+UPDATE idem.record SET expires = now() - interval '1 second' WHERE key = 'of a lost secret';
+DELETE FROM idem.secret WHERE id = (SELECT max(id) FROM idem.secret);
+BEGIN;
+SELECT outcome FROM idem.try_claim('a', 'of a lost secret', '{"n": 1}');
+ROLLBACK;
+DELETE FROM idem.record WHERE key = 'of a lost secret';
 -- a record that a subscription or a copy has brought before the scope is found with it
 SELECT idem.once('a', 'k', '{"n": 1}');
 CREATE TABLE copied AS SELECT * FROM idem.record WHERE key = 'k';

@@ -93,6 +93,23 @@ SQL
 is($session->query_safe('SELECT count(*) FROM seen; ROLLBACK;'), $keys, 'once_each takes any number of keys');
 $session->quit;
 
+is($node->safe_psql('postgres', <<'SQL'), 't', 'nor memory per new key');
+CREATE FUNCTION note_memory(digest uuid) RETURNS uuid LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE n integer := coalesce(nullif(current_setting('test.keys', true), ''), '0')::integer + 1;
+BEGIN
+	PERFORM set_config('test.keys', n::text, false);
+	IF n IN (1000, 21000) THEN
+		PERFORM set_config('test.memory_' || n, sum(used_bytes)::text, false) FROM pg_backend_memory_contexts;
+	END IF;
+	RETURN digest;
+END $$;
+CREATE INDEX notes ON idem.record (note_memory(digest));
+SELECT set_config('test.keys', '0', false) \gset
+SELECT count(*) AS new FROM idem.once_each('messages', ARRAY(SELECT 'memory ' || n FROM generate_series(1, 22000) n)) \gset
+SELECT :new = 22000 AND current_setting('test.memory_21000')::bigint - current_setting('test.memory_1000')::bigint < 20000 * 50;
+SQL
+$node->safe_psql('postgres', 'DROP INDEX idem.notes');
+
 # A consumer dies in the middle of its batch: its keys are new again. The digests of these keys sort
 # by number, so the victim has half of them when it meets the key in flight.
 my $each = q{(SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT key(n) FROM generate_series(1, 1000) n)))};

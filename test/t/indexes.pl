@@ -45,6 +45,51 @@ tables_are_sound($node, 'after recovery');
 is(sqlstate($node, "SELECT idem.complete('$token', '1')"), '', 'the leased claim completes');
 $sql->('DROP INDEX idem.brin_record, idem.brin_watermark, idem.brin_scope, idem.brin_secret, idem.brin_progress');
 
+# A claim that meets a row of its key in one unique index on the digest, and waits until that is gone,
+# has its entry in those that follow as well: an index after the primary key, and one before it.
+for my $place ('after', 'before')
+{
+	$sql->('TRUNCATE idem.record');
+	$sql->('CREATE UNIQUE INDEX second ON idem.record (digest)');
+	$sql->('REINDEX INDEX CONCURRENTLY idem.record_pkey') if $place eq 'before';
+	my ($claim, $each) = map { $node->background_psql('postgres', on_error_stop => 1) } 1 .. 2;
+	$claim->query_safe(q{BEGIN; SELECT token AS t FROM idem.claim('messages', 'met') \gset});
+	$each->query_safe(q{BEGIN; SELECT idem.once_each('messages', '{met}'::text[])});
+	$claim->query_until(qr/completing/, qq{\\echo completing\nSELECT idem.complete(:'t', '1');\n});
+	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^SELECT idem.complete' AND wait_event_type = 'Lock'}) or die 'no wait';
+	$each->query_safe('ROLLBACK');
+	$claim->query_safe('COMMIT');
+	$_->quit for $claim, $each;
+	is($sql->(q{SELECT idem.once('messages', 'met'), idem.once('messages', 'met'), (SELECT count(*) FROM idem.record)}), 'f|f|1', "with an index $place the primary key, the key has one record");
+	tables_are_sound($node, "with an index $place the primary key");
+	$sql->('DROP INDEX idem.second');
+}
+
+# The index of unfinished operations becomes valid while a row is written: the write waits for the
+# TOAST table, and the index for a snapshot.
+{
+	$sql->('TRUNCATE idem.record');
+	$sql->(q{DROP INDEX idem.record_unfinished; SELECT idem.create_scope('large', store_request => 'unfinished', max_answer_size => 1000000)});
+	my $toast = $sql->(q{SELECT reltoastrelid::regclass FROM pg_class WHERE oid = 'idem.record'::regclass});
+	my ($reader, $builder, $blocker, $writer) = map { $node->background_psql('postgres', on_error_stop => 1) } 1 .. 4;
+	my $waits = sub {
+		my ($query) = @_;
+		$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^$query' AND wait_event_type = 'Lock'") or die "no wait: $query";
+	};
+	$reader->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+	$builder->query_until(qr/building/, "\\echo building\nCREATE INDEX CONCURRENTLY record_unfinished ON idem.record (scope) WHERE state = 'p';\n");
+	$waits->('CREATE INDEX');
+	$blocker->query_safe("BEGIN; REINDEX TABLE $toast");
+	$writer->query_until(qr/claiming/, qq{\\echo claiming\nSELECT claimed FROM idem.claim('large', 'k', (SELECT jsonb_agg(md5(n::text)) FROM generate_series(1, 2000) n), lease => '1 second');\n});
+	$waits->('SELECT claimed');
+	$reader->query_safe('COMMIT');
+	$node->poll_query_until('postgres', q{SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.record_unfinished'::regclass}) or die 'not built';
+	$blocker->query_safe('COMMIT');
+	$_->quit for $reader, $builder, $blocker, $writer;
+	is($sql->(q{SELECT key FROM idem.take('large', wait => '10 seconds')}), 'k', 'an operation that is written while its index becomes valid is found there');
+	tables_are_sound($node, 'written while an index became valid');
+}
+
 # Every function that writes keeps constraints that a superuser adds.
 my %constraint = (
 	'a unique index' => 'CREATE UNIQUE INDEX extra ON idem.record (key)',

@@ -10,7 +10,7 @@
 namespace idem::pg {
 namespace {
 
-[[noreturn]] bool refuse_bypass() {
+[[noreturn]] void refuse_bypass() {
     report::serialization_failure(
         "Another transaction wrote the key's record without the key lock.");
 }
@@ -31,13 +31,13 @@ void take_back(const Records& records, ItemPointer ours) {
     if (result != TM_Ok) elog(ERROR, "could not take back a row: result %d", result);
 }
 
-// Another row has, or may come to have, the digest of ours. Waits for its writer as a unique index
-// does, but within the bound. Returns once ours is the only row; raises 40001 when another live row
-// stays.
-ChangeResult wait_out_duplicates(const Records& records, const core::Digest& digest,
+// Another row has, or may come to have, the digest of ours in this index; others, as long as the
+// primary key is rebuilt, may not have its entry. Waits for its writer as a unique index does, but
+// within the bound. Returns once ours is the only row; raises 40001 when another live row stays.
+ChangeResult wait_out_duplicates(const Records& records, Relation index, const core::Digest& digest,
                                  ItemPointer ours, WaitBound& bound) {
     ChangeResult result{TM_Ok, InvalidTransactionId};
-    DigestScan scan(records);
+    DigestScan scan(records, index);
     while (result.result == TM_Ok) {
         scan.seek(digest);
         bool other = false;
@@ -74,8 +74,9 @@ Datum tenant_value(TupleDesc table, std::string_view tenant) {
 // Replaces the row at tid. Raises 40001 when another live row turns out to hold the key.
 ChangeResult replace_row(const Records& records, const core::Digest& digest, ItemPointerData tid,
                          TupleTableSlot* slot, WaitBound& bound) {
-    const auto on_duplicate = [&] {
-        if (wait_out_duplicates(records, digest, &slot->tts_tid, bound).result == TM_WouldBlock)
+    const auto on_duplicate = [&](Relation index) {
+        if (wait_out_duplicates(records, index, digest, &slot->tts_tid, bound).result ==
+            TM_WouldBlock)
             report::serialization_failure(changed_meanwhile);
         return true;
     };
@@ -99,8 +100,8 @@ void check_not_replaced(const ChangeResult& changed, const char* detail) {
 ChangeResult insert(const Records& records, const core::Digest& digest, TupleTableSlot* slot,
                     WaitBound& bound) {
     ChangeResult result{TM_Ok, InvalidTransactionId};
-    const auto on_duplicate = [&] {
-        result = wait_out_duplicates(records, digest, &slot->tts_tid, bound);
+    const auto on_duplicate = [&](Relation index) {
+        result = wait_out_duplicates(records, index, digest, &slot->tts_tid, bound);
         return result.result == TM_Ok;
     };
     if (!insert_row(records.table(), slot, on_duplicate)) take_back(records, &slot->tts_tid);
@@ -463,7 +464,8 @@ bool erase_expired_answer(Relation records, TupleTableSlot* slot, std::int64_t a
     if (try_lock_row(records, tid, RowChange::update) != TM_Ok) return false;
     TupleTableSlot* erased_row = table_slot_create(records, nullptr);
     rest.store_in(erased_row);
-    const TM_Result result = update_row(records, tid, erased_row, refuse_bypass);
+    const TM_Result result =
+        update_row(records, tid, erased_row, [](Relation /* index */) -> bool { refuse_bypass(); });
     ExecDropSingleTupleTableSlot(erased_row);
     return result == TM_Ok;
 }
@@ -514,7 +516,7 @@ bool BulkWriter::insert() {
     const bool unfinished = is_unfinished(table, row_);
     const std::uint32_t token = SpeculativeInsertionLockAcquire(xid);
     table_tuple_insert_speculative(table, row_, GetCurrentCommandId(true), 0, nullptr, token);
-    const bool alone = indexes_.add_digest_entries(row_);
+    const bool alone = indexes_.add_digest_entries(row_) == nullptr;
     table_tuple_complete_speculative(table, row_, token, alone);
     SpeculativeInsertionLockRelease(xid);
     if (alone) indexes_.add_other_entries(row_, IndexEntries::all, unfinished);

@@ -350,8 +350,8 @@ bool erase_expired_answer(Relation records, TupleTableSlot* slot, std::int64_t a
 // raise errors, are filled after it.
 //
 // The scan, the open indexes and the row's slot serve all keys of the call; the memory of one key
-// is freed at the next look(). The table is open to write before the index list
-// is read, so the list stays valid until end().
+// is freed at the next look(). The table is open to write before the index list is read, so the
+// list stays valid until end().
 class BulkWriter {
   public:
     explicit BulkWriter(const Records& records);
@@ -364,6 +364,8 @@ class BulkWriter {
     // Inserts the record, or replaces the row that was found. Returns false when another
     // transaction came first; look again then.
     bool write(const NewRecord& record, const Found& found);
+    // That of one key.
+    MemoryContext memory() const { return memory_; }
     // Waits for the writer of the row that was found.
     void wait() {
         WaitBound bound = WaitBound::none();
@@ -378,7 +380,7 @@ class BulkWriter {
     DigestScan scan_;
     OpenIndexes indexes_;
     TupleTableSlot* row_;
-    MemoryContext memory_;  // of one key
+    MemoryContext memory_;
     core::Digest newest_{};
 };
 static_assert(std::is_trivially_destructible_v<BulkWriter>);

@@ -202,7 +202,7 @@ Oid find_unfinished_index(Relation table) {
 
 bool is_unfinished(Relation table, TupleTableSlot* slot) {
     const KnownIndexes known = indexes_of(table);
-    if (!OidIsValid(known.unfinished)) return false;
+    if (known.state == InvalidAttrNumber) return false;
     bool null;
     const Datum state = slot_getattr(slot, known.state, &null);
     return !null && DatumGetChar(state) == unfinished_state;
@@ -249,18 +249,20 @@ void OpenIndexes::close() {
     list_free(digest_indexes_);
 }
 
-bool OpenIndexes::add_digest_entries(TupleTableSlot* slot) {
+Relation OpenIndexes::add_digest_entries(TupleTableSlot* slot, Relation after) {
+    bool is_next = after == nullptr;
     for (int i = 0; i < list_length(digest_indexes_); ++i) {
         auto* index = static_cast<Relation>(list_nth(digest_indexes_, i));
-        if (!add_entry(table_, index, slot, UNIQUE_CHECK_PARTIAL)) return false;
+        if (is_next && !add_entry(table_, index, slot, UNIQUE_CHECK_PARTIAL)) return index;
+        is_next = is_next || index == after;
     }
-    return true;
+    return nullptr;
 }
 
 void OpenIndexes::add_other_entries(TupleTableSlot* slot, IndexEntries which, bool unfinished) {
     Assert(which != IndexEntries::none && ItemPointerIsValid(&slot->tts_tid));
     if (estate_ == nullptr) {
-        if (which != IndexEntries::all || !unfinished) return;
+        if (which != IndexEntries::all || !unfinished || !OidIsValid(unfinished_)) return;
         Relation index = open_to_write(index_open, unfinished_);
         (void)add_entry(table_, index, slot, UNIQUE_CHECK_NO);
         index_close(index, NoLock);
@@ -365,6 +367,15 @@ Relation KeyedTable::open_index() const {
 }
 
 DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {
+    begin();
+}
+
+DigestScan::DigestScan(const KeyedTable& table, Relation index)
+    : table_(table), index_(index_open(RelationGetRelid(index), NoLock)) {
+    begin();
+}
+
+void DigestScan::begin() {
     InitDirtySnapshot(dirty_);
     scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
 }

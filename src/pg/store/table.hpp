@@ -151,8 +151,9 @@ bool is_digest_index(Relation index, Relation table);
 // state = 'p'. InvalidOid if there is none. The table must be locked.
 Oid find_unfinished_index(Relation table);
 
-// Whether the row to be stored needs an entry there. Asked while its values still lie in the slot:
-// once the row is stored, reading one of them means taking the row apart.
+// Whether the row to be stored needs an entry in such an index, even if there is none yet: it may
+// become valid while the row is stored. Asked while the row's values still lie in the slot: once it
+// is stored, reading one of them means taking the row apart.
 bool is_unfinished(Relation table, TupleTableSlot* slot);
 
 // Raises 23514 if the table is a partition and the row is not within its bounds.
@@ -166,10 +167,11 @@ class OpenIndexes {
     explicit OpenIndexes(Relation table);
     void close();
 
-    // Adds the entries that prove the digest unique. Never waits. Returns false when another row
-    // has, or may come to have, the same digest. All callers fill these indexes in the same order
-    // and stop at the first that is taken, so that one of two callers succeeds.
-    bool add_digest_entries(TupleTableSlot* slot);
+    // Adds the entries that prove the digest unique, to the indexes after this one. Never waits.
+    // Returns the index in which another row has, or may come to have, the same digest; it has our
+    // entry as well, and those after it have none. NULL: all have it. All callers fill these
+    // indexes in the same order and stop at the first that is taken, so that one of two succeeds.
+    Relation add_digest_entries(TupleTableSlot* slot, Relation after = nullptr);
     // Adds all other entries of the row. Waits and raises errors as an INSERT does.
     void add_other_entries(TupleTableSlot* slot, IndexEntries which, bool unfinished);
 
@@ -190,17 +192,24 @@ bool add_index_entries(Relation table, TupleTableSlot* slot, IndexEntries which,
                        OnDuplicate on_duplicate) {
     if (which == IndexEntries::none) return true;
     OpenIndexes indexes(table);
-    const bool alone = which != IndexEntries::all || indexes.add_digest_entries(slot);
-    const bool kept = alone || on_duplicate();
+    bool kept = true;
+    if (which == IndexEntries::all) {
+        Relation taken = indexes.add_digest_entries(slot);
+        while (kept && taken != nullptr) {
+            kept = on_duplicate(taken);
+            if (kept) taken = indexes.add_digest_entries(slot, taken);
+        }
+    }
     if (kept) indexes.add_other_entries(slot, which, unfinished);
     indexes.close();
     return kept;
 }
 
-// insert_row() and update_row() call on_duplicate() when another row has, or may come to have, the
-// row's digest. It returns true once ours is the only row, raises an error if the other row stays,
-// and may return false to give up an insertion. Tables without digests need none.
-inline bool no_duplicates() {
+// insert_row() and update_row() call on_duplicate(index) when another row has, or may come to have,
+// the row's digest in this index. It returns true once ours is the only row there, raises an error
+// if the other row stays, and may return false to give up an insertion. Tables without digests need
+// none.
+inline bool no_duplicates(Relation /* index */) {
     Assert(false);
     return true;
 }
@@ -208,7 +217,7 @@ inline bool no_duplicates() {
 // Inserts the virtual tuple in the slot and its index entries: first those that prove its digest
 // unique, without waiting. Returns false when on_duplicate() gave up: the row then lacks the other
 // entries, and the caller must delete it.
-template <class OnDuplicate = bool (*)()>
+template <class OnDuplicate = bool (*)(Relation)>
 bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate = no_duplicates) {
     check_partition(table, slot);
     const bool unfinished = is_unfinished(table, slot);
@@ -236,7 +245,7 @@ void delete_rows(Relation table, Match match) {
 // version needs: after a heap-only update none, or only those of summarizing indexes. Any result
 // but TM_Ok means that another transaction has changed the row, or is about to. on_duplicate() must
 // not give up.
-template <class OnDuplicate = bool (*)()>
+template <class OnDuplicate = bool (*)(Relation)>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      OnDuplicate on_duplicate = no_duplicates) {
     Assert(ItemPointerIsValid(&tid));
@@ -305,6 +314,8 @@ class KeyedTable {
 class DigestScan {
   public:
     explicit DigestScan(const KeyedTable& table);
+    // Through this index instead of the primary key. The caller has locked it.
+    DigestScan(const KeyedTable& table, Relation index);
     DigestScan(const DigestScan&) = delete;
     DigestScan& operator=(const DigestScan&) = delete;
     void end();
@@ -329,6 +340,8 @@ class DigestScan {
     bool wait(WaitBound& bound);
 
   private:
+    void begin();
+
     KeyedTable table_;
     Relation index_;
     IndexScanDesc scan_;

@@ -32,7 +32,7 @@ bool is_of(TupleTableSlot* slot, const Key& source) {
 constexpr const char* moved_meanwhile =
     "Another transaction moved the watermark without its key lock.";
 
-[[noreturn]] bool refuse_duplicate() {
+[[noreturn]] bool refuse_duplicate(Relation /* index */) {
     report::serialization_failure(moved_meanwhile);
 }
 
