@@ -31,6 +31,7 @@ void set_up() {
     set("synchronous_commit", "off");
     set("default_transaction_isolation", "read committed");
     set("lock_timeout", "0");
+    if constexpr (pg::compat::has_transaction_timeout) set("transaction_timeout", "0");
     set("search_path", "");
 }
 
@@ -124,7 +125,8 @@ void finish(const Task& task) {
                                static_cast<long long>(task.counts.deleted),
                                get_database_name(MyDatabaseId))));
     const Outcome installation = lock_installation();
-    if (installation != Outcome::postponed) forget_statistics(installation == Outcome::purged);
+    const bool gone = !OidIsValid(get_extension_oid("idem", true));
+    if (gone || installation == Outcome::purged) forget_statistics(!gone);
     end();
 }
 

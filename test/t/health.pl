@@ -364,6 +364,15 @@ age_record_table(1_700_000_000);
 is(health('wraparound'), 'fail', 'wraparound: it never comes');
 follow_hint('wraparound');
 is(health('wraparound'), 'ok', 'wraparound: cured');
+sql('ALTER SYSTEM SET autovacuum_freeze_max_age = 1500000000');
+$node->restart;
+age_record_table(1_500_000_000);
+is(health('wraparound'), 'ok', 'wraparound: autovacuum comes late');
+age_record_table(1_700_000_000);
+is(health('wraparound'), 'fail', 'wraparound: too late');
+follow_hint('wraparound');
+sql('ALTER SYSTEM RESET autovacuum_freeze_max_age');
+$node->restart;
 
 # indexes ------------------------------------------------------------------------------------------
 

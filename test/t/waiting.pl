@@ -68,6 +68,28 @@ SQL
 	$_->quit for $waiter, $dropper, $holder;
 }
 
+# lookup() waits for a tenth of a second at a time. The statement's own time ends while it is stopped,
+# together with such a wait.
+{
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe("BEGIN; SELECT FROM idem.claim('jobs', 'held')");
+	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
+	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
+	$waiter->query_until(qr/waiting/, <<'SQL');
+SET statement_timeout = '3s';
+\echo waiting
+SELECT state FROM idem.lookup('jobs', 'held', wait => '1 hour');
+SQL
+	waits_for($node, $pid, 'Lock') unless managed_edition();
+	kill 'STOP', $pid;
+	sleep 4;
+	kill 'CONT', $pid;
+	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'statement_timeout is not lost in a wait');
+	$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
+	$holder->query_safe('ROLLBACK');
+	$_->quit for $waiter, $holder;
+}
+
 # Each look at a key reads its whole record, here two megabytes. A call that looks many times keeps
 # no copy of what it has seen.
 SKIP:

@@ -122,8 +122,15 @@ for my $run (\&by_superuser, sub { by_worker(1) })
 {
 	fill();
 	sql(q{CREATE INDEX divides ON idem.record ((1 / (length(coalesce(response::text, '')) + CASE key WHEN 'bad' THEN 0 ELSE 1 END)))});
+	# Expired records before it are deleted in an attempt that is rolled back, and then again.
+	sql(q{INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key)
+		SELECT gen_random_uuid(), now(), now(), s.id, 'c', '', 'expired ' || i FROM idem.scope s, generate_series(1, 50) i WHERE s.name = 'answers';
+		UPDATE idem.record SET tenant = tenant WHERE key = 'bad'});
+	my $purged = q{SELECT coalesce(sum(purged), 0) FROM idem.stats WHERE scope = 'answers'};
+	my $before = sql($purged);
 	my $offset = -s $node->logfile;
 	$run->();
+	is(sql($purged) - $before, 50, 'what was rolled back is not counted');
 	is(left(), '1|0', 'a row that cannot be written is passed over');
 	is(sql(q{SELECT string_agg(i.key, ',') FROM idem.record i WHERE response IS NOT NULL}), 'bad', 'and only that row');
 	like(purge_health(), qr/idem.record. It has passed over rows from block 0 on, because of an error with the SQLSTATE 22012. The server's log/,

@@ -6,6 +6,7 @@ use IdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes 'usleep';
 
 my $conf = <<'CONF';
 shared_preload_libraries = 'idem'
@@ -106,6 +107,24 @@ left('postgres', 10, 'records stored out of line are deleted too');
 
 sql("SELECT idem.complete(token) FROM idem.claim('payments', 'soon', ttl => '1 second')");
 left('postgres', 10, 'a record that expires later is deleted later');
+
+# No timeout of the database ends a run: from PostgreSQL 17 on, that of a transaction would. Sessions
+# that are connected when it is set do not have it.
+if (sql('SHOW server_version_num') >= 170000)
+{
+	my $filler = $node->background_psql('postgres');
+	sql('ALTER DATABASE postgres SET transaction_timeout = 1');
+	$filler->query_safe(q{SELECT count(*) FROM idem.once_each('payments', ARRAY(SELECT 'timed ' || i FROM generate_series(1, 5000) i)); UPDATE idem.record SET expires = created WHERE key LIKE 'timed %'});
+	my $timed = 5000;
+	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
+	{
+		last unless $timed = $filler->query_safe(q{SELECT count(*) FROM idem.record WHERE key LIKE 'timed %'});
+		usleep(100_000);
+	}
+	is($timed, 0, 'a transaction_timeout of the database ends no run');
+	$filler->query_safe('ALTER DATABASE postgres RESET transaction_timeout');
+	$filler->quit;
+}
 
 # A running lease keeps its record, whatever its TTL.
 sql("SELECT outcome FROM idem.claim('payments', 'leased', ttl => '1 millisecond', lease => '1 hour')");
@@ -230,11 +249,14 @@ install_payments($node, 'postgres');
 
 # Before ALTER EXTENSION UPDATE the tables may have another layout.
 fill('bystander', 10, '1 hour');
+my $counted = q{SELECT claims > 0, stats_reset FROM idem.stats WHERE scope = 'payments'};
+my $counters = $node->safe_psql('bystander', "SELECT idem.once('payments', 'counted'); $counted");
 $node->safe_psql('bystander', "ALTER TABLE idem.record RENAME extra_attempts TO something_else;
 	UPDATE idem.record SET expires = '-infinity'");
 fill('postgres', 10, '-1 second');
 left('postgres', 0, 'a database beside one that awaits an update is purged');
-is(records('bystander'), 10, 'tables of another layout are left alone');
+is(records('bystander'), 11, 'tables of another layout are left alone');
+is($node->safe_psql('bystander', "SELECT true; $counted"), $counters, 'and their statistics go on');
 $node->safe_psql('bystander', 'ALTER TABLE idem.record RENAME something_else TO extra_attempts');
 left('bystander', 0, 'they are purged after the update');
 unlike(substr(slurp_file($node->logfile), $logged), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/,

@@ -35,6 +35,8 @@ inline bool is_finite([[maybe_unused]] const Interval& interval) {
 #endif
 }
 
+inline constexpr bool has_transaction_timeout = PG_VERSION_NUM >= 170000;
+
 inline Oid primary_key_of(Relation relation) {
 #if PG_VERSION_NUM >= 180000
     return RelationGetPrimaryKeyIndex(relation, false);

@@ -56,9 +56,11 @@ report::Holder holder_of_process(int pid) {
 }
 
 // Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
-// give up only by raising an error. Returns false after the timeout.
+// give up only by raising an error. Returns false after the timeout. If the statement's came at the
+// same time, the server has reported the one that was due first, and has forgotten the other.
 template <class Wait>
 bool wait_in_subtransaction(int milliseconds, Wait wait) {
+    const bool limited = get_timeout_active(STATEMENT_TIMEOUT);
     ErrorData* error = in_subtransaction([milliseconds, wait] {
         set_lock_timeout(milliseconds);
         wait();
@@ -68,6 +70,9 @@ bool wait_in_subtransaction(int milliseconds, Wait wait) {
     if (error == nullptr) return true;
     if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE) ReThrowError(error);
     FreeErrorData(error);
+    if (limited && !get_timeout_active(STATEMENT_TIMEOUT))
+        ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED),
+                        errmsg("canceling statement due to statement timeout")));
     return false;
 }
 

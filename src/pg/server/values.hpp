@@ -22,11 +22,12 @@ namespace idem::pg {
 inline constexpr std::int64_t postgres_epoch =
     std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
 
-// Microseconds of the clock that is never set. Only differences have a meaning.
+// Microseconds of the clock that is never set. Only differences have a meaning, also between two
+// processes; those of instr_time may be of different clocks there, as a setting says.
 inline std::int64_t steady_now() {
-    instr_time now;
-    INSTR_TIME_SET_CURRENT(now);
-    return static_cast<std::int64_t>(INSTR_TIME_GET_MICROSEC(now));
+    timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return std::int64_t{now.tv_sec} * USECS_PER_SEC + now.tv_nsec / 1000;
 }
 
 template <class T>

@@ -59,6 +59,7 @@ struct KnownScope {
     std::int32_t id;  // the hash key
     bool dropped;
     std::optional<std::int64_t> answer_ttl;
+    std::int64_t deleted;  // of its records, in the attempt that is running
 };
 
 struct Purge {
@@ -90,13 +91,22 @@ void learn_scopes(Purge& purge) {
         KnownScope* scope = scopes.enter(scope_row::id_of(slot), known);
         scope->dropped = false;
         scope->answer_ttl = scope_row::answer_ttl(slot);
+        scope->deleted = 0;
     });
     const List* dropped = dropped_scopes();
     for (int i = 0; i < list_length(dropped); ++i) {
         bool known;
         KnownScope* scope = scopes.enter(list_nth_int(dropped, i), known);
-        if (!known) *scope = {scope->id, true, std::nullopt};
+        if (!known) *scope = {scope->id, true, std::nullopt, 0};
     }
+}
+
+// What an attempt has deleted is counted when it has succeeded; what has failed was rolled back.
+void count_deleted(Purge& purge, bool succeeded) {
+    purge.scopes.for_each([succeeded](KnownScope& scope) {
+        if (succeeded && scope.deleted > 0) count(scope.id, Counter::purged, scope.deleted);
+        scope.deleted = 0;
+    });
 }
 
 // ---- A row --------------------------------------------------------------------------------------
@@ -105,7 +115,8 @@ void learn_scopes(Purge& purge) {
 
 void delete_record(Purge& purge, TupleTableSlot* slot) {
     if (compat::delete_row(purge.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
-    count(Record(slot).scope_id(), Counter::purged);
+    KnownScope* scope = purge.scopes.find(Record(slot).scope_id());
+    if (scope != nullptr && !scope->dropped) ++scope->deleted;
     ++purge.result.purged;
 }
 
@@ -250,6 +261,7 @@ bool is_cancelled(const ErrorData* error) {
 template <class Work>
 ErrorData* attempt_on_table(Purge& purge, Work work) {
     const int patience = purge.limits.patience;
+    const std::int64_t before = purge.result.purged;
     if (patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, patience);
     ErrorData* error = attempt(purge, [&] {
         AsOwner owner(purge.records);
@@ -257,6 +269,7 @@ ErrorData* attempt_on_table(Purge& purge, Work work) {
         work();
         owner.end();
     });
+    if (error != nullptr || purge.result.purged > before) count_deleted(purge, error == nullptr);
     if (patience > 0) {
         disable_timeout(STATEMENT_TIMEOUT, false);
         QueryCancelPending = false;
