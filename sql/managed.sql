@@ -1519,8 +1519,8 @@ DECLARE
     c idem.claim_result;
 BEGIN
     INSERT INTO idem.record AS r (
-        scope, tenant, key, attempt, created, expires, lease_end, number, nonce, open, leased, state,
-        fingerprint, request_list, secret, request)
+        scope, tenant, key, attempt, created, expires, lease_end, number, nonce, open, leased,
+        state, fingerprint, request_list, secret, request)
     VALUES (
         scope, tenant, key, 1, now,
         now OPERATOR(pg_catalog.+) ttl OPERATOR(pg_catalog.+) coalesce(lease, '0'),
@@ -1546,8 +1546,8 @@ END
 $$;
 
 -- A token has 44 characters. That of an atomic claim is 26 random ones and the place of its row;
--- that of a leased claim a random number, which finds the row of the key, the attempt, and 19 random
--- ones. A hash of the key would let clients choose keys that collide.
+-- that of a leased claim a random number, which finds the row of the key, the attempt, and 19
+-- random ones. A hash of the key would let clients choose keys that collide.
 CREATE FUNCTION idem_internal.random_digits()
 RETURNS text
 LANGUAGE sql
