@@ -34,7 +34,7 @@ struct KeyState {
 bool is_same_request(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
     const bool comparable = found.presence != core::Presence::absent &&
                             found.presence != core::Presence::inserting &&
-                            found.record.expires() > now;
+                            core::binds(found.presence, found.record.expires(), now);
     return comparable &&
            pg::same_request(call.request, found.record.fingerprint(),
                             pg::request_list(*call.scope, found.record.fingerprint()));
