@@ -181,32 +181,35 @@ $node->reload;
 is(answer($durable), 'completed|1', 'lookup is woken after a commit that waits for a standby');
 $committer->quit;
 
-# A wake-up between a waiter's look and its wait is not lost. A lease ends when the first waiter has
-# announced its wait, and others are about to. Long after the last lease has ended, a session that
-# still waits is terminated, which fails the test.
+# A wake-up between a waiter's look and its wait is not lost. Every other lease ends when a waiter has
+# announced its wait, and the next one soon after that, when all are about to wait for it. Long after
+# the last lease has ended, a session that still waits is terminated, which fails the test.
 my $patience = $PostgreSQL::Test::Utils::timeout_default;
 $node->safe_psql('postgres', <<'SQL');
 CREATE PROCEDURE await_waiter() LANGUAGE plpgsql AS $$
 BEGIN
   WHILE announced() = 0 LOOP PERFORM pg_sleep(0.001), pg_stat_clear_snapshot(); END LOOP;
 END $$;
-INSERT INTO job SELECT n, (idem.claim('jobs', 'race' || n, lease => '1 hour')).token FROM generate_series(1, 200) n;
+INSERT INTO job SELECT n, (idem.claim('jobs', 'race' || n, lease => '1 hour')).token FROM generate_series(1, 600) n;
 SQL
 my $ender = load($node, <<"SQL", '-D', 'n=0');
 \\set n :n + 1
-\\if :n > 200
+\\set in_step :n % 2
+\\if :n > 600
 \\sleep $patience s
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Extension' OR wait_event = 'PgSleep';
 \\else
+\\if :in_step
 CALL await_waiter();
-\\set delay random(0, 2000)
+\\endif
+\\set delay random(0, 1000)
 \\sleep :delay us
 SELECT idem.complete(token) FROM job WHERE n = :n;
 \\endif
 SQL
 $node->pgbench(
-	'--client=5 --jobs=1 --transactions=200 --no-vacuum --define=n=0', 0, [qr/processed: 1000\/1000/], [qr/^$/],
-	'five sessions wait for 200 leases while they end',
+	'--client=5 --jobs=1 --transactions=600 --no-vacuum --define=n=0', 0, [qr/processed: 3000\/3000/], [qr/^$/],
+	'five sessions wait for 600 leases while they end',
 	{ 'waits' => <<"SQL" });
 \\set n :n + 1
 SELECT 1 / (state = 'completed')::int, $flush FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
