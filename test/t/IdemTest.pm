@@ -183,8 +183,13 @@ sub restart_killed
 {
 	my ($node) = @_;
 	kill_postmaster($node);
-	$node->start;
-	return;
+	# A session that was just beginning was not among the killed ones, and soon notices by itself.
+	for (1 .. 100)
+	{
+		return if $node->start(fail_ok => 1);
+		select undef, undef, undef, 0.1;
+	}
+	die 'the server does not start';
 }
 
 sub configure
