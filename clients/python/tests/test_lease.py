@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import psycopg
@@ -336,6 +337,21 @@ class PsycopgAsync(LeaseTest):
                 await asyncio.sleep(2.0)
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
+
+    def test_a_renewal_that_swallows_its_cancellation_is_the_last(self):
+        async def swallow(awaitable, timeout):  # as asyncio.wait_for() may do
+            try:
+                await awaitable
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                pass
+
+        async def main():
+            async with self.lease(new_key(), lease=1.0) as lease:
+                await asyncio.sleep(0.6)
+                return await lease.complete("done")
+        with unittest.mock.patch("asyncio.wait_for", swallow):
+            self.assertEqual(asyncio.run(main()).response, "done")
 
     def test_work_is_cancelled_when_the_lease_is_lost(self):
         async def main():

@@ -305,8 +305,9 @@ class AsyncLease(LeaseBase):
             heart.cancel()
             await asyncio.wait([heart])
 
+    # Before Python 3.12, wait_for() may swallow a cancellation that comes as the renewal ends.
     async def _beat(self) -> None:
-        while True:
+        while self._heart is asyncio.current_task():
             await asyncio.sleep(self._pause())
             try:
                 await asyncio.wait_for(self._operations.drive(self._renew()),
@@ -317,6 +318,8 @@ class AsyncLease(LeaseBase):
                 log.info("could not renew the lease of %s: %s", self.key, error)
             if time.monotonic() >= self._ends:
                 break
+        else:
+            return
         self.lost.set()
         if self._body is not None:
             self._body.cancel()
