@@ -1657,7 +1657,7 @@ DECLARE
     lock_id bigint;
     newest idem.secret;
     is_locked boolean := false;
-    is_in_flight boolean;
+    is_stale boolean;
     row_is_held boolean;
     seen record;
     now timestamptz;
@@ -1679,9 +1679,10 @@ BEGIN
     lock_id := idem_internal.lock_id(s, tenant, key);
     c.claimed := false;
     LOOP
-        -- Before the record is read, which the holder may be about to commit.
-        is_in_flight := s.reject_stale_keys AND NOT is_locked
-            AND EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
+        -- A key in flight is not new. Before the record is read, which its holder may be about to
+        -- commit.
+        is_stale := NOT is_locked AND idem_internal.is_stale(s, key, ttl)
+            AND NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
         SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
         FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, claim_slowly.tenant, claim_slowly.key);
@@ -1694,9 +1695,7 @@ BEGIN
             CONTINUE WHEN idem_internal.wait_until(bound, r.lease_end);
             verdict := 'in_progress';
         ELSIF verdict IN ('claim', 'take_over') THEN
-            IF NOT is_locked AND verdict = 'claim' AND idem_internal.is_stale(s, key, ttl)
-                AND NOT is_in_flight
-            THEN
+            IF is_stale AND verdict = 'claim' THEN
                 verdict := 'stale_key';
                 EXIT;
             ELSIF NOT is_locked THEN

@@ -125,6 +125,7 @@ void finish(const Task& task) {
                                static_cast<long long>(task.counts.deleted),
                                get_database_name(MyDatabaseId))));
     const Outcome installation = lock_installation();
+    // A database that awaits its update, whose tables are not purged, keeps its statistics.
     const bool gone = !OidIsValid(get_extension_oid("idem", true));
     if (gone || installation == Outcome::purged) forget_statistics(!gone);
     end();

@@ -46,7 +46,7 @@ is(sqlstate($node, "SELECT idem.complete('$token', '1')"), '', 'the leased claim
 $sql->('DROP INDEX idem.brin_record, idem.brin_watermark, idem.brin_scope, idem.brin_secret, idem.brin_progress');
 
 # A claim that meets a row of its key in one unique index on the digest, and waits until that is gone,
-# has its entry in those that follow as well: an index after the primary key, and one before it.
+# has its entry in the following ones as well: an index after the primary key, and one before it.
 for my $place ('after', 'before')
 {
 	$sql->('TRUNCATE idem.record');
