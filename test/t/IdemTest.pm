@@ -4,14 +4,20 @@ package IdemTest;
 use strict;
 use warnings;
 
+use Carp 'confess';
 use Exporter 'import';
 use IPC::Run;
+use POSIX ();
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_process kill_postmaster
   restart_killed configure replicate rewind effects locks tables_are_sound log_is_clean);
+
+# How a test ends that takes too long: it says where it is, and its servers are stopped.
+my $test = $$;
+$SIG{TERM} = sub { $$ == $test ? confess 'ended by SIGTERM' : POSIX::_exit(1); };
 
 # Whether the test runs over the SQL edition: see test/managed/run.
 sub managed_edition { return ($ENV{IDEM_EDITION} // '') eq 'managed'; }

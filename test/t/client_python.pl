@@ -20,14 +20,14 @@ fsync = off
 CONF
 my $user = $node->safe_psql('postgres', 'SELECT current_user');
 
-# Runs a program of the Python package's tests. Returns what it wrote.
+# Runs a program of the Python package's tests. Returns what it wrote, and logs at once which test runs.
 sub run_python
 {
 	my (%run) = @_;
 	local %ENV = (%ENV, PGUSER => $user, PGDATABASE => $run{database}, PGHOST => $node->host,
 		PGPORT => $node->port, PYTHONPATH => $run{path} // '../src', PYTHONDONTWRITEBYTECODE => 1);
 	my ($out, $err) = ('', '');
-	my $ends = IPC::Run::run([ $run{python} // $python, @{ $run{command} } ], '>', \$out, '2>', \$err,
+	my $ends = IPC::Run::run([ $run{python} // $python, @{ $run{command} } ], '>', \$out, '2>', sub { print $_[0]; $err .= $_[0]; },
 		init => sub { chdir 'clients/python/tests' or die "chdir: $!" });
 	return ($ends, $out, $err);
 }

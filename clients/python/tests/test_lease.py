@@ -219,7 +219,8 @@ class Psycopg(Leases, LeaseTest):
         key = new_key()
         with self.assertRaises(LeaseLost), self.lease(key, lease=0.3) as lease:
             query("SELECT idem.revoke('leased', %s::text)::text", key)
-            other = self.lease(key, lease=60).__enter__()
+            # This one waits for the renewal that may be running.
+            other = Idempotency(connect).lease("leased", key, {"amount": 1}, lease=60).__enter__()
             self.assertTrue(lease.lost.wait(5))
             with self.assertRaises(LeaseLost):
                 lease.step("charge", lambda: self.fail())
@@ -358,7 +359,8 @@ class PsycopgAsync(LeaseTest):
             key = new_key()
             async with self.lease(key, lease=0.3):
                 query("SELECT idem.revoke('leased', %s::text)::text", key)
-                other = await self.lease(key, lease=60).__aenter__()
+                waits = AsyncIdempotency(aconnect)  # for the renewal that may be running
+                other = await waits.lease("leased", key, {"amount": 1}, lease=60).__aenter__()
                 try:
                     await asyncio.sleep(10)
                 finally:
@@ -370,13 +372,15 @@ class PsycopgAsync(LeaseTest):
     def test_cancelled_work_is_released_at_once(self):
         key = new_key()
 
-        async def body():
+        async def body(begun):
             async with self.lease(key, backoff=(100.0, 200.0)):
+                begun.set()
                 await asyncio.sleep(10)
 
         async def main():
-            task = asyncio.create_task(body())
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            task = asyncio.create_task(body(begun))
+            await begun.wait()
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
