@@ -198,8 +198,8 @@ class Psycopg(Leases, LeaseTest):
 
     def test_the_lease_is_renewed_while_the_work_runs(self):
         key = new_key()
-        with self.lease(key, lease=1.0) as lease:
-            time.sleep(2.0)
+        with self.lease(key, lease=3.0) as lease:
+            time.sleep(4.0)
             with self.assertRaises(InProgress):
                 self.lease(key, retry=Retry(attempts=1)).run(None)
             lease.step("late", lambda: None)
@@ -334,8 +334,9 @@ class PsycopgAsync(LeaseTest):
 
     def test_the_lease_is_renewed_while_the_work_runs(self):
         async def main():
-            async with self.lease(new_key(), lease=1.0) as lease:
-                await asyncio.sleep(2.0)
+            async with self.lease(new_key(), lease=3.0) as lease:
+                await asyncio.sleep(4.0)
+                lease.check()
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
 
@@ -348,8 +349,8 @@ class PsycopgAsync(LeaseTest):
                 pass
 
         async def main():
-            async with self.lease(new_key(), lease=1.0) as lease:
-                await asyncio.sleep(0.6)
+            async with self.lease(new_key(), lease=3.0) as lease:
+                await asyncio.sleep(1.6)
                 return await lease.complete("done")
         with unittest.mock.patch("asyncio.wait_for", swallow):
             self.assertEqual(asyncio.run(main()).response, "done")
