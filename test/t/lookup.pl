@@ -131,7 +131,7 @@ for my $case (
 	my ($ending, $statement) = @$case;
 	$token = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('queue', 'due', lease => '1 hour')});
 	my $taker = waiter(q{SELECT key, attempt FROM idem.take('queue', wait => '10 minutes')});
-	$node->safe_psql('postgres', sprintf($statement, $token));
+	$node->safe_psql('postgres', $statement =~ s{%s}{$token}r);
 	is(answer($taker), 'due|2', "take is woken by $ending");
 	$node->safe_psql('postgres', q{DELETE FROM idem.record WHERE key = 'due'});
 }
