@@ -102,14 +102,13 @@ void forget_statistics(bool installed) {
     }
 }
 
-// Purges one batch and returns how it ended. The purge has been around all tables if
-// batch.blocks == batch.all_blocks.
-Outcome purge_batch(std::int32_t rate, pg::PurgeResult& batch) {
+// Purges one batch of what had expired at that time, and returns how it ended. The purge has been
+// around all tables if batch.blocks == batch.all_blocks.
+Outcome purge_batch(TimestampTz now, std::int32_t rate, pg::PurgeResult& batch) {
     begin();
     const Outcome outcome = lock_installation();
     if (outcome == Outcome::purged)
-        batch = pg::purge_step(GetCurrentTimestamp(),
-                               {core::batch_records(rate), blocks_a_batch, table_patience});
+        batch = pg::purge_step(now, {core::batch_records(rate), blocks_a_batch, table_patience});
     end();
     return outcome;
 }
@@ -152,7 +151,8 @@ void work(Task& task) {
         }
         const std::int32_t rate = pg::guc::purge_rate;
         pg::PurgeResult batch{};
-        task.outcome = purge_batch(rate, batch);
+        // Not a later reading, which nothing has compared.
+        task.outcome = purge_batch(before.wall, rate, batch);
         if (task.outcome != Outcome::purged) return;
         blocks_read += batch.blocks;
         task.counts.seen += batch.seen;
