@@ -16,7 +16,6 @@ from pg_idem import AsyncIdempotency, Idempotency
 
 from support import aconnect, connect
 
-LEASE = 1.0
 INSERT = "INSERT INTO payment (amount) VALUES (%s) RETURNING id"
 
 
@@ -82,7 +81,7 @@ def pay_async(places, calls):
 
 async def main_async(key, places, calls):
     payments = AsyncIdempotency(aconnect)
-    await payments.lease("leased", key, {"amount": 1}, lease=LEASE).run(pay_async(places, calls))
+    await payments.lease("leased", key, {"amount": 1}).run(pay_async(places, calls))
 
 
 if __name__ == "__main__":
@@ -92,4 +91,4 @@ if __name__ == "__main__":
         asyncio.run(main_async(key, places, calls))
     else:
         payments = Idempotency(connect)
-        payments.lease("leased", key, {"amount": 1}, lease=LEASE).run(pay(places, calls))
+        payments.lease("leased", key, {"amount": 1}).run(pay(places, calls))

@@ -15,10 +15,10 @@ import unittest.mock
 from pathlib import Path
 
 import psycopg
-from pg_idem import (AsyncIdempotency, AsyncWorker, Conflict, Failure, Idempotency, InProgress,
-                     LeaseLost, Retry, Worker)
+from pg_idem import (AsyncIdempotency, AsyncLease, AsyncWorker, Conflict, Failure, Idempotency,
+                     InProgress, LeaseLost, Retry, Worker)
 
-from mortal import LEASE, Places, pay, pay_async
+from mortal import Places, pay, pay_async
 from support import PaymentTest, aconnect, connect, effects, needs_the_library, new_key, query
 
 try:
@@ -51,12 +51,19 @@ def state_of(key):
     return query("SELECT state FROM idem.lookup('leased', %s::text)", key)
 
 
+def lease_end(key):
+    return query("SELECT lease_end FROM idem.in_flight WHERE scope = 'leased' AND key = %s", key)
+
+
+def end_leases():
+    query("SELECT count(idem.revoke('leased', key)) FROM idem.records"
+          " WHERE scope = 'leased' AND state = 'in_progress'")
+
+
 def finish_others():
     """Finishes what other tests have left, so that a worker finds only what its test has made."""
+    end_leases()  # a lease that still runs would end during the test
     with connect() as connection:
-        # Otherwise a lease that still runs would end during the test.
-        connection.execute("SELECT count(idem.revoke('leased', key)) FROM idem.records"
-                           " WHERE scope = 'leased' AND state = 'in_progress'")
         while True:
             token, = connection.execute("SELECT token FROM idem.take('leased')").fetchone()
             if token is None:
@@ -126,13 +133,13 @@ class Leases:
 
     def test_an_error_releases_the_operation_for_later(self):
         key = new_key()
-        with self.assertRaises(ZeroDivisionError), self.lease(key, backoff=(100.0, 200.0)):
+        with self.assertRaises(ZeroDivisionError), self.lease(key, backoff=(1000.0, 2000.0)):
             1 / 0
         error = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
         self.assertEqual(error, "division by zero")
         with self.assertRaises(InProgress) as raised:
             self.lease(key, retry=Retry(attempts=1)).run(None)
-        self.assertTrue(45 < raised.exception.retry_after <= 100, raised.exception.retry_after)
+        self.assertTrue(450 < raised.exception.retry_after <= 1000, raised.exception.retry_after)
 
     def test_an_error_whose_message_the_server_does_not_take(self):
         for message, noted in (("", "ValueError"), ("a\0\ud83d", "a\ufffd?")):
@@ -198,8 +205,11 @@ class Psycopg(Leases, LeaseTest):
 
     def test_the_lease_is_renewed_while_the_work_runs(self):
         key = new_key()
-        with self.lease(key, lease=3.0) as lease:
-            time.sleep(4.0)
+        with self.lease(key, lease=9.0) as lease:
+            first, until = lease_end(key), time.monotonic() + 60
+            while lease_end(key) == first and time.monotonic() < until:
+                time.sleep(0.1)
+            self.assertGreater(lease_end(key), first)
             with self.assertRaises(InProgress):
                 self.lease(key, retry=Retry(attempts=1)).run(None)
             lease.step("late", lambda: None)
@@ -212,7 +222,7 @@ class Psycopg(Leases, LeaseTest):
             lease.complete()
         for thread in threading.enumerate():
             if "lease of" in thread.name:
-                thread.join(1)
+                thread.join(60)
                 self.assertFalse(thread.is_alive())
 
     def test_work_is_told_that_another_attempt_runs(self):
@@ -221,7 +231,7 @@ class Psycopg(Leases, LeaseTest):
             query("SELECT idem.revoke('leased', %s::text)::text", key)
             # This one waits for the renewal that may be running.
             other = Idempotency(connect).lease("leased", key, {"amount": 1}, lease=60).__enter__()
-            self.assertTrue(lease.lost.wait(5))
+            self.assertTrue(lease.lost.wait(60))
             with self.assertRaises(LeaseLost):
                 lease.step("charge", lambda: self.fail())
             lease.complete()
@@ -229,17 +239,17 @@ class Psycopg(Leases, LeaseTest):
         other.__exit__(None, None, None)
 
     def test_work_is_told_that_the_lease_could_not_be_renewed(self):
-        key, unreachable = new_key(), []
+        key, connections = new_key(), []
 
         def connect_or_fail():
-            if unreachable:
+            connections.append(1)
+            if len(connections) > 1:
                 raise psycopg.OperationalError("unreachable")
             return connect()
         payments = Idempotency(connect_or_fail)
         with self.assertRaises(LeaseLost), self.assertLogs("pg_idem"):
             with payments.lease("leased", key, {"amount": 1}, lease=0.3) as lease:
-                unreachable.append(1)
-                self.assertTrue(lease.lost.wait(5))
+                self.assertTrue(lease.lost.wait(60))
                 lease.check()
 
     def test_events(self):
@@ -334,26 +344,34 @@ class PsycopgAsync(LeaseTest):
 
     def test_the_lease_is_renewed_while_the_work_runs(self):
         async def main():
-            async with self.lease(new_key(), lease=3.0) as lease:
-                await asyncio.sleep(4.0)
+            key = new_key()
+            async with self.lease(key, lease=9.0) as lease:
+                first, until = await asyncio.to_thread(lease_end, key), time.monotonic() + 60
+                while await asyncio.to_thread(lease_end, key) == first and time.monotonic() < until:
+                    await asyncio.sleep(0.1)
+                self.assertGreater(lease_end(key), first)
                 lease.check()
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
 
     def test_a_renewal_that_swallows_its_cancellation_is_the_last(self):
-        async def swallow(awaitable, timeout):  # as asyncio.wait_for() may do
-            try:
-                await awaitable
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                pass
+        async def main(in_time):
+            renewed = asyncio.Event()
 
-        async def main():
-            async with self.lease(new_key(), lease=3.0) as lease:
-                await asyncio.sleep(1.6)
-                return await lease.complete("done")
-        with unittest.mock.patch("asyncio.wait_for", swallow):
-            self.assertEqual(asyncio.run(main()).response, "done")
+            async def swallow(awaitable, timeout):  # as asyncio.wait_for() may do
+                await awaitable
+                renewed.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+                if not in_time:
+                    lease._ends = time.monotonic()
+            with unittest.mock.patch("asyncio.wait_for", swallow):
+                async with self.lease(new_key()) as lease:
+                    await renewed.wait()
+                    return await lease.complete("done")
+        with unittest.mock.patch.object(AsyncLease, "_pause", return_value=0.01):
+            for in_time in (True, False):
+                self.assertEqual(asyncio.run(main(in_time)).response, "done")
 
     def test_work_is_cancelled_when_the_lease_is_lost(self):
         async def main():
@@ -410,12 +428,12 @@ class Workers(LeaseTest):
         thread = threading.Thread(target=worker.run)
         thread.start()
         try:
-            until = time.monotonic() + 20
+            until = time.monotonic() + 120
             while not done() and time.monotonic() < until:
                 time.sleep(0.02)
         finally:
             worker.stop()
-            thread.join(10)
+            thread.join(60)
         self.assertTrue(done())
         self.assertFalse(thread.is_alive())
 
@@ -442,7 +460,7 @@ class Workers(LeaseTest):
             with lock:
                 running[0] += 1
                 most[0] = max(most[0], running[0])
-            three.wait(10)
+            three.wait(60)
             time.sleep(0.1)
             with lock:
                 running[0] -= 1
@@ -528,7 +546,9 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
         async def pay(lease):
             running.append(1)
             most.append(len(running))
-            await asyncio.sleep(0.5)
+            while max(most) < 2:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             running.pop()
             return lease.request["amount"]
 
@@ -536,11 +556,11 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
             worker = AsyncWorker(AsyncIdempotency(aconnect), "leased", pay, wait=0.1,
                                  concurrency=2)
             task = asyncio.create_task(worker.run())
-            while any(state_of(key) != "completed" for key in keys):
+            while any([await asyncio.to_thread(state_of, key) != "completed" for key in keys]):
                 await asyncio.sleep(0.05)
             worker.stop()
             await task
-        asyncio.run(asyncio.wait_for(main(), 20))
+        asyncio.run(asyncio.wait_for(main(), 120))
         self.assertEqual(max(most), 2)
 
     def test_async_work_that_outlasts_the_grace_is_left_to_others(self):
@@ -559,7 +579,7 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
             worker.stop()
             await task
         begun = None
-        asyncio.run(asyncio.wait_for(main(), 20))
+        asyncio.run(asyncio.wait_for(main(), 120))
         answer = Idempotency(connect).lease("leased", key, {"amount": 1}).run(lambda lease: "other")
         self.assertEqual(answer.response, "other")
 
@@ -572,7 +592,7 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
                 ended = subprocess.run([sys.executable, "mortal.py", kind, keys[-1],
                                         str(len(keys)), calls], cwd=HERE).returncode
             self.assertEqual((ended, len(keys)), (0, 10))
-            time.sleep(LEASE)
+            end_leases()
             finish(Places(0), calls, lambda: all(state_of(key) == "completed" for key in keys))
             self.assertEqual([effects(key) for key in keys], [1] * len(keys))
             called = collections.Counter(Path(calls).read_text().splitlines())
@@ -594,11 +614,11 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
                 worker = AsyncWorker(AsyncIdempotency(aconnect), "leased",
                                      pay_async(places, calls), wait=0.1, concurrency=4)
                 task = asyncio.create_task(worker.run())
-                while not done():
+                while not await asyncio.to_thread(done):
                     await asyncio.sleep(0.05)
                 worker.stop()
                 await task
-            asyncio.run(asyncio.wait_for(main(), 20))
+            asyncio.run(asyncio.wait_for(main(), 120))
         self.killed_at_every_step("async", finish)
 
 

@@ -38,7 +38,7 @@ except ImportError:
 
 INSERT = "INSERT INTO payment (amount) VALUES (%(amount)s) RETURNING id"
 # Retries, but not for long.
-PATIENT = Retry(attempts=5, deadline=5)
+PATIENT = Retry(attempts=5, deadline=60)
 IMPATIENT = Retry(attempts=1)
 
 

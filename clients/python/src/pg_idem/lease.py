@@ -307,7 +307,8 @@ class AsyncLease(LeaseBase):
 
     # Before Python 3.12, wait_for() may swallow a cancellation that comes as the renewal ends.
     async def _beat(self) -> None:
-        while self._heart is asyncio.current_task():
+        this = asyncio.current_task()
+        while self._heart is this:
             await asyncio.sleep(self._pause())
             try:
                 await asyncio.wait_for(self._operations.drive(self._renew()),
@@ -318,7 +319,7 @@ class AsyncLease(LeaseBase):
                 log.info("could not renew the lease of %s: %s", self.key, error)
             if time.monotonic() >= self._ends:
                 break
-        else:
+        if self._heart is not this:  # the body has ended, or is completing the operation
             return
         self.lost.set()
         if self._body is not None:
