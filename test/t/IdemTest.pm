@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_process kill_postmaster
-  restart_killed configure replicate rewind effects locks tables_are_sound log_is_clean);
+  restart_killed configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
 my $test = $$;
@@ -154,20 +154,20 @@ sub crash
 sub kill_backend
 {
 	my ($node, $session) = @_;
-	kill_process($node, $session->query('SELECT pg_backend_pid()'));
+	kill_process($node, $session->query('SELECT pg_backend_pid()')) or die 'the backend has ended';
 	return;
 }
 
 # The postmaster notices, ends all other sessions and restarts. A psql that cannot connect does not read
-# its query, and the test would fail in writing it, so there is none.
+# its query, and the test would fail in writing it, so there is none. False if the process has ended before.
 sub kill_process
 {
 	my ($node, $pid) = @_;
 	my $before = -s $node->logfile;
-	kill 'KILL', $pid;
+	return 0 unless kill 'KILL', $pid;
 	$node->wait_for_log(qr/reinitializing/, $before);
 	$node->poll_query_until('postgres', undef, '') or die 'no recovery';
-	return;
+	return 1;
 }
 
 # Kills all processes at once with kill -9, so that none has the time to write anything. They hold the
@@ -176,9 +176,10 @@ sub kill_postmaster
 {
 	my ($node) = @_;
 	my @children = split /\n/, $node->safe_psql('postgres', 'SELECT pid FROM pg_stat_activity');
+	my $postmaster = $node->{_pid};
 	$node->kill9;
 	kill 'KILL', @children;
-	for my $pid (@children)
+	for my $pid (@children, $postmaster)
 	{
 		while (kill 0, $pid) { select undef, undef, undef, 0.05; }
 	}
@@ -206,11 +207,37 @@ sub configure
 	return;
 }
 
+# Changes a setting of the purge. Afterwards no run goes on or begins with the old one: the launcher waits
+# for its worker, and when it is idle, it has read what it was sent before.
+sub configure_purge
+{
+	my ($node, $setting, $value) = @_;
+	$node->append_conf('postgresql.conf', "$setting = '$value'");
+	$node->reload;
+	$node->poll_query_until('postgres', "SELECT current_setting('$setting') = '$value'") or die 'no reload';
+	my $since = $node->safe_psql('postgres', 'SELECT clock_timestamp()');
+	$node->reload;    # the launcher looks once more
+	$node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change > '$since' FROM pg_stat_activity WHERE backend_type = 'idem launcher'")
+	  or die 'the launcher is not idle';
+	return;
+}
+
+# From here on, commits wait for these standbys. They do so when the checkpointer has read the setting,
+# which it does before a checkpoint.
+sub wait_for_standbys
+{
+	my ($node, $names) = @_;
+	configure($node, 'synchronous_standby_names', $names);
+	$node->poll_query_until('postgres', "SELECT current_setting('synchronous_standby_names') = '$names'") or die 'no reload';
+	$node->safe_psql('postgres', 'CHECKPOINT');
+	return;
+}
+
 # The standby is connected, and the primary waits for it, or does not.
 sub replicate
 {
 	my ($primary, $standby, $mode) = @_;
-	configure($primary, 'synchronous_standby_names', $mode eq 'synchronous' ? '*' : '');
+	wait_for_standbys($primary, $mode eq 'synchronous' ? '*' : '');
 	my $state = $mode eq 'synchronous' ? 'sync' : 'async';
 	$primary->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = '$state'")
 	  or die "no $mode standby";
@@ -240,10 +267,18 @@ sub effects
 	return $node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = '$key'");
 }
 
+# The key locks that are held. A session that was ended keeps its own for a moment after that was seen.
 sub locks
 {
-	my ($node) = @_;
-	return $node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'");
+	my ($node, $expected) = (@_, 0);
+	my $locks;
+	for (1 .. 50)
+	{
+		$locks = $node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'");
+		last if $locks == $expected;
+		select undef, undef, undef, 0.1;
+	}
+	return $locks;
 }
 
 # amcheck, which must be installed, finds no fault in idem's tables, record tables in other schemas

@@ -85,7 +85,7 @@ for my $how ('pg_cancel_backend', 'pg_terminate_backend')
 my ($status, undef, $stderr) = $node->psql('postgres',
 	"SET statement_timeout = '100ms'; SELECT pay('waited for', $request)");
 like($stderr, qr/statement timeout/, 'statement_timeout ends a wait');
-is(locks($node), 1, 'a timed-out wait leaves no lock beside the holder\'s');
+is(locks($node, 1), 1, 'a timed-out wait leaves no lock beside the holder\'s');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
 $node->safe_psql('postgres', "SELECT pay('waited for', $request)");

@@ -273,10 +273,10 @@ SQL
 		usleep(100_000);
 	}
 	my ($first, $after, $second) = @refusals;
-	is(scalar @refusals, 4, 'in flight: the client came back');
+	cmp_ok(scalar @refusals, '>=', 4, 'in flight: the client came back');
 	# The hint is rounded up to tenths of a second; the field that most clients read is not.
 	is($node->safe_psql('postgres', "SELECT timestamp '$second' > timestamp '$first' + interval '$after s' - interval '0.1 s'"), 't',
-		"in flight: not before the $after seconds that it was told") if @refusals == 4;
+		"in flight: not before the $after seconds that it was told") if @refusals >= 4;
 	$holder->query_safe('COMMIT');
 	$holder->quit;
 	$client->finish;

@@ -22,7 +22,7 @@ my $exporter = installed('prometheus-postgres-exporter', 'postgres_exporter')
 my $monitoring = "$ENV{TESTDIR}/monitoring";
 my $queries = "$monitoring/postgres_exporter_queries.yaml";
 
-my $node = idem_node('exporter', conf => "shared_preload_libraries = 'idem'\nautovacuum = on\nidem.purge_naptime = '1h'");
+my $node = idem_node('exporter', conf => "shared_preload_libraries = 'idem'\nautovacuum = on\nidem.purge_naptime = 0");
 $node->safe_psql('postgres', <<'SQL');
 CREATE ROLE exporter LOGIN IN ROLE pg_monitor;
 SELECT idem.create_scope('second "scope"', ttl => '5 s');

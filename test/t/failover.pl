@@ -78,8 +78,25 @@ sub commit_unheard
 }
 
 sub abandon { my ($session) = @_; eval { $session->{run}->kill_kill }; return; }
-sub effects_reach { my ($node, $table, $n) = @_;
-	return $node->poll_query_until('postgres', "SELECT count(*) >= $n FROM $table"); }
+
+# Does something on the standby as soon as so many effects have reached it. The standby itself looks, so
+# that the storm does not end before the test is back.
+sub when_effects_reach_standby
+{
+	my ($table, $n, $then) = @_;
+	$standby->safe_psql('postgres', <<"SQL");
+SET statement_timeout = '${PostgreSQL::Test::Utils::timeout_default}s';
+DO \$\$
+BEGIN
+  WHILE (SELECT count(*) FROM $table) < $n LOOP
+    COMMIT;
+    PERFORM pg_sleep(0.005);
+  END LOOP;
+  PERFORM $then;
+END \$\$;
+SQL
+	return;
+}
 
 # A storm, with a failover when a quarter of its effects has reached the standby. With "unheard", it
 # comes at the worst moment: all clients have committed, on both servers, and none has got its
@@ -92,10 +109,9 @@ sub storm_and_failover
 	replicate($primary, $standby, $options{mode} // 'synchronous');
 	my $storm = Storm->new([ $procedure, $clients, $operations, $sends, 0 ], [ $primary, $standby ],
 		session => $options{unheard} ? '-c synchronous_commit=remote_apply' : '');
-	effects_reach($standby, $table, $operations / 4) or die 'no storm';
+	when_effects_reach_standby($table, $operations / 4, $options{unheard} ? 'pg_wal_replay_pause()' : 'true');
 	if ($options{unheard})
 	{
-		$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 		$primary->poll_query_until('postgres', 'SELECT ' . waiting_for_standby() . " = $clients") or die 'no wait';
 		$primary->wait_for_catchup($standby, 'flush', $primary->lsn('insert'));
 	}

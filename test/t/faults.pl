@@ -20,7 +20,7 @@ my %delivery = (
 	'claim and complete' => sub { "SELECT pay('$_[0]', '{\"amount\": 1}')" },
 	'try_claim, then complete' => sub { <<"SQL" },
 BEGIN;
-SELECT claimed, token FROM idem.try_claim('payments', '$_[0]', '{"amount": 1}') \\gset
+SELECT claimed, token FROM idem.try_claim('payments', '$_[0]', '{"amount": 1}', wait => '10 minutes') \\gset
 \\if :claimed
 INSERT INTO payment(key, amount) VALUES ('$_[0]', 1);
 SELECT idem.complete(:'token', '{"payment": 1}');
@@ -30,7 +30,7 @@ SQL
 	'once' => sub { "BEGIN; INSERT INTO payment(key, amount) SELECT '$_[0]', 1 WHERE idem.once('payments', '$_[0]'); COMMIT" });
 
 # The client loses its connection before or after the commit, and cannot tell which. It asks again
-# until it has an answer.
+# until it has an answer. The lost session may still be about to end, and a retry waits for it.
 my $crash = "LOAD 'idem_test';\nSET idem_test.crash_rate = 0.6;\n";
 for my $calls (sort keys %delivery)
 {

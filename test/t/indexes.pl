@@ -10,7 +10,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = idem_node('indexes', conf => "fsync = off\nsynchronous_commit = off\nlog_statement = none");
+my $node = idem_node('indexes', conf => "fsync = off\nsynchronous_commit = off\nlog_statement = none\ndeadlock_timeout = 30s");
 my $sql = sub { return $node->safe_psql('postgres', $_[0]) };
 $sql->(<<'SQL');
 CREATE EXTENSION amcheck;

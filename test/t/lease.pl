@@ -142,12 +142,12 @@ my $renewing = worker('bounded');
 my $bounded = $node->background_psql('postgres', on_error_stop => 0);
 my $bounded_pid = $bounded->query_safe('SELECT pg_backend_pid()');
 $bounded->query_until(qr/waiting/, <<'SQL');
-SET statement_timeout = '5 s';
+SET statement_timeout = '11 s';
 \echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '3 s');
+SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '6 s');
 SQL
 waits_for($node, $bounded_pid, 'Extension');
-select undef, undef, undef, 2.5;
+sleep 5;
 $renewing->query_safe(q{BEGIN; SELECT idem.renew(:'t')});
 is($bounded->query(''), 'in_progress', 'one bound covers the wait for a lease and the wait for the lock');
 $renewing->query_safe('COMMIT');
@@ -246,10 +246,7 @@ is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'for
 is(effects($node, 'forgotten too'), 0, 'server killed: its effect is gone too');
 
 # A synchronous standby that does not exist.
-$node->safe_psql('postgres', "ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
-$node->reload;
-$node->poll_query_until('postgres', "SELECT current_setting('synchronous_standby_names') = 'nobody'")
-  or die 'no reload';
+wait_for_standbys($node, 'nobody');
 for my $level (qw(off local))
 {
 	my $worker = $node->background_psql('postgres', on_error_stop => 0);

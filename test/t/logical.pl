@@ -243,7 +243,8 @@ for my $trap (
 	  for (q{SELECT idem.forget('orders', 'copied atomic')}, q{SELECT idem.renew(token) FROM job WHERE key = 'copied running'});
 }
 
-# The switchover.
+# The switchover. The worker of the subscription ends before the publisher does.
+$subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM pg_stat_subscription WHERE pid IS NOT NULL') or die 'still subscribed';
 $publisher->stop;
 $subscriber->safe_psql($database, $_)
   for ("ALTER SUBSCRIPTION $database SET (slot_name = NONE)", "DROP SUBSCRIPTION $database");

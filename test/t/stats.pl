@@ -8,7 +8,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = idem_node('stats',
-	conf => "shared_preload_libraries = 'idem'\nidem.counted_scopes = 8\nmax_connections = 40");
+	conf => "shared_preload_libraries = 'idem'\nidem.counted_scopes = 8\nidem.purge_naptime = 0\nmax_connections = 40");
 
 my @counters = qw(claims replays in_flight waits conflicts takeovers completions failures releases
   stale weak limited expired_reused purged advances duplicates);

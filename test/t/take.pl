@@ -217,6 +217,7 @@ ALTER TABLE idem.record ADD CONSTRAINT record_pkey PRIMARY KEY ($primary_key);
 SELECT count(idem.claim('jobs', 'due ' || n, lease => '1 minute')) FROM generate_series(1, 10) n;
 UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
 VACUUM ANALYZE idem.record;
+SELECT pg_stat_force_next_flush();
 SQL
 my $blocks_read = q{SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
   FROM pg_statio_user_tables WHERE relid = 'idem.record'::regclass};

@@ -46,7 +46,7 @@ $node->safe_psql('postgres', "SELECT idem.create_scope('jobs', wait => '0')");
 	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
 	$waiter->query_until(qr/waiting/, <<'SQL');
 \echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'held', wait => '1 s');
+SELECT outcome FROM idem.try_claim('jobs', 'held', wait => '5 s');
 SQL
 	waits_for($node, $pid, 'Lock');
 	kill 'STOP', $pid;
@@ -55,7 +55,7 @@ SQL
 	$dropper->query_until(qr/dropping/, "\\echo dropping\nDROP DATABASE scratch;\n");
 	$node->poll_query_until('postgres', "SELECT wait_event = 'ProcSignalBarrier' FROM pg_stat_activity WHERE pid = $dropping")
 	  or die 'DROP DATABASE does not wait';
-	sleep 2;
+	sleep 6;
 	kill 'CONT', $pid;
 	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'the wait ends');
 	SKIP:
@@ -76,13 +76,13 @@ SQL
 	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
 	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
 	$waiter->query_until(qr/waiting/, <<'SQL');
-SET statement_timeout = '3s';
+SET statement_timeout = '10s';
 \echo waiting
 SELECT state FROM idem.lookup('jobs', 'held', wait => '1 hour');
 SQL
 	waits_for($node, $pid, 'Lock') unless managed_edition();
 	kill 'STOP', $pid;
-	sleep 4;
+	sleep 11;
 	kill 'CONT', $pid;
 	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'statement_timeout is not lost in a wait');
 	$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");

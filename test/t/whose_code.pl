@@ -59,8 +59,7 @@ sub by_worker
 	ok($node->poll_query_until('postgres', 'SELECT count(*) = ' . shift . ' FROM idem.record WHERE response IS NOT NULL'),
 		'and goes on');
 	sleep 1;    # and once more
-	$node->append_conf('postgresql.conf', q{idem.purge_naptime = 0});
-	$node->reload;
+	configure_purge($node, 'idem.purge_naptime', '0');
 	return;
 }
 sub by_superuser { return sql(q{SET statement_timeout = '20s'; SET search_path = app, public; SELECT idem.purge()}); }
@@ -104,8 +103,7 @@ $node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
 $node->reload;
 ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM other_table}), 'a function that takes long does not stop the purge of others');
 like(purge_health(), qr/57014/, 'and health() says so');
-$node->append_conf('postgresql.conf', q{idem.purge_naptime = 0});
-$node->reload;
+configure_purge($node, 'idem.purge_naptime', '0');
 sql(q{DROP TABLE other_table; CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
 SELECT idem.purge()});
 
