@@ -328,7 +328,8 @@ for (const [name, listen] of Object.entries(frameworks)) {
       const held = await holder(key, { method: 'POST', url: '/impatient', body: request });
       const refused = await post('/impatient', key, request);
       await isProblem(refused, 409, `${urn}in_progress`);
-      assert.deepEqual([refused.headers['retry-after'], retried], ['1', 0]);
+      assert.match(refused.headers['retry-after'], /^[1-9]\d*$/);
+      assert.equal(retried, 0);
       await held.complete({});
     });
 
