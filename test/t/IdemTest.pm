@@ -12,7 +12,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for load crash kill_process kill_postmaster
+our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster
   restart_killed configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
@@ -130,8 +130,20 @@ sub waits_for
 	return;
 }
 
-# A pgbench that runs the script in the background until the caller kills it (kill_kill). It is
-# pumpable as long as it runs.
+# Whether a command in the background still runs. IPC::Run learns of its end when it has read all of its
+# output, of which it reads a part at a time.
+sub runs
+{
+	my ($run) = @_;
+	for (1 .. 10)
+	{
+		return 0 unless $run->pumpable;
+		$run->pump_nb;
+	}
+	return 1;
+}
+
+# A pgbench that runs the script in the background until the caller kills it (kill_kill).
 sub load
 {
 	my ($node, $script, @options) = @_;

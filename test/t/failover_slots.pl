@@ -70,9 +70,10 @@ ok($standby->poll_query_until('postgres',
 my $load = load($primary, <<'SQL', '-c', 4);
 \set key random(1, 100000)
 SELECT pay('load ' || :key, '{"amount": 1}');
-SELECT idem.once('payments', 'short ' || :key || clock_timestamp(), ttl => '1 s');
+SELECT idem.complete(token) FROM idem.claim('payments', 'short ' || :key || clock_timestamp(), ttl => '1 s');
 SQL
 $standby->poll_query_until('postgres', q{SELECT count(*) > 100 FROM payment WHERE key LIKE 'load %'}) or die 'no load';
+ok(runs($load), 'the load goes on until the primary dies');
 kill_postmaster($primary);
 eval { $load->kill_kill };
 $standby->promote;

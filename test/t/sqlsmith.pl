@@ -96,7 +96,7 @@ for my $run (@runs)
 	note "$run->{role}: ", substr($errors, rindex($errors, 'queries:'));
 }
 
-ok($storm->pumpable, 'the storm ran to the end');
+ok(runs($storm), 'the storm ran to the end');
 $storm->kill_kill;
 $node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'") or die;
 is($node->safe_psql('postgres', 'SELECT key FROM payment GROUP BY key HAVING count(*) > 1'), '', 'every payment of the storm was made once');

@@ -67,8 +67,7 @@ sub run_psql { return IPC::Run::start([ 'psql', '-Xq', '-d', $node->connstr('pos
 sub is_running
 {
 	my ($run) = @_;
-	$run->pump_nb if $run->pumpable;
-	return 1 if $run->pumpable;
+	return 1 if runs($run);
 	eval { $run->finish };    # of a program that a signal has ended
 	return 0;
 }
