@@ -93,7 +93,10 @@ SQL
 is($session->query_safe('SELECT count(*) FROM seen; ROLLBACK;'), $keys, 'once_each takes any number of keys');
 $session->quit;
 
-is($node->safe_psql('postgres', <<'SQL'), 't', 'nor memory per new key');
+SKIP:
+{
+	skip 'the SQL edition has all keys of a call in memory', 1 if managed_edition();
+	is($node->safe_psql('postgres', <<'SQL'), 't', 'nor memory per new key');
 CREATE FUNCTION note_memory(digest uuid) RETURNS uuid LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE n integer := coalesce(nullif(current_setting('test.keys', true), ''), '0')::integer + 1;
 BEGIN
@@ -108,7 +111,8 @@ SELECT set_config('test.keys', '0', false) \gset
 SELECT count(*) AS new FROM idem.once_each('messages', ARRAY(SELECT 'memory ' || n FROM generate_series(1, 22000) n)) \gset
 SELECT :new = 22000 AND current_setting('test.memory_21000')::bigint - current_setting('test.memory_1000')::bigint < 20000 * 50;
 SQL
-$node->safe_psql('postgres', 'DROP INDEX idem.notes');
+	$node->safe_psql('postgres', 'DROP INDEX idem.notes');
+}
 
 # A consumer dies in the middle of its batch: its keys are new again. The digests of these keys sort
 # by number, so the victim has half of them when it meets the key in flight.

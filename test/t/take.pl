@@ -220,7 +220,7 @@ SELECT pg_stat_force_next_flush();
 SQL
 my $blocks_read = q{SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
   FROM pg_statio_user_tables WHERE relid = 'idem.record'::regclass};
-my $takes = q{SELECT string_agg(key, ',') FROM (SELECT (idem.take('jobs')).key FROM generate_series(1, 11)) x};
+my $takes = q{SELECT string_agg(key, ',') FROM (SELECT (idem.take('jobs', lease => '1 hour')).key FROM generate_series(1, 11)) x};
 my $in_order = join ',', map { "due $_" } reverse 1 .. 10;
 
 sub blocks_read_by
