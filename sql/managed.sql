@@ -1292,11 +1292,13 @@ RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    has_come CONSTANT boolean := bound.deadline <= clock_timestamp();
 BEGIN
-    IF bound.deadline <= clock_timestamp() AND bound.is_lock_timeout THEN
+    IF has_come AND bound.is_lock_timeout THEN
         RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
     END IF;
-    RETURN bound.deadline > clock_timestamp();
+    RETURN NOT has_come;
 END
 $$;
 

@@ -110,6 +110,20 @@ $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '200 
 my $wait = "SET statement_timeout = '10 s'; %s SELECT idem.once_each('bob_scope', '{waited}'::text[])";
 like(bob(sprintf $wait, ''), qr/operation "waited" is in progress/, 'once_each waits for an open claim as long as the scope says');
 like(bob(sprintf $wait, "SET lock_timeout = '100 ms';"), qr/due to lock timeout/, 'or as long as the session says');
+is($node->safe_psql('postgres', <<'SQL'), '0', 'whenever that time comes');
+CREATE FUNCTION pg_temp.overlooked() RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE n integer := 0;
+BEGIN
+  FOR i IN 1 .. 20000 LOOP
+    BEGIN
+      n := n + (NOT idem_internal.is_within((clock_timestamp() + i % 20 * interval '1 us', true)))::integer;
+    EXCEPTION WHEN lock_not_available THEN
+    END;
+  END LOOP;
+  RETURN n;
+END $$;
+SELECT pg_temp.overlooked();
+SQL
 like(bob("SET lock_timeout = '7 s'; BEGIN; SELECT count(*) FROM idem.once_each('bob_scope', '{free}'::text[]); SHOW lock_timeout"), qr/7s$/,
 	'and leaves the setting as it was');
 $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '100 days')");
