@@ -1286,7 +1286,8 @@ BEGIN
 END
 $$;
 
--- False when the bound has come. Raises 55P03 when it is that of the session.
+-- False when the bound has come. Raises 55P03 when it is that of the session. One reading of the
+-- clock decides both: between two, the bound may come.
 CREATE FUNCTION idem_internal.is_within(bound idem_internal.bound)
 RETURNS boolean
 LANGUAGE plpgsql

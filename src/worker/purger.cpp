@@ -151,7 +151,7 @@ void work(Task& task) {
         }
         const std::int32_t rate = pg::guc::purge_rate;
         pg::PurgeResult batch{};
-        // Not a later reading, which nothing has compared.
+        // Only this reading was compared: a later one may be of a clock that has just been set.
         task.outcome = purge_batch(before.wall, rate, batch);
         if (task.outcome != Outcome::purged) return;
         blocks_read += batch.blocks;

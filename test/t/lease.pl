@@ -246,7 +246,7 @@ is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'for
 is(effects($node, 'forgotten too'), 0, 'server killed: its effect is gone too');
 
 # A synchronous standby that does not exist.
-wait_for_standbys($node, 'nobody');
+wait_for_standbys($node, 'absent');
 for my $level (qw(off local))
 {
 	my $worker = $node->background_psql('postgres', on_error_stop => 0);

@@ -44,12 +44,12 @@ if (managed_edition())
 	$purger = load($node, "INSERT INTO purge SELECT idem.purge();\n\\sleep 20 ms\n");
 }
 # A slow machine needs more rounds.
-my $count = q{SELECT (SELECT count(*) > 100 FROM effect) AND (SELECT count(*) > 100 FROM replay) AND (} . $purged . q{) > 30};
+my $enough = q{SELECT (SELECT count(*) > 100 FROM effect) AND (SELECT count(*) > 100 FROM replay) AND (} . $purged . q{) > 30};
 for my $round (1 .. 20)
 {
 	$node->pgbench('--client=8 --jobs=2 --time=6 --no-vacuum', 0, [qr/processed/], [qr/^$/], 'claims beside the purger',
 		{ "999_operate$round" => "\\set k random(1, 2000)\nSELECT operate(:k::text);\n" });
-	last if $node->safe_psql('postgres', $count) eq 't';
+	last if $node->safe_psql('postgres', $enough) eq 't';
 }
 ok(!$purger || runs($purger), 'the purger ran all the time');
 $purger->kill_kill if $purger;

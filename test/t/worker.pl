@@ -335,7 +335,7 @@ my $launched = "FROM pg_stat_activity WHERE backend_type = 'idem launcher'";
 $watcher->query_safe('BEGIN; LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
 $watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FROM 'Lock' $launched) LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END \$\$");
-$watcher->query_safe('SELECT pg_stat_clear_snapshot()');    # which is older than what it waits for
+$watcher->query_safe('SELECT pg_stat_clear_snapshot()');    # that of the loop may be older than the wait
 is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher starts when its work starts');
 $watcher->query_safe('COMMIT');
 $watcher->quit;
