@@ -8,13 +8,13 @@ COMMENT ON FUNCTION idem.claim IS
     'claim whose lease has ended: attempt increases by one, and the recovery point is kept. '
     'Raises ID001 in_progress, ID002 key_conflict, ID003 or the stored SQLSTATE for a stored '
     'failure, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
+    'ID013 invalid_tenant, ID014 attempts_exhausted, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 COMMENT ON FUNCTION idem.try_claim IS
-    'Like idem.claim(), but returns every outcome (claimed, completed, failed, in_progress, '
-    'conflict, stale_key, limited) as data, and does not wait unless wait is given. Raises ID007 '
-    'invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, '
-    '54000.';
+    'Like idem.claim(), but returns every outcome (claimed, completed, failed, exhausted, '
+    'in_progress, conflict, stale_key, limited) as data, and does not wait unless wait is given. '
+    'Raises ID007 invalid_key, ID008 unknown_scope, ID013 invalid_tenant, 40001, 42501, 22021, '
+    '22023, 22004, 54000.';
 
 COMMENT ON FUNCTION idem.complete IS
     'Stores the answer of a claimed operation; every retry gets it until the record expires. '
@@ -60,20 +60,21 @@ COMMENT ON FUNCTION idem.execute IS
     'Claims the key, runs operation(request) with the caller''s privileges, and completes the key '
     'with its result. If the operation fails, rolls back its effect: an error that is listed in '
     'the scope''s final_sqlstates is stored as the failure that every retry gets; any other is '
-    'raised, and the key stays free. Raises ID001, ID002, ID003 (attempts exhausted), ID007, '
-    'ID008, ID009, ID010, ID013, 40001, 42501, 22021, 22023, 22004, 54000.';
+    'raised, and the key stays free. Raises ID001, ID002, ID007, ID008, ID009, ID010, ID013, '
+    'ID014, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 COMMENT ON FUNCTION idem.cancel IS
     'Cancels an operation that has not run: stores a final failure under a key that has no '
     'record, so that a late claim receives it, whatever its request. error is as for idem.fail(); '
-    'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does; a key that '
-    'has a record is left as it is. Waits for a claim in flight, up to the scope''s wait. Raises '
-    'ID001 in_progress, ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 '
-    'stale_key, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 54000.';
+    'NULL raises ID003. Returns what is known of the key then, as idem.lookup() does: failed is '
+    'final while the record is kept; an operation that has begun is left as it is. Waits for a '
+    'claim in flight, up to the scope''s wait. Raises ID001 in_progress, ID007 invalid_key, ID008 '
+    'unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, 42501, '
+    '22021, 22023, 54000.';
 
 COMMENT ON FUNCTION idem.lookup IS
-    'Returns what is known of a key now: its state (absent, in_progress, completed or failed), '
-    'the stored answer and, while it is in progress, since when and in which process. Never '
+    'Returns what is known of a key now: its state (absent, in_progress, exhausted, completed or '
+    'failed), the stored answer and, until it is finished, since when and in which process. Never '
     'claims. With wait, waits for at most that long while the key is in progress, and on a '
     'standby also while it is absent. Works on a standby. Raises ID007, ID008, ID013, 42501, '
     '22021, 22023.';
@@ -105,17 +106,18 @@ COMMENT ON FUNCTION idem.once IS
     'record commits or rolls back together with the effect that the caller has in the same '
     'transaction. Waits for a claim in flight, up to the scope''s wait. Raises ID001 in_progress, '
     'ID002 key_conflict, ID003 or the stored SQLSTATE for a stored failure, ID007 invalid_key, '
-    'ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, '
-    '42501, 22021, 22023, 22004, 54000.';
+    'ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, ID013 invalid_tenant, ID014 '
+    'attempts_exhausted, 40001, 42501, 22021, 22023, 22004, 54000.';
 
 COMMENT ON FUNCTION idem.once_each IS
     'Claims and completes many keys in one call, and returns those that are new, each once, in '
     'the order of the array. Handles tens of thousands of keys: it takes no key locks, and waits '
     'for transactions that write the same keys as a unique index does. A key that has completed '
-    'or failed, or is claimed under a running lease, is not new. A concurrent atomic claim of a '
-    'key that it returns gets 40001 when it completes. Raises ID001 in_progress (claimed by this '
-    'transaction), ID007 invalid_key, ID008 unknown_scope, ID009 limit_exceeded, ID010 stale_key, '
-    'ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, 54000.';
+    'or failed, is claimed under a running lease, or has no attempts left, is not new. A '
+    'concurrent atomic claim of a key that it returns gets 40001 when it completes. Raises ID001 '
+    'in_progress (claimed by this transaction), ID007 invalid_key, ID008 unknown_scope, ID009 '
+    'limit_exceeded, ID010 stale_key, ID013 invalid_tenant, 40001, 42501, 22021, 22023, 22004, '
+    '54000.';
 
 COMMENT ON FUNCTION idem.advance IS
     'Advances the watermark of a source, for ordered streams: true if seq is higher than every '

@@ -30,7 +30,9 @@ COMMENT ON FUNCTION idem_internal.refuse IS
     'Raises 22004, 22023.';
 
 -- The table of errors: SQLSTATEs and classes of them, with HTTP status, name and title. What is not
--- listed is 500. The name is part of a problem's type, a URI that never changes; PostgreSQL's
+-- listed is 500. An undecided operation is 409, not 503: a client keeps its key and asks again
+-- later, as for one in progress, while proxies would repeat a 503 and take a healthy server out of
+-- service. The name is part of a problem's type, a URI that never changes; PostgreSQL's
 -- errors have none. test/release.pl compares this table with that of src/core/errors.hpp, and the
 -- documentation and the packages with both.
 CREATE FUNCTION idem_internal.errors()
@@ -50,6 +52,7 @@ RETURN jsonb '{
     "ID011": [428, "claim_required", "Idempotency key required"],
     "ID012": [409, "sequence_gap", "Gap in the sequence"],
     "ID013": [500, "invalid_tenant", "Tenant missing or invalid"],
+    "ID014": [409, "attempts_exhausted", "Operation undecided, no attempts left"],
     "00000": [200, null, "OK"],
     "22": [400, null, "Bad Request"],
     "42501": [403, null, "Forbidden"],
@@ -91,6 +94,7 @@ RETURN coalesce(
         "claimed": "00000",
         "completed": "00000",
         "failed": "ID003",
+        "exhausted": "ID014",
         "in_progress": "ID001",
         "conflict": "ID002",
         "stale_key": "ID010",
@@ -169,14 +173,18 @@ BEGIN
     IF sqlstate = '00000' THEN
         RETURN NULL;
     END IF;
-    RETURN idem.problem(sqlstate, result.error ->> 'message')
+    RETURN idem.problem(sqlstate, CASE result.outcome
+            WHEN 'exhausted' THEN 'The outcome is undecided. Keep the key, and ask again later.'
+            ELSE result.error ->> 'message'
+        END)
         || jsonb_strip_nulls(jsonb_build_object('status', result.status));
 END
 $$;
 
 COMMENT ON FUNCTION idem.problem(idem.claim_result) IS
     'Returns what a claim returned as an application/problem+json document (RFC 9457); the detail '
-    'is the message of a stored failure. NULL for claimed and completed. '
+    'is the message of a stored failure, not the last error of an undecided operation. NULL for '
+    'claimed and completed. '
     'Raises 22004, 22023.';
 
 -- One object per line of the response: the order counts, and a name may occur again.

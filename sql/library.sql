@@ -91,7 +91,7 @@ AS 'MODULE_PATHNAME', 'idem_scope_counters'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.scope_counters IS
-    'Returns what is counted in the scope: 17 counters, then 40 buckets and the sum in '
+    'Returns what is counted in the scope: 18 counters, then 40 buckets and the sum in '
     'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
     'the statistics, or if the current role neither may use the scope nor is a member of '
     'pg_monitor.';
@@ -117,7 +117,8 @@ CREATE VIEW idem.stats WITH (security_barrier) AS
         c.numbers[15] AS purged,
         c.since AS stats_reset,
         c.numbers[16] AS advances,
-        c.numbers[17] AS duplicates
+        c.numbers[17] AS duplicates,
+        c.numbers[18] AS exhausted
     FROM idem.scope s
         CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
     OFFSET 0;

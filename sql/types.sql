@@ -29,7 +29,7 @@ COMMENT ON TYPE idem.claim_result IS
 COMMENT ON COLUMN idem.claim_result.claimed IS
     'Whether the caller owns the operation.';
 COMMENT ON COLUMN idem.claim_result.outcome IS
-    'claimed, completed, failed, in_progress, conflict, stale_key or limited.';
+    'claimed, completed, failed, exhausted, in_progress, conflict, stale_key or limited.';
 COMMENT ON COLUMN idem.claim_result.token IS
     'The handle of the claim; NULL unless claimed.';
 COMMENT ON COLUMN idem.claim_result.attempt IS
@@ -43,10 +43,10 @@ COMMENT ON COLUMN idem.claim_result.headers IS
 COMMENT ON COLUMN idem.claim_result.body IS
     'The stored body.';
 COMMENT ON COLUMN idem.claim_result.error IS
-    'The stored failure. If the attempts are exhausted, the last error that idem.release() '
-    'was given; NULL if it was given none.';
+    'The stored failure. For exhausted, the last error that idem.release() was given; NULL if it '
+    'was given none.';
 COMMENT ON COLUMN idem.claim_result.retry_after IS
-    'When to come back, for in_progress and limited. NULL where waiting does not help, '
+    'When to come back, for in_progress, exhausted and limited. NULL where waiting does not help, '
     'because this transaction itself holds the key.';
 COMMENT ON COLUMN idem.claim_result.recovery_point IS
     'When claimed, the recovery point of the attempt that was taken over.';
@@ -56,7 +56,7 @@ COMMENT ON COLUMN idem.claim_result.created_at IS
     'When the operation was first claimed. For in_progress, since when the key has been held; NULL '
     'if that is not known.';
 COMMENT ON COLUMN idem.claim_result.expires_at IS
-    'When the answer expires; NULL until completed.';
+    'When the record of a completed, failed or exhausted operation expires.';
 COMMENT ON COLUMN idem.claim_result.redacted IS
     'Of a stored answer, whether the scope kept a part of it out.';
 COMMENT ON COLUMN idem.claim_result.differs IS
@@ -122,10 +122,10 @@ CREATE TYPE idem.lookup_result AS (
 );
 
 COMMENT ON TYPE idem.lookup_result IS
-    'The result of idem.lookup(). state is absent, in_progress, completed or failed.';
+    'The result of idem.lookup().';
 
 COMMENT ON COLUMN idem.lookup_result.state IS
-    'absent, in_progress, completed or failed.';
+    'absent, in_progress, exhausted (undecided, with no attempts left), completed or failed.';
 COMMENT ON COLUMN idem.lookup_result.attempt IS
     'The current attempt.';
 COMMENT ON COLUMN idem.lookup_result.response IS
@@ -137,13 +137,14 @@ COMMENT ON COLUMN idem.lookup_result.headers IS
 COMMENT ON COLUMN idem.lookup_result.body IS
     'The stored body.';
 COMMENT ON COLUMN idem.lookup_result.error IS
-    'The stored failure, or the last error if the attempts are exhausted.';
+    'The stored failure or, for exhausted, the last error that idem.release() was given.';
 COMMENT ON COLUMN idem.lookup_result.created_at IS
     'When the operation was first claimed.';
 COMMENT ON COLUMN idem.lookup_result.expires_at IS
     'When the record expires.';
 COMMENT ON COLUMN idem.lookup_result.lease_end IS
-    'Of a leased claim in progress, when its lease ends, or when it is due after its release.';
+    'Of a leased claim that is not finished, when its lease ends, or when it is due after its '
+    'release.';
 COMMENT ON COLUMN idem.lookup_result.holder_pid IS
     'The process whose transaction works on the operation. NULL for a prepared transaction, '
     'and between the transactions of a leased claim.';
@@ -152,8 +153,7 @@ COMMENT ON COLUMN idem.lookup_result.since IS
 COMMENT ON COLUMN idem.lookup_result.redacted IS
     'Whether the scope kept a part of the answer out.';
 COMMENT ON COLUMN idem.lookup_result.completed_at IS
-    'When the operation completed or failed, as in idem.claim_result; NULL if it has not, even if '
-    'its attempts are exhausted.';
+    'When the operation completed or failed, as in idem.claim_result; NULL if it has not.';
 
 CREATE TYPE idem.execute_result AS (
     outcome             text,

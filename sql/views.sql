@@ -89,10 +89,9 @@ CREATE VIEW idem.records WITH (security_barrier) AS
         r.key,
         CASE
             WHEN r.state = 'c' THEN 'completed'
-            WHEN r.state = 'f'
-                OR (r.state = 'p'
-                    AND r.attempt >= s.max_attempts + r.extra_attempts::bigint
-                    AND r.lease_end <= pg_catalog.statement_timestamp()) THEN 'failed'
+            WHEN r.state = 'f' THEN 'failed'
+            WHEN r.attempt >= s.max_attempts + r.extra_attempts::bigint
+                AND r.lease_end <= pg_catalog.statement_timestamp() THEN 'exhausted'
             ELSE 'in_progress'
         END AS state,
         r.attempt,
@@ -137,7 +136,7 @@ COMMENT ON VIEW idem.records IS
     'answer_bytes is the compressed size of the stored answer and request; weakness is NULL unless '
     'the form of the key suggests that it will be used again.';
 COMMENT ON COLUMN idem.records.state IS
-    'in_progress, completed or failed.';
+    'in_progress, exhausted, completed or failed.';
 COMMENT ON COLUMN idem.records.weakness IS
     'generic, timestamp, number, short or repetitive; NULL if the key is not weak.';
 
@@ -278,7 +277,7 @@ BEGIN ATOMIC
             s.id,
             count(*) FILTER (WHERE f.live AND r.state = 'p' AND NOT f.exhausted) AS in_progress,
             count(*) FILTER (WHERE f.live AND r.state = 'c') AS completed,
-            count(*) FILTER (WHERE f.live AND r.state = 'f' OR f.exhausted) AS failed,
+            count(*) FILTER (WHERE f.live AND r.state = 'f') AS failed,
             count(*) FILTER (WHERE f.lapsed) AS lapsed,
             min(r.lease_end) FILTER (WHERE f.lapsed) AS lapsed_since,
             count(*) FILTER (WHERE f.exhausted) AS exhausted,
@@ -349,7 +348,7 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.max_attempts,
         s.claims_per_minute,
         s.weak_keys,
-        round((t.in_progress + t.completed + t.failed) / t.coverage)::bigint AS live,
+        round((t.in_progress + t.exhausted + t.completed + t.failed) / t.coverage)::bigint AS live,
         round(t.in_progress / t.coverage)::bigint AS in_progress,
         round(t.completed / t.coverage)::bigint AS completed,
         round(t.failed / t.coverage)::bigint AS failed,

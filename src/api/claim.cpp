@@ -205,7 +205,9 @@ ClaimResult resolve(const ClaimCall& call, const KeyState& state) {
         case Verdict::failed:
             return stored_answer(call, state, Outcome::failed);
         case Verdict::exhausted:
-            return stored_answer(call, state, Outcome::exhausted);
+            return {.outcome = Outcome::exhausted,
+                    .record = state.found.record,
+                    .retry_after = core::retry_after_exhausted};
         case Verdict::conflict:
             return {.outcome = Outcome::conflict,
                     .conflict =
@@ -271,7 +273,7 @@ struct Shown {
 constexpr Shown shown[] = {{"claimed"},
                            {"completed", Counter::replays},
                            {"failed", Counter::replays},
-                           {"failed", Counter::replays},
+                           {"exhausted", Counter::exhausted},
                            {"in_progress", Counter::in_flight},
                            {"in_progress", Counter::in_flight},
                            {"conflict", Counter::conflicts},
@@ -316,6 +318,26 @@ void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& fou
                            old.attempt() + 1);
 }
 
+namespace {
+
+// Undecided: neither the caller nor another one is told that it failed.
+[[noreturn]] void refuse_exhausted(std::string_view key, const pg::Record& record,
+                                   std::int64_t retry_after) {
+    ereport(ERROR,
+            (report::own_error("attempts_exhausted"), report::errretry(retry_after),
+             report::errsince(record.created()),
+             errmsg("operation \"%s\" has no attempts left", report::c_string(key)),
+             errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and it "
+                       "has ended without an answer. Its effects may exist.",
+                       record.attempt()),
+             errhint("The outcome is undecided: keep the key, and retry after %.1f seconds. An "
+                     "administrator can allow one more attempt, which continues from the recovery "
+                     "point, with idem.revoke().",
+                     report::seconds_of(retry_after))));
+}
+
+}  // namespace
+
 void refuse(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.key.key;
     switch (result.outcome) {
@@ -323,15 +345,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
             pg::raise_failure(key, result.record.error(), result.record.completed_at(),
                               pg::is_of_any(result.record.fingerprint()));
         case Outcome::exhausted:
-            ereport(ERROR,
-                    (report::own_error("key_failed"),
-                     errmsg("operation \"%s\" has failed permanently", report::c_string(key)),
-                     errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, "
-                               "and it has ended without an answer.",
-                               result.record.attempt()),
-                     errhint("Find out why no attempt has finished: see column \"last_error\" of "
-                             "idem.in_flight. Then allow one more attempt with idem.revoke(); it "
-                             "continues from the recovery point.")));
+            refuse_exhausted(key, result.record, result.retry_after);
         case Outcome::in_progress:
             report::in_progress(
                 key, result.holder, result.retry_after,
@@ -432,9 +446,11 @@ Result row_of(const ClaimResult& result) {
         case Outcome::claimed:
             set_claim(row, result);
             break;
+        case Outcome::exhausted:
+            row.set_pointer(column_retry_after, pg::interval_of(result.retry_after));
+            [[fallthrough]];
         case Outcome::completed:
         case Outcome::failed:
-        case Outcome::exhausted:
             set_finished(row, result.record,
                          {column_attempt, column_created_at, column_redacted, column_completed_at});
             break;

@@ -27,7 +27,7 @@ enum class Outcome {
     claimed,
     completed,
     failed,
-    exhausted,    // failed: the lease of the last attempt has ended
+    exhausted,    // undecided: the lease of the last attempt has ended
     in_progress,  // another transaction or a lease outlasted the wait
     open_here,    // this transaction has claimed the key and has not finished it
     conflict,     // the key belongs to a different request
@@ -41,7 +41,7 @@ struct ClaimResult {
     pg::Record record{};           // completed, failed, exhausted; or the attempt taken over
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
-    std::int64_t retry_after = 0;  // microseconds; in_progress, limited
+    std::int64_t retry_after = 0;  // microseconds; in_progress, exhausted, limited
     Conflict conflict{};           // conflict
 };
 

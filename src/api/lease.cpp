@@ -76,10 +76,6 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
         return psprintf("Attempt %d has taken the operation over.", record.attempt());
     if (record.attempt() == attempt && !record.nonce())
         return "The attempt was released by its holder, or revoked by an administrator.";
-    if (record.attempt() == attempt && record.nonce() == static_cast<std::int64_t>(token.random) &&
-        record.state() == core::State::in_progress && record.expires() > GetCurrentTimestamp())
-        return "The lease has ended, and the attempt was the last that the scope's "
-               "\"max_attempts\" allows.";
     return nullptr;
 }
 

@@ -50,12 +50,12 @@ struct Progress {
 };
 
 bool has_ended(Verdict verdict) {
-    return verdict == Verdict::replay || verdict == Verdict::failed ||
-           verdict == Verdict::exhausted;
+    return verdict == Verdict::replay || verdict == Verdict::failed;
 }
 
 bool has_unfinished_record(Verdict verdict) {
-    return verdict == Verdict::leased || verdict == Verdict::take_over;
+    return verdict == Verdict::leased || verdict == Verdict::take_over ||
+           verdict == Verdict::exhausted;
 }
 
 // What another transaction does to a committed row counts when it commits.
@@ -111,7 +111,8 @@ Result absent_row(const pg::Scope& scope, std::string_view tenant) {
 Result unfinished_row(const Progress& progress) {
     const report::Holder holder = progress.holder.value_or(report::Holder{});
     Result row;
-    row.set_text(column_state, "in_progress");
+    const bool exhausted = progress.verdict == Verdict::exhausted;
+    row.set_text(column_state, exhausted ? "exhausted" : "in_progress");
     row.set_int(column_attempt, progress.attempt);
     row.set_int(column_holder_pid, holder.pid);
     row.set_time(column_since, holder.since);
@@ -122,6 +123,7 @@ Result unfinished_row(const Progress& progress) {
     row.set_time(column_created_at, record.created());
     row.set_time(column_expires_at, record.expires());
     row.set_time(column_lease_end, record.lease_end());
+    if (exhausted) row.set_pointer(column_error, record.error());
     return row;
 }
 
@@ -144,10 +146,17 @@ Result row_of(const Progress& progress, const pg::Key& key, const pg::Scope& sco
 
 // ---- Waiting ------------------------------------------------------------------------------------
 
+// No attempt is left, and no transaction is at work: only an administrator could change that.
+bool is_abandoned(const Progress& progress) {
+    return progress.verdict == Verdict::exhausted && !progress.holder &&
+           !progress.found.writer.valid();
+}
+
 // Whether the operation may end while this transaction waits. An absent key is of interest only on
 // a standby, where it may still arrive. A key that this transaction holds stays as it is.
 bool is_awaited(const pg::Key& key, const Progress& progress) {
     if (has_ended(progress.verdict) || progress.found.presence == Presence::own) return false;
+    if (is_abandoned(progress)) return false;
     if (RecoveryInProgress()) return true;
     return progress.verdict != Verdict::claim && !pg::key_lock(key.digest).is_held();
 }

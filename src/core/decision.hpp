@@ -54,10 +54,12 @@ enum class Verdict {
     conflict,               // the key was claimed for a different request
     replay,                 // completed: return the stored response
     failed,                 // failed permanently: return the stored failure
-    exhausted,              // the last lease has ended: failed permanently, though no row says so
+    exhausted,              // as take_over, but no attempts are left: undecided, and not claimable
 };
 
-// Whether the lease of the last allowed attempt has ended. That state is never written to the row.
+// Whether the lease of the last allowed attempt has ended. That state is never written to the row,
+// and decides nothing: the operation may have had effects, its last attempt may still complete, and
+// another one may be allowed.
 // An operation may have more attempts than its scope allows: an administrator grants them.
 constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
                          std::int32_t extra_attempts, std::int64_t lease_end,
@@ -115,22 +117,20 @@ constexpr Verdict decide(const FoundRow& row, bool same_request, std::int64_t no
 //
 // A token names one attempt of one key, by the attempt's number and random bits. The row has those
 // of the current attempt; every other token is fenced off. The end of a lease only allows another
-// caller to take over: until one does, a late worker may still renew or complete.
+// caller to take over: until one does, a late worker may still renew or complete. This also holds
+// for the last attempt, which no caller may take over.
 
 enum class TokenStanding {
     holds,     // the token's attempt is the current one, and unfinished
     finished,  // the token's attempt has completed or failed
-    lost,      // overtaken, released, expired or exhausted, or there is no such attempt
+    lost,      // overtaken, released or expired, or there is no such attempt
 };
 
 // same_attempt: the row's attempt number and random bits are the token's.
 constexpr TokenStanding judge_token(const FoundRow& row, bool same_attempt,
                                     std::int64_t now) noexcept {
     if (!binds(row.presence, row.expires, now) || !same_attempt) return TokenStanding::lost;
-    if (row.state != State::in_progress) return TokenStanding::finished;
-    if (exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, now))
-        return TokenStanding::lost;
-    return TokenStanding::holds;
+    return row.state == State::in_progress ? TokenStanding::holds : TokenStanding::finished;
 }
 
 // Streams

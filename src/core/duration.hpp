@@ -44,6 +44,9 @@ constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) no
     return std::clamp<std::int64_t>(lease_left, 0, retry_after(age));
 }
 
+// The same for an operation that has no attempts left: an administrator has to decide first.
+inline constexpr std::int64_t retry_after_exhausted = 60 * usecs_per_second;
+
 // The buckets of a histogram; the view idem.durations computes quantiles of them. Their upper
 // bounds are powers of two of a microsecond, so that one set serves operations that take
 // microseconds and operations that take days, and finding the bucket takes a few instructions. A

@@ -38,6 +38,7 @@ inline constexpr std::array own_errors = std::to_array<Error>({
     {"ID011", "claim_required"},
     {"ID012", "sequence_gap"},
     {"ID013", "invalid_tenant"},
+    {"ID014", "attempts_exhausted"},
 });
 
 // Codes, and classes as two characters. Not transient are, among the errors that look like it:

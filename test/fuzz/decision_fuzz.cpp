@@ -107,14 +107,13 @@ void check_claim(const Row& row, const FoundRow& seen, bool same_request) {
     require(false);
 }
 
-// A token that holds is that of the row's attempt, and never of one that counts as failed.
+// A token that holds is that of the row's attempt, whether or not another one would be allowed.
 void check_token(const Row& row, const FoundRow& seen, bool same_attempt) {
     const TokenStanding standing = judge_token(seen, same_attempt, row.now);
     const bool bound = is_live(seen, row.now) && same_attempt;
-    const bool failed = is_used_up(row, row.extra_attempts) && row.lease_end <= row.now;
     const bool unfinished = seen.state == State::in_progress;
     require((standing == TokenStanding::finished) == (bound && !unfinished));
-    require((standing == TokenStanding::holds) == (bound && unfinished && !failed));
+    require((standing == TokenStanding::holds) == (bound && unfinished));
 }
 
 // An answer expires at one moment, which a longer answer_ttl does not bring nearer.

@@ -100,7 +100,7 @@ sub fault
 	return eval { changed_files($self, $tree); '' } // $@ =~ s/\n\z//r;
 }
 
-# As an item of the list in README.md.
+# As an item of the list that run --list prints.
 sub line
 {
 	my ($self) = @_;

@@ -222,6 +222,10 @@ INSERT INTO wrong (state, what, call) VALUES
     ('ID012', 'a gap', $$SELECT idem.advance('errors', 'new', 1); SELECT idem.advance('errors', 'new', 3, contiguous => true)$$),
     ('22004', 'advance to nowhere', $$SELECT idem.advance('errors', 'new', NULL)$$),
     ('22004', 'advance, contiguous or not', $$SELECT idem.advance('errors', 'new', 1, contiguous => NULL)$$),
+    ('ID014', 'no attempts left', $$SELECT idem.alter_scope('idle', max_attempts => 1); SELECT idem.release(token) FROM idem.claim('idle', 'new', lease => '1 min');
+                  SELECT idem.claim('idle', 'new')$$),
+    ('ID014', 'a message without attempts left', $$SELECT idem.alter_scope('idle', max_attempts => 1); SELECT idem.release(token) FROM idem.claim('idle', 'new', lease => '1 min');
+                  SELECT idem.once('idle', 'new')$$),
     ('22004', 'no request where the scope wants one', $$SELECT idem.claim('requests', 'new')$$),
     ('22004', 'fail without an error', $$SELECT idem.fail((idem.claim('errors', 'new')).token, NULL)$$),
     ('22023', 'fail with an array', $$SELECT idem.fail((idem.claim('errors', 'new')).token, '[]')$$),
@@ -497,7 +501,11 @@ SELECT is(schema_name, CASE WHEN expected = 'ID011' THEN 'public'
                             WHEN expected LIKE 'ID%' OR expected = 'P0042' THEN 'idem' ELSE '' END,
           expected || ' has a schema only if it is of idem: ' || what)
   FROM got ORDER BY id;
-SELECT is(type_name || column_name, '', expected || ' says nothing of a time: ' || what) FROM got ORDER BY id;
+SELECT CASE expected
+           WHEN 'ID014' THEN matches(type_name || ' since ' || column_name, '^60000 since \d{4}-[-0-9T:.]+\+00:00$', 'ID014 says when to retry, and since when: ' || what)
+           ELSE is(type_name || column_name, '', expected || ' says nothing of a time: ' || what)
+       END
+  FROM got ORDER BY id;
 SELECT results_eq('SELECT * FROM pg_temp.kept()', 'SELECT * FROM before',
                   'these errors leave no record, no scope and no key lock');
 

@@ -38,6 +38,24 @@ SELECT idem.release(:'t');
 SELECT state, lease_end <= clock_timestamp() AS over FROM idem.cancel('f', 'leased');
 SELECT outcome, attempt FROM idem.try_claim('f', 'leased', lease => '1 hour');
 
+-- an operation without attempts left is undecided, not failed: it runs when one more is allowed
+SELECT idem.alter_scope('f', max_attempts => 1);
+SELECT idem.checkpoint(token, 'charged') FROM idem.claim('f', 'begun', lease => '1 hour');
+UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'begun';
+SELECT state, attempt, error, completed_at FROM idem.cancel('f', 'begun');
+SELECT state, fingerprint IS NULL AS as_it_was FROM idem.record WHERE key = 'begun';
+SELECT idem.revoke('f', 'begun');
+SELECT state FROM idem.cancel('f', 'begun');
+SELECT outcome, attempt, recovery_point FROM idem.try_claim('f', 'begun', lease => '1 hour');
+-- what was answered as failed never runs
+SELECT state FROM idem.cancel('f', 'final');
+SELECT idem.revoke('f', 'final'), idem.alter_scope('f', max_attempts => 5);
+SELECT key FROM idem.take('f');
+SELECT outcome FROM idem.try_claim('f', 'final', '1', lease => '1 hour');
+SELECT idem.erase('f', 'final');
+SELECT outcome FROM idem.try_claim('f', 'final');
+SELECT idem.alter_scope('f', max_attempts => -1);
+
 -- in one transaction
 BEGIN;
 SELECT state FROM idem.cancel('f', 'here');

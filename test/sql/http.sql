@@ -125,6 +125,9 @@ SELECT key, raised(key, request), c.outcome, idem.http_status(c) = idem.http_sta
        idem.problem(c)->>'type' = idem.problem(raised(key, request))->>'type' AS same_problem
   FROM (VALUES ('running', NULL::jsonb), ('exhausted', NULL), ('failed', '1'), ('nothing', NULL), ('018f0000-0000-7000-8000-000000000000', NULL)) call (key, request),
        idem.try_claim('http', key, request) c;
+-- Undecided: no replay, and nothing of what its last attempt reported.
+SELECT idem.release(token, error => '{"message": "gateway down"}') FROM idem.claim('http', 'released', lease => '1 hour');
+SELECT c.outcome, c.error, idem.http_status(c), idem.http_headers(c), idem.problem(c) FROM idem.try_claim('http', 'released') c;
 -- No retry cures a transaction with too many claims, and no client a tenant that the service forgot.
 BEGIN;
 SET LOCAL idem.max_open_claims = 1;

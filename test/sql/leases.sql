@@ -63,7 +63,8 @@ SELECT idem.complete(:'t2', '"late, but not overtaken"');
 SELECT idem.complete(:'t1');
 SELECT attempt, response FROM idem.claim('jobs', 'b');
 
--- max_attempts: the last attempt's lease has lapsed; the failure is derived, not written
+-- max_attempts: the last attempt's lease has lapsed; this is derived, not written, and nothing is
+-- decided: no claim gets the key, but the attempt goes on as after any lapse
 SELECT token AS t1 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
 CALL lapse('c');
 SELECT token AS t2 FROM idem.claim('jobs', 'c', lease => '1 minute') \gset
@@ -72,14 +73,49 @@ SELECT token AS t3, attempt FROM idem.claim('jobs', 'c', lease => '1 minute') \g
 \echo :attempt
 SELECT outcome FROM idem.try_claim('jobs', 'c');
 CALL lapse('c');
-SELECT outcome, claimed, error FROM idem.try_claim('jobs', 'c');
+SELECT outcome, claimed, token, attempt, error, retry_after, created_at < expires_at AS dated, completed_at FROM idem.try_claim('jobs', 'c');
+SELECT outcome FROM idem.try_claim('jobs', 'c', '{"another": "request"}');
 \set VERBOSITY default
 SELECT idem.claim('jobs', 'c');
 \set VERBOSITY sqlstate
-SELECT state, attempt FROM idem.lookup('jobs', 'c');
-SELECT idem.complete(:'t3');
-SELECT idem.renew(:'t3');
+SELECT idem.once('jobs', 'c');
+SELECT idem.once_each('jobs', '{c}');
+SELECT state, attempt, error, lease_end <= clock_timestamp() AS over, completed_at, holder_pid FROM idem.lookup('jobs', 'c');
 SELECT * FROM seen WHERE key = 'c';
+SELECT idem.complete(:'t2');
+SELECT idem.checkpoint(:'t3', 'half');
+SELECT outcome FROM idem.try_claim('jobs', 'c');
+SELECT idem.renew(:'t3') > now() AS renewed;
+SELECT outcome FROM idem.try_claim('jobs', 'c');
+CALL lapse('c');
+BEGIN;
+SELECT idem.complete(:'t3', '"late"');
+SELECT outcome, response FROM idem.try_claim('jobs', 'c');
+ROLLBACK;
+SELECT idem.fail(:'t3', '{"message": "late"}');
+SELECT idem.complete(:'t3');
+SELECT outcome, error FROM idem.try_claim('jobs', 'c');
+SELECT * FROM seen WHERE key = 'c';
+-- released or revoked, its holder is fenced off; so it is when the record has expired
+SELECT idem.alter_scope('jobs', max_attempts => 1);
+SELECT token AS t1 FROM idem.claim('jobs', 'c2', lease => '1 minute') \gset
+CALL lapse('c2');
+SELECT idem.release(:'t1', error => '{"message": "no gateway"}');
+SELECT outcome, error FROM idem.try_claim('jobs', 'c2');
+SELECT state, error FROM idem.lookup('jobs', 'c2');
+SELECT idem.complete(:'t1');
+SELECT idem.revoke('jobs', 'c2');
+SELECT token AS t2, attempt FROM idem.claim('jobs', 'c2', lease => '1 minute') \gset
+\echo :attempt
+CALL lapse('c2');
+SELECT idem.revoke('jobs', 'c2');
+SELECT idem.complete(:'t2');
+SELECT token AS t3, attempt FROM idem.claim('jobs', 'c2', lease => '1 minute') \gset
+CALL lapse('c2');
+CALL expire('c2');
+SELECT idem.complete(:'t3');
+SELECT attempt FROM idem.claim('jobs', 'c2', lease => '1 minute');
+SELECT idem.alter_scope('jobs', max_attempts => 3);
 
 -- release: the next claim succeeds at once, with the recovery point; the old token stays fenced off
 SELECT token AS t1 FROM idem.claim('jobs', 'd', lease => '1 minute') \gset

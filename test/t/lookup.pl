@@ -276,11 +276,12 @@ $node->safe_psql('postgres', "BEGIN; SELECT idem.complete('$token'); PREPARE TRA
 $node->safe_psql('postgres', q{COMMIT PREPARED 'p'});
 is(answer($prepared), 'completed|1', 'the commit of a prepared transaction is noticed');
 
-# An attempt that is the last ends with its lease, without a transaction.
+# An attempt that is the last ends with its lease, without a transaction. Then nothing is waited for.
 $node->safe_psql('postgres', q{SELECT idem.create_scope('once', max_attempts => 1)});
 $node->safe_psql('postgres', q{SELECT idem.claim('once', 'last', lease => '1 s')});
-is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('once', 'last', wait => '10 minutes')}),
-	'failed', 'the end of the last lease is noticed');
+is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('once', 'last', wait => '10 minutes')},
+		timeout => $PostgreSQL::Test::Utils::timeout_default),
+	'exhausted', 'the end of the last lease is noticed');
 
 # A backend that dies takes the slots with it: the server sets them up anew.
 begin('crash');

@@ -295,17 +295,13 @@ TEST(TokenStanding, OfAFinishedAttemptIsFinished) {
     }
 }
 
-TEST(TokenStanding, OfTheLastAttemptIsLostWhenItsLeaseEnds) {
-    const auto last = [](std::int64_t lease_end, std::int32_t extra_attempts) {
-        return standing([=](FoundRow& row) {
-            row.max_attempts = 2;
-            row.lease_end = lease_end;
-            row.extra_attempts = extra_attempts;
-        });
+TEST(TokenStanding, OfTheLastAttemptHoldsAfterItsLease) {
+    const auto last = [](FoundRow& row) {
+        row.max_attempts = 2;
+        row.lease_end = now;
     };
-    EXPECT_EQ(last(now + 1, 0), TokenStanding::holds);
-    EXPECT_EQ(last(now, 0), TokenStanding::lost);
-    EXPECT_EQ(last(now, 1), TokenStanding::holds);
+    EXPECT_EQ(standing(last), TokenStanding::holds);
+    EXPECT_EQ(standing(last, false), TokenStanding::lost);
 }
 
 // The rule of the watermark, with the limits of its type

@@ -15,15 +15,12 @@ int own_error(OwnError error) {
     return errcode(errcode_of(error.sqlstate));
 }
 
-namespace {
-
-// When to retry: rounded up, so that a caller that waits so long does not come too early.
+// Rounded up, so that a caller that waits so long does not come too early.
 int errretry(std::int64_t retry_after) {
     const std::int64_t milliseconds = (retry_after + 999) / 1000;
     return err_generic_string(PG_DIAG_DATATYPE_NAME, psprintf(INT64_FORMAT, milliseconds));
 }
 
-// Since when a key is held.
 int errsince(std::optional<TimestampTz> since) {
     if (!since) return 0;
     constexpr int utc = 0;
@@ -31,6 +28,13 @@ int errsince(std::optional<TimestampTz> since) {
         PG_DIAG_COLUMN_NAME,
         JsonEncodeDateTime(nullptr, TimestampTzGetDatum(*since), TIMESTAMPTZOID, &utc));
 }
+
+// Rounded up to a tenth, as the field is to a millisecond.
+double seconds_of(std::int64_t retry_after) {
+    return static_cast<double>((retry_after + 99'999) / 100'000) / 10;
+}
+
+namespace {
 
 char* holder_detail(const Holder& holder) {
     if (holder.released && holder.lease_end)
@@ -53,11 +57,6 @@ char* holder_detail(const Holder& holder) {
     return pstrdup("Another transaction, possibly a prepared one, holds this key.");
 }
 
-// Rounded up to a tenth, as the field is to a millisecond.
-double seconds_of(std::int64_t retry_after) {
-    return static_cast<double>((retry_after + 99'999) / 100'000) / 10;
-}
-
 }  // namespace
 
 int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after) {
@@ -69,7 +68,6 @@ int errin_progress(std::string_view key, const Holder& holder, std::int64_t retr
     return errdetail_internal("%s", holder_detail(holder));
 }
 
-// Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                  WaitSetBy wait) {
     const double seconds = seconds_of(retry_after);

@@ -29,6 +29,13 @@ struct OwnError {
 // protocol, so that no program has to parse English (docs/reference.md, "Errors").
 int own_error(OwnError error);
 
+// Likewise, fields of the protocol: when to retry, and since when an operation has been under way.
+int errretry(std::int64_t retry_after);
+int errsince(std::optional<TimestampTz> since);
+
+// For a hint. Clients whose driver hides the fields look for "after N.N seconds".
+double seconds_of(std::int64_t retry_after);
+
 // A copy that ends with a NUL, in the current memory context: for %s, and for what takes a name.
 char* c_string(std::string_view view);
 

@@ -35,6 +35,7 @@ enum class Counter {
     purged,          // expired records deleted
     advances,        // messages of streams that moved their watermark
     duplicates,      // messages of streams at or behind their watermark
+    exhausted,       // claims refused because no attempts were left
     count
 };
 
