@@ -161,7 +161,7 @@ CREATE VIEW idem.durations WITH (security_barrier) AS
         c.since AS stats_reset
     FROM idem.scope s
         CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
-        CROSS JOIN (VALUES ('atomic', 18), ('leased', 59), ('wait', 100)) AS k (kind, first)
+        CROSS JOIN (VALUES ('atomic', 19), ('leased', 60), ('wait', 101)) AS k (kind, first)
         CROSS JOIN LATERAL (SELECT c.numbers[k.first : k.first + 39] AS counts) AS h
     OFFSET 0;
 

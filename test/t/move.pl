@@ -91,7 +91,7 @@ my $outcome = sub {
 is($outcome->('completed', 1), 'completed|1|{"answer": 42}|201||', 'a completed operation is replayed');
 is($outcome->('completed', 2), 'conflict|||||{n}', 'another request is a conflict');
 is($outcome->('failed', 1), 'failed|1|||sold out|', 'so is a failed one');
-is($outcome->('exhausted', 1) =~ s/\|.*//r, 'failed', 'an operation whose attempts are used up has failed');
+is($outcome->('exhausted', 1) =~ s/\|.*//r, 'exhausted', 'an operation without attempts left still has none');
 is($outcome->('paused', 1) =~ s/\|.*//r, 'in_progress', 'a pause is kept');
 is($outcome->('leased', 1) =~ s/\|.*//r, 'in_progress', 'so is a lease');
 is($second->safe_psql('postgres', q{SELECT sell('sold'), sell('late'), count(*) FROM shard.sale}), 'f|f|2', 'no effect is made again');

@@ -11,7 +11,7 @@ my $node = idem_node('stats',
 	conf => "shared_preload_libraries = 'idem'\nidem.counted_scopes = 8\nidem.purge_naptime = 0\nmax_connections = 40");
 
 my @counters = qw(claims replays in_flight waits conflicts takeovers completions failures releases
-  stale weak limited expired_reused purged advances duplicates);
+  stale weak limited expired_reused purged advances duplicates exhausted);
 
 # The counters that are not zero.
 sub stats
@@ -80,6 +80,14 @@ SELECT pg_sleep(0.01);
 SELECT idem.complete(token) FROM idem.claim('payments', 'l', lease => '1 hour');
 SQL
 is(stats('payments'), 'claims 1 takeovers 1 completions 1', 'a takeover');
+
+sql('SELECT idem.stats_reset()');
+sql(<<'SQL');
+SELECT idem.create_scope('last', max_attempts => 1);
+SELECT idem.release(token) FROM idem.claim('last', 'x', lease => '1 hour');
+SELECT outcome FROM idem.try_claim('last', 'x');
+SQL
+is(stats('last'), 'claims 1 releases 1 exhausted 1', 'an operation without attempts left is no replay');
 
 sql('SELECT idem.stats_reset()');
 sql(<<'SQL');
@@ -257,7 +265,7 @@ like($stderr, qr/ID008/, 'a reset needs an existing scope');
 crash($node, 'server');
 is(stats('payments'), '', 'a crash loses the counters');
 is(durations('payments'), '', 'and the histograms');
-is(sql('SELECT count(*) FROM idem.stats'), 3, 'a crash keeps the scopes');
+is(sql('SELECT count(*) FROM idem.stats'), 4, 'a crash keeps the scopes');
 sql(q(SELECT pay('after', '{"amount": 1}')));
 is(stats('payments'), 'claims 1 completions 1', 'counting goes on');
 

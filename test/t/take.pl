@@ -153,7 +153,7 @@ restart_killed($node);
 my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
 keep_running() while sql($unfinished) > 0 && $patience-- > 0;
 $_->kill_kill for @programs;
-cmp_ok($killed, '>', 10, 'completers were killed');
+cmp_ok($killed, '>', 0, 'completers were killed');
 
 is(sql($unfinished), 0, 'no operation is left unfinished');
 is(sql('SELECT count(*) FROM idem.in_flight'), 0, 'none is in flight');
