@@ -279,15 +279,31 @@ REVOKE ALL ON FUNCTION idem_internal.check_administrator FROM PUBLIC;
 -- ---------------------------------------------------------------------------------------------
 
 -- Raises an error of idem's own.
-CREATE FUNCTION idem_internal.raise(sqlstate text, message text, detail text, hint text)
+CREATE FUNCTION idem_internal.raise(
+    sqlstate text,
+    message text,
+    detail text,
+    hint text,
+    retry_after interval DEFAULT NULL,
+    since timestamptz DEFAULT NULL
+)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    name CONSTANT text := idem_internal.errors() -> sqlstate ->> 1;
 BEGIN
+    -- Without a time, the fields of the time are not sent.
+    IF retry_after IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
+            CONSTRAINT = name;
+    END IF;
     RAISE EXCEPTION USING
         ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
-        CONSTRAINT = idem_internal.errors() -> sqlstate ->> 1;
+        CONSTRAINT = name, DATATYPE = ceil(1000 * extract(epoch FROM retry_after))::bigint::text,
+        COLUMN = coalesce(trim(to_json(since AT TIME ZONE 'UTC')::text, '"') || '+00:00', '');
 END
 $$;
 
@@ -354,17 +370,15 @@ SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'
 AS $$
 DECLARE
-    usecs CONSTANT bigint := 1000000 * extract(epoch FROM idem_internal.retry_after(holder));
-    seconds CONSTANT text := to_char((usecs + 99999) / 100000 / 10.0, 'FM99999999990.0');
+    retry_after CONSTANT interval := idem_internal.retry_after(holder);
+    seconds CONSTANT text :=
+        to_char(ceil(10 * extract(epoch FROM retry_after)) / 10, 'FM99999999990.0');
 BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'ID001', SCHEMA = 'idem', CONSTRAINT = 'in_progress',
-        MESSAGE = format(CASE WHEN holder.released THEN 'operation "%s" is not due yet'
-                              ELSE 'operation "%s" is in progress' END, key),
-        DATATYPE = ((usecs + 999) / 1000)::text,
-        COLUMN = coalesce(
-            trim(to_json(holder.since AT TIME ZONE 'UTC')::text, '"') || '+00:00', ''),
-        DETAIL = CASE
+    PERFORM idem_internal.raise(
+        'ID001',
+        format(CASE WHEN holder.released THEN 'operation "%s" is not due yet'
+                    ELSE 'operation "%s" is in progress' END, key),
+        CASE
             WHEN holder.released THEN format(
                 'Its last attempt was released, and the next one is due at %s.', holder.lease_end)
             WHEN holder.lease_end IS NOT NULL THEN format(
@@ -381,13 +395,14 @@ BEGIN
                 holder.prepared, holder.prepared)
             ELSE 'Another transaction, possibly a prepared one, holds this key.'
         END,
-        HINT = coalesce(hint, CASE
+        coalesce(hint, CASE
             WHEN holder.released THEN format('Retry with the same key after %s seconds.', seconds)
             WHEN wait_is_argument THEN format(
                 'Retry with the same key after %s seconds, or pass a longer "wait".', seconds)
             ELSE format('Retry after %s seconds, or raise the scope''s "wait" with '
                         'idem.alter_scope().', seconds)
-        END);
+        END),
+        retry_after, holder.since);
 END
 $$;
 
@@ -1697,10 +1712,19 @@ BEGIN
             bound := coalesce(bound, idem_internal.new_bound(wait));
             CONTINUE WHEN idem_internal.wait_until(bound, r.lease_end);
             verdict := 'in_progress';
+        ELSIF verdict = 'exhausted' AND seen.locked_by <> '0' THEN
+            -- Its last holder may be completing it.
+            SELECT * INTO holder FROM idem_internal.holder_of(lock_id, seen.locked_by);
+            IF FOUND THEN
+                row_is_held := idem_internal.is_held(seen.locked_by);
+                bound := coalesce(bound, idem_internal.new_bound(wait));
+                CONTINUE WHEN idem_internal.wait_for(
+                    bound, CASE WHEN NOT row_is_held THEN lock_id END, r);
+                verdict := 'in_progress';
+            END IF;
         ELSIF verdict IN ('claim', 'take_over') THEN
             IF is_stale AND verdict = 'claim' THEN
-                verdict := 'stale_key';
-                EXIT;
+                NULL;  -- refused below, after the scope's other rules
             ELSIF NOT is_locked THEN
                 row_is_held := idem_internal.is_held(seen.locked_by);
                 is_locked := NOT row_is_held AND pg_try_advisory_xact_lock(lock_id);
@@ -1734,7 +1758,7 @@ BEGIN
                     'ttl', '', format('Scope "%s" remembers every key for at least %s.', s.name,
                                       idem_internal.fixed(s.min_ttl)),
                     'Pass a longer "ttl", or leave it out to get the scope''s own.');
-            ELSIF idem_internal.is_stale(s, key, ttl) THEN
+            ELSIF is_stale OR idem_internal.is_stale(s, key, ttl) THEN
                 verdict := 'stale_key';
                 EXIT;
             END IF;
@@ -1775,20 +1799,23 @@ BEGIN
 
     c := NULL;
     c.claimed := false;
-    c.outcome := CASE verdict WHEN 'exhausted' THEN 'failed' WHEN 'open_here' THEN 'in_progress'
-                 ELSE verdict END;
+    c.outcome := CASE verdict WHEN 'open_here' THEN 'in_progress' ELSE verdict END;
     IF verdict IN ('completed', 'failed', 'exhausted') THEN
         r := idem_internal.shown(s, r, now);
         IF verdict = 'failed' AND function NOT IN ('try_claim', 'execute') THEN
             PERFORM idem_internal.raise_failure(key, r);
-        ELSIF verdict = 'exhausted' AND function <> 'try_claim' THEN
-            PERFORM idem_internal.raise(
-                'ID003', format('operation "%s" has failed permanently', key),
-                format('Attempt %s was the last that the scope''s "max_attempts" allows, and it '
-                       'has ended without an answer.', r.attempt),
-                'Find out why no attempt has finished: see column "last_error" of idem.in_flight. '
-                'Then allow one more attempt with idem.revoke(); it continues from the recovery '
-                'point.');
+        ELSIF verdict = 'exhausted' THEN
+            c.retry_after := '1 minute';
+            IF function <> 'try_claim' THEN
+                PERFORM idem_internal.raise(
+                    'ID014', format('operation "%s" has no attempts left', key),
+                    format('Attempt %s was the last that the scope''s "max_attempts" allows, and '
+                           'it has ended without an answer. Its effects may exist.', r.attempt),
+                    'The outcome is undecided: keep the key, and retry after 60.0 seconds. An '
+                    'administrator can allow one more attempt, which continues from the recovery '
+                    'point, with idem.revoke().',
+                    c.retry_after, r.created);
+            END IF;
         END IF;
         c.attempt := r.attempt;
         c.response := r.response;
@@ -2214,12 +2241,6 @@ BEGIN
             'The claim is already completed or failed.',
             'Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is '
             'stored.');
-    ELSIF r.lease_end <= clock_timestamp()
-        AND r.attempt >= s.max_attempts::bigint + r.extra_attempts
-    THEN
-        PERFORM idem_internal.refuse_lease(
-            'The lease has ended, and the attempt was the last that the scope''s "max_attempts" '
-            'allows.');
     END IF;
     IF known.token IS NULL THEN
         PERFORM idem_internal.remember(r.scope, r.tenant, r.key, token);
@@ -2937,22 +2958,23 @@ BEGIN
         is_here := idem_internal.is_own(seen.written_by);
         r.secret := 0;  -- requests are not compared
         verdict := idem_internal.verdict(s, r, seen.written_by, NULL, now);
-        EXIT WHEN verdict IN ('completed', 'failed', 'exhausted', 'open_here') OR is_here
+        EXIT WHEN verdict IN ('completed', 'failed', 'open_here') OR is_here
+            OR (verdict = 'exhausted' AND NOT is_held)
             OR (verdict = 'claim' AND NOT is_held AND NOT pg_is_in_recovery());
         bound := coalesce(
             bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
         EXIT WHEN NOT idem_internal.wait_until(bound, 'infinity');
     END LOOP;
-    IF verdict IN ('completed', 'failed', 'exhausted') THEN
+    IF verdict IN ('completed', 'failed') THEN
         r := idem_internal.shown(s, r, now);
-        i.state := CASE verdict WHEN 'exhausted' THEN 'failed' ELSE verdict END;
+        i.state := verdict;
         i.response := r.response;
         i.status := r.status;
         i.headers := r.headers;
         i.body := r.body;
         i.error := r.error;
         i.redacted := r.redacted;
-        i.completed_at := CASE WHEN verdict <> 'exhausted' THEN coalesce(r.finished, r.created) END;
+        i.completed_at := coalesce(r.finished, r.created);
     ELSIF verdict = 'claim' AND NOT is_held THEN
         PERFORM idem_internal.require_tenant(s, tenant);
         IF pg_is_in_recovery() THEN
@@ -2964,7 +2986,8 @@ BEGIN
         i.state := 'absent';
         RETURN i;
     ELSE
-        i.state := 'in_progress';
+        i.state := CASE verdict WHEN 'exhausted' THEN verdict ELSE 'in_progress' END;
+        i.error := CASE verdict WHEN 'exhausted' THEN r.error END;
         i.attempt := 1;
         i.since := holder.since;
         i.holder_pid := CASE WHEN is_here THEN pg_backend_pid() ELSE holder.pid END;
