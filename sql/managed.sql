@@ -823,8 +823,8 @@ BEGIN
 END
 $$;
 
--- What a key without a record must pass, but for its age.
-CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text)
+-- What a key without a record must pass.
+CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -836,6 +836,9 @@ DECLARE
                           'operation, such as "order-4711".';
 BEGIN
     PERFORM idem_internal.require_tenant(s, tenant);
+    IF idem_internal.is_stale(s, key, ttl) THEN
+        PERFORM idem_internal.refuse_stale_key(key);
+    END IF;
     IF s.weak_keys <> 'allow' THEN
         weakness := idem_internal.key_weakness(key);
         detail := format(
@@ -1762,7 +1765,7 @@ BEGIN
                 verdict := 'stale_key';
                 EXIT;
             END IF;
-            PERFORM idem_internal.check_new_key(s, tenant, key);
+            PERFORM idem_internal.check_new_key(s, tenant, key, ttl);
             DELETE FROM idem.record AS x
             WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
             r := NULL;
@@ -2860,10 +2863,8 @@ BEGIN
                             'scope', '',
                             'The scope requires requests, and idem.once_each() takes none.',
                             'Call idem.once() with the key and the request of each message.');
-                    ELSIF idem_internal.is_stale(s, k.key, s.fixed_ttl) THEN
-                        PERFORM idem_internal.refuse_stale_key(k.key);
                     END IF;
-                    PERFORM idem_internal.check_new_key(s, tenant, k.key);
+                    PERFORM idem_internal.check_new_key(s, tenant, k.key, s.fixed_ttl);
                     DELETE FROM idem.record AS x
                     WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
                     INSERT INTO idem.record AS x (
@@ -3136,10 +3137,7 @@ BEGIN
         r := (idem_internal.lock_record(s, tenant, key, 'cancel')).r;
         now := clock_timestamp();
         EXIT WHEN r.expires > now;
-        IF idem_internal.is_stale(s, key, s.fixed_ttl) THEN
-            PERFORM idem_internal.refuse_stale_key(key);
-        END IF;
-        PERFORM idem_internal.check_new_key(s, tenant, key);
+        PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
         PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
         DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
