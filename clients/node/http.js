@@ -30,6 +30,7 @@ const PROBLEMS = {
   ID011: [428, 'claim_required', 'Idempotency key required'],
   ID012: [409, 'sequence_gap', 'Gap in the sequence'],
   ID013: [500, 'invalid_tenant', 'Tenant missing or invalid'],
+  ID014: [409, 'attempts_exhausted', 'Operation undecided, no attempts left'],
 };
 
 // The status that idem.http_status() has for an error; undefined for 500, which the application

@@ -49,6 +49,7 @@ OWN_ERRORS = {
     "ID011": (428, "claim_required", "Idempotency key required"),
     "ID012": (409, "sequence_gap", "Gap in the sequence"),
     "ID013": (500, "invalid_tenant", "Tenant missing or invalid"),
+    "ID014": (409, "attempts_exhausted", "Operation undecided, no attempts left"),
 }
 SERVER_ERRORS = [("22", 400), ("42501", 403), ("25006", 503)] + [
     (of_class, 503) for of_class in ("08", "40", "53", "55", "57", "58", "72")]
