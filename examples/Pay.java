@@ -21,10 +21,11 @@ public class Pay {
     private static final int ATTEMPTS = 10;
     /**
      * Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-     * (53), a restart of the server (57P), a key that another caller holds (ID001), a
-     * limit (ID009).
+     * (53), a restart of the server (57P), a key that another caller holds (ID001), a limit
+     * (ID009), an operation without attempts left (ID014).
      */
-    private static final Pattern TRANSIENT = Pattern.compile("(08|40|53|57P|ID001|ID009).*");
+    private static final Pattern TRANSIENT =
+            Pattern.compile("(08|40|53|57P|ID001|ID009|ID014).*");
 
     /** Claims the key, makes the payment and completes the claim, in one transaction. */
     static String payOnce(Connection connection, String key, String amount) throws SQLException {
@@ -72,9 +73,9 @@ public class Pay {
         }
     }
 
-    /** The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds. */
+    /** The time to wait, in seconds. ID001, ID009, ID014 have it in a field, in milliseconds. */
     private static double retryAfter(SQLException error) {
-        if (!error.getSQLState().matches("ID001|ID009")) return 0;
+        if (!error.getSQLState().matches("ID001|ID009|ID014")) return 0;
         String milliseconds = fields(error).getDatatype();
         return milliseconds == null ? 0 : Long.parseLong(milliseconds) / 1000.0;
     }

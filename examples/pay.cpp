@@ -21,9 +21,9 @@ constexpr int attempts = 10;
 
 // Errors that a retry can cure: a lost connection (08), maybe during COMMIT; a lost race (40); a
 // lack of resources (53); a restart of the server (57P); a key that another caller holds (ID001); a
-// limit (ID009).
+// limit (ID009); an operation without attempts left (ID014).
 bool is_transient(const pqxx::failure& error) {
-    static const std::regex transient("(08|40|53|57P|ID001|ID009).*");
+    static const std::regex transient("(08|40|53|57P|ID001|ID009|ID014).*");
     if (const auto* from_server = dynamic_cast<const pqxx::sql_error*>(&error))
         if (std::regex_match(from_server->sqlstate(), transient)) return true;
     return dynamic_cast<const pqxx::broken_connection*>(&error) != nullptr ||
@@ -58,8 +58,8 @@ std::string pay_once(pqxx::connection& connection, const std::string& key,
     return answer;
 }
 
-// The time to wait, in seconds. ID001 and ID009 have it in a field of the error, which libpqxx
-// hides. Their hints, which libpqxx adds to the message, contain it as "after 1.5 seconds".
+// The time to wait, in seconds, which ID001, ID009 and ID014 have in a field that libpqxx hides.
+// Their hints, which libpqxx adds to the message, contain it as "after 1.5 seconds".
 double retry_after(const std::string& message) {
     std::smatch found;
     return std::regex_search(message, found, std::regex("after ([0-9.]+) seconds"))

@@ -25,8 +25,9 @@ import (
 const attempts = 10
 
 // Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-var transient = regexp.MustCompile(`^(08|40|53|57P|ID001|ID009)`)
+// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009), an
+// operation without attempts left (ID014).
+var transient = regexp.MustCompile(`^(08|40|53|57P|ID001|ID009|ID014)`)
 
 // payOnce claims the key, makes the payment and completes the claim, in one transaction.
 func payOnce(db *sql.DB, key, amount string) (answer string, err error) {
@@ -77,14 +78,14 @@ func isTransient(err error) bool {
 	return !errors.As(err, &fromServer) || transient.MatchString(string(fromServer.Code))
 }
 
-// retryAfter returns the time to wait, in seconds. ID001 and ID009 have it in a field, in
+// retryAfter returns the time to wait, in seconds. ID001, ID009 and ID014 have it in a field, in
 // milliseconds.
 func retryAfter(err error) float64 {
 	var fromServer *pq.Error
-	if !errors.As(err, &fromServer) || fromServer.Code != "ID001" && fromServer.Code != "ID009" {
+	if !errors.As(err, &fromServer) {
 		return 0
 	}
-	milliseconds, _ := strconv.Atoi(fromServer.DataTypeName) // 0 if there is none
+	milliseconds, _ := strconv.Atoi(fromServer.DataTypeName) // 0 if there is none, or a type's name
 	return float64(milliseconds) / 1000
 }
 

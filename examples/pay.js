@@ -10,8 +10,9 @@ const { Client } = require('pg');
 
 const ATTEMPTS = 10;
 // Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-const TRANSIENT = /^(08|40|53|57P|ID001|ID009)/;
+// (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009), an
+// operation without attempts left (ID014).
+const TRANSIENT = /^(08|40|53|57P|ID001|ID009|ID014)/;
 
 // Claims the key, makes the payment and completes the claim, in one transaction.
 async function payOnce(client, key, amount) {
@@ -63,9 +64,9 @@ function isTransient(error) {
   return !fromServer || TRANSIENT.test(error.code);
 }
 
-// The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
+// The time to wait, in seconds. ID001, ID009 and ID014 have it in a field, in milliseconds.
 function retryAfter(error) {
-  return ['ID001', 'ID009'].includes(error.code) ? Number(error.dataType ?? 0) / 1000 : 0;
+  return /^ID0(01|09|14)$/.test(error.code) ? Number(error.dataType ?? 0) / 1000 : 0;
 }
 
 async function problem(error) {

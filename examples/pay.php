@@ -12,8 +12,8 @@ declare(strict_types=1);
 const ATTEMPTS = 10;
 // Errors that a retry can cure: a lost connection (08, and HY000 from PDO itself), a lost race
 // (40), a lack of resources (53), a restart of the server (57P), a key that another caller holds
-// (ID001), a limit (ID009).
-const TRANSIENT = '/^(HY000|08|40|53|57P|ID001|ID009)/';
+// (ID001), a limit (ID009), an operation without attempts left (ID014).
+const TRANSIENT = '/^(HY000|08|40|53|57P|ID001|ID009|ID014)/';
 
 function query(PDO $pdo, string $sql, array $parameters): array
 {
@@ -70,7 +70,7 @@ function sqlstate(PDOException $error): string
     return $error->errorInfo[0] ?? '08001'; // none: it could not connect
 }
 
-// The time to wait, in seconds. ID001 and ID009 have it in a field of the error, which PDO hides.
+// The time to wait, in seconds, which ID001, ID009 and ID014 have in a field that PDO hides.
 // Their hints, which PDO adds to the message, contain it as "after 1.5 seconds".
 function retry_after(PDOException $error): float
 {

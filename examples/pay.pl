@@ -16,8 +16,9 @@ use Time::HiRes qw(sleep);
 my $ATTEMPTS = 10;
 
 # Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-my $TRANSIENT = qr/^(08|40|53|57P|ID001|ID009)/;
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009), an
+# operation without attempts left (ID014).
+my $TRANSIENT = qr/^(08|40|53|57P|ID001|ID009|ID014)/;
 
 sub connection
 {
@@ -74,11 +75,11 @@ sub lost
 	return !$dbh || !$dbh->ping;
 }
 
-# The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
+# The time to wait, in seconds. ID001, ID009 and ID014 have it in a field, in milliseconds.
 sub retry_after
 {
 	my ($error) = @_;
-	return $error->{state} =~ /^ID00[19]$/ ? ($error->{type} // 0) / 1000 : 0;
+	return $error->{state} =~ /^ID0(?:01|09|14)$/ ? ($error->{type} // 0) / 1000 : 0;
 }
 
 sub problem

@@ -19,8 +19,9 @@ from psycopg.types.json import Jsonb
 
 ATTEMPTS = 10
 # Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-TRANSIENT = re.compile("08|40|53|57P|ID001|ID009")
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009), an
+# operation without attempts left (ID014).
+TRANSIENT = re.compile("08|40|53|57P|ID001|ID009|ID014")
 
 
 def pay_once(connection, key, amount):
@@ -59,9 +60,10 @@ def is_transient(error):
 
 
 def retry_after(error):
-    """The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds."""
-    milliseconds = error.diag.datatype_name if error.sqlstate in ("ID001", "ID009") else None
-    return int(milliseconds or 0) / 1000
+    """The time to wait, in seconds. ID001, ID009 and ID014 have it in a field, in milliseconds."""
+    if error.sqlstate not in ("ID001", "ID009", "ID014"):
+        return 0
+    return int(error.diag.datatype_name or 0) / 1000
 
 
 def problem(error):

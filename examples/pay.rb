@@ -10,8 +10,9 @@ require 'pg'
 
 ATTEMPTS = 10
 # Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
-# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009).
-TRANSIENT = /\A(08|40|53|57P|ID001|ID009)/
+# (53), a restart of the server (57P), a key that another caller holds (ID001), a limit (ID009), an
+# operation without attempts left (ID014).
+TRANSIENT = /\A(08|40|53|57P|ID001|ID009|ID014)/
 
 # Claims the key, makes the payment and completes the claim, in one transaction.
 def pay_once(connection, key, amount)
@@ -59,9 +60,9 @@ def transient?(error)
   state.nil? || state.match?(TRANSIENT) # no state: not from the server, the connection is lost
 end
 
-# The time to wait, in seconds. ID001 and ID009 have it in a field, in milliseconds.
+# The time to wait, in seconds. ID001, ID009 and ID014 have it in a field, in milliseconds.
 def retry_after(error)
-  return 0 unless %w[ID001 ID009].include?(field(error, PG::PG_DIAG_SQLSTATE))
+  return 0 unless %w[ID001 ID009 ID014].include?(field(error, PG::PG_DIAG_SQLSTATE))
 
   field(error, PG::PG_DIAG_DATATYPE_NAME).to_i / 1000.0
 end

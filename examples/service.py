@@ -6,7 +6,8 @@
 
 201  the payment; a retry gets the same answer, with the header Idempotent-Replayed: true
 400  the key is missing or invalid, or the request is invalid
-409  a request with this key is in progress: retry after Retry-After
+409  a request with this key is in progress, or its outcome is undecided: retry with the same key
+     after Retry-After
 422  the key was used for another request
 429  too many new operations: retry with the same key after Retry-After
 503  temporarily unavailable: retry with the same key after Retry-After
@@ -109,7 +110,7 @@ def problem(error):
                 (sqlstate, message)).fetchone()[0]
     except psycopg.OperationalError:  # the database is not reachable
         document = {"type": "about:blank", "title": "Service Unavailable", "status": 503}
-    if sqlstate in ("ID001", "ID009") and error.diag.datatype_name:  # when to retry, in ms
+    if sqlstate in ("ID001", "ID009", "ID014") and error.diag.datatype_name:  # when to retry, in ms
         return document, math.ceil(int(error.diag.datatype_name) / 1000)
     return document, 1 if document["status"] == 503 else None
 

@@ -47,6 +47,9 @@ const REFUSALS = {
   conflict: (key) => ['ID002', 'key_conflict', `key "${key}" was used for a different request`],
   limited: () => ['ID009', 'limit_exceeded', 'too many new operations'],
   stale_key: (key) => ['ID010', 'stale_key', `idempotency key "${key}" is stale`],
+  // Undecided, not failed: the effect of an attempt may exist.
+  exhausted: (key) => ['ID014', 'attempts_exhausted', `operation "${key}" has no attempts left: `
+    + 'its outcome is undecided, so keep the key and ask again later'],
 };
 
 // The refusal of a claim that is neither granted nor answered.
@@ -68,16 +71,19 @@ function sqlstate(error) {
   return known ? error.code : undefined; // the code of other errors is one of Node
 }
 
-// The milliseconds after which ID001 and ID009 tell the caller to come back.
+// Refusals that say when to come back.
+const NOT_NOW = ['ID001', 'ID009', 'ID014'];
+
+// The milliseconds after which these refusals tell the caller to come back.
 function retryAfter(error) {
-  if (!['ID001', 'ID009'].includes(sqlstate(error))) return undefined;
+  if (!NOT_NOW.includes(sqlstate(error))) return undefined;
   return /^\d+$/.test(error.dataType) ? Number(error.dataType) : undefined;
 }
 
 // Whether the same transaction may succeed later.
 function isTransient(error) {
   const code = sqlstate(error);
-  if (code === 'ID001' || code === 'ID009') return retryAfter(error) !== undefined;
+  if (NOT_NOW.includes(code)) return retryAfter(error) !== undefined;
   return code ? TRANSIENT.test(code) : lost.has(error);
 }
 

@@ -18,7 +18,7 @@ export interface Retry {
   first?: number;
   /** Milliseconds. The longest backoff. 5000. */
   longest?: number;
-  /** Whether to retry too if idem refuses for now (ID001, ID009). true; false over HTTP. */
+  /** Whether to retry too if idem refuses for now (ID001, ID009, ID014). true; false over HTTP. */
   refusals?: boolean;
   /** Called before each pause, with its milliseconds: to log it. */
   onRetry?: (error: unknown, attempt: number, delay: number) => void;
@@ -92,7 +92,10 @@ export class Failure extends Error implements FailureOptions {
   replayed: boolean;
 }
 
-/** idem did not run the operation. Has the fields of the error that idem.claim() would raise. */
+/**
+ * idem did not run the operation. Has the fields of the error that idem.claim() would raise. After
+ * ID014 the operation is undecided: keep the key, and ask again later.
+ */
 export class Refused extends Error {
   constructor(code: string, constraint: string, message: string, retryAfter?: string | null);
   readonly code: string;
@@ -220,7 +223,7 @@ export function parseKey(header?: string): string | undefined;
 /** Whether the same transaction may succeed later. */
 export function isTransient(error: unknown): boolean;
 
-/** The milliseconds after which ID001 and ID009 tell the caller to come back. */
+/** The milliseconds after which ID001, ID009 and ID014 tell the caller to come back. */
 export function retryAfter(error: unknown): number | undefined;
 
 /** The SQLSTATE of an error of the server or of this package. */

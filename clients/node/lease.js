@@ -133,8 +133,7 @@ class Lease {
     this.#stop();
     const { aborted, reason } = this.signal;
     if (error instanceof LeaseLost) return error;
-    if (reason instanceof LeaseLost) return reason;
-    if (error instanceof Failure) {
+    if (error instanceof Failure) { // also when the lease has ended: the server knows who has it
       try {
         await this.#ask(statements.fail(this.#token, error));
         return error;
@@ -143,6 +142,7 @@ class Lease {
         return await this.#finished() ?? failed;
       }
     }
+    if (reason instanceof LeaseLost) return reason;
     const backoff = aborted ? { base: '0', cap: '0' } : { ...BACKOFF, ...this.#bound.backoff };
     const why = aborted ? undefined
       : { sqlstate: sqlstate(error), message: messageOf(error) };
@@ -174,15 +174,18 @@ class Lease {
     const statement = statements.renew(this.#token, this.#bound.lease);
     const left = () => this.#ends - performance.now();
     const stop = () => stopped.aborted;
+    let answered = true; // then a lease that is over means that the process has slept
     while (!stop()) {
       await sleep(Math.max(left() / 3, SHORTEST_PAUSE), undefined, { signal: stopped }).catch(stop);
       if (stop()) break;
       const sent = performance.now();
       try {
-        if (left() <= 0) throw new LeaseLost();
-        await heart.ask(statement, left() / 2);
+        if (left() <= 0 && !answered) throw new LeaseLost();
+        await heart.ask(statement, left() > 0 ? left() / 2 : this.#milliseconds / 3);
         this.#ends = sent + this.#milliseconds;
+        answered = true;
       } catch (error) {
+        answered = false;
         if (!stop() && (isOfLost(error) || left() <= 0)) {
           this.#lose(error);
           break;

@@ -8,7 +8,7 @@ const RETRY = {
   deadline: 30_000, // milliseconds: no attempt starts later than this after the first
   first: 50, // milliseconds of backoff, doubled with each attempt
   longest: 5_000,
-  refusals: true, // also if idem refuses for now: ID001, ID009
+  refusals: true, // also if idem refuses for now: ID001, ID009, ID014
   onRetry: (error, attempt, delay) => {}, // to log it
 };
 

@@ -315,7 +315,7 @@ sub waits_as_told
 {
 	my ($language) = @_;
 	my $where = $language->{hides_fields} ? 'hint' : 'field';
-	for my $sqlstate (qw(ID001 ID009))
+	for my $sqlstate (qw(ID001 ID009 ID014))
 	{
 		local %ENV = (%ENV, at_server(), PGDATABASE => 'told');
 		my ($stdout, $stderr) = ('', '');

@@ -27,12 +27,15 @@ my $java = join ':', map { "/usr/share/java/$_.jar" } qw(spring3-core spring3-be
 
 # The stacks in the order of the page: the name in its table; a command that tells whether toolchain
 # and libraries are installed; how to build and run the endpoint VERSION, which is before or after, on
-# PORT; its files; and those that it shares with other endpoints of a project.
+# PORT; its files; those that it shares with other endpoints of a project; and the request that it
+# binds to the key, if that is not the body.
+my $of_package = '{"method": "POST", "path": "/payments", "query": "", "body": BODY}';
 my @stacks = (
 	{
 		name  => 'SQLAlchemy',
 		dir   => 'sqlalchemy',
 		probe => 'PYTHON -c "import flask, sqlalchemy, psycopg2"',
+		bound => $of_package,
 		run   => 'PYTHON ../serve.py ../sqlalchemy/VERSION.py PORT',
 		diff  => [ [ 'before.py', 'after.py' ] ],
 	},
@@ -40,6 +43,7 @@ my @stacks = (
 		name  => 'Django',
 		dir   => 'django',
 		probe => 'PYTHON -c "import django, psycopg2"',
+		bound => $of_package,
 		run   => 'PYTHON ../serve.py ../django/VERSION.py PORT',
 		diff  => [ [ 'before.py', 'after.py' ] ],
 	},
@@ -97,6 +101,7 @@ max_connections = 100
 fsync = off
 CONF
 $node->safe_psql('postgres', slurp_file('examples/setup.sql'));
+$node->safe_psql('postgres', q{SELECT idem.alter_scope('payments', max_attempts => 1)});
 my $user = $node->safe_psql('postgres', 'SELECT current_user');
 
 # A running endpoint ----------------------------------------------------------------------------------
@@ -240,6 +245,14 @@ sub answers
 
 	is(post($endpoint, "$stack->{dir}-4", $stack->{unreadable})->{status}, 400, 'a request that cannot be read: 400')
 	  if $stack->{unreadable};
+
+	# Undecided: its only attempt has ended without an answer.
+	my $bound = ($stack->{bound} // 'BODY') =~ s/BODY/{"amount": 11}/r;
+	$node->safe_psql('postgres', "SELECT idem.claim('payments', '$stack->{dir}-5', '$bound', lease => '1 us')");
+	my $undecided = post($endpoint, "$stack->{dir}-5", { amount => 11 });
+	is_problem($undecided, 409, 'attempts_exhausted', 'undecided');
+	is($undecided->{headers}{'retry-after'}, 60, 'undecided: ask again after a minute');
+	is($undecided->{headers}{'idempotent-replayed'}, undef, 'undecided: not replayed');
 
 	# More retries of one key than the pool has connections.
 	my $held = "$stack->{dir}-2";

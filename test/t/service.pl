@@ -137,6 +137,17 @@ $holder->quit;
 is_created(request($service, 'held', '{"amount": 2}'), 1, 'in flight, then completed by the other session');
 is(effects_of(2), 1, 'one effect');
 
+# Undecided: its only attempt has ended without an answer.
+$node->safe_psql('postgres', q{SELECT idem.alter_scope('payments', max_attempts => 1)});
+my $late = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('payments', 'undecided', '{"amount": 10}', lease => '1 us')});
+my $undecided = request($service, 'undecided', '{"amount": 10}');
+is_problem($undecided, 409, 'urn:idem:problem:attempts_exhausted', 'undecided');
+is($undecided->{headers}{'retry-after'}, 60, 'undecided: ask again after a minute');
+is($undecided->{headers}{'idempotent-replayed'}, undef, 'undecided: not replayed');
+is(effects_of(10), 0, 'undecided: no effect of the retry');
+$node->safe_psql('postgres', qq(SELECT idem.complete('$late', '{"late": true}', 201)));
+is_created(request($service, 'undecided', '{"amount": 10}'), 1, 'undecided, then completed by its last attempt');
+
 # Many clients --------------------------------------------------------------------------------------
 
 # Each of these processes sends every key once, in an order of its own. Their results, line by line:

@@ -7,6 +7,8 @@ const { Failure, lease, parseKey, sqlstate } = require('pg-idem');
 
 const SCOPE = 'payments'; // with store_request => 'unfinished', for the worker
 
+const UNDECIDED = 'ID014'; // no attempts are left: the client keeps its key, and asks again later
+
 const accepted = (key) => ({
   status: 202, headers: { location: `/payments/${encodeURIComponent(key)}`, 'retry-after': '1' },
 });
@@ -24,10 +26,14 @@ async function post(pool, pay, header, request) {
     if (error instanceof Failure) return failed(error);
     if (sqlstate(error) === 'ID001') return accepted(key); // it is running, or due again
     if (!sqlstate(error)) throw error;
-    const { rows: [response] } = await pool.query(
-      'SELECT idem.http_status($1) AS status, idem.problem($1) AS body', [sqlstate(error)]);
-    return response;
+    return problem(pool, sqlstate(error));
   }
+}
+
+async function problem(pool, code) {
+  const { rows: [response] } = await pool.query(
+    'SELECT idem.http_status($1) AS status, idem.problem($1) AS body', [code]);
+  return code === UNDECIDED ? { ...response, headers: { 'retry-after': '60' } } : response;
 }
 
 // Settled when the work begins, because its claim is committed then; or by what the claim finds.
@@ -50,6 +56,7 @@ async function get(pool, key) {
     case 'in_progress': return accepted(key);
     case 'completed': return answered(found);
     case 'failed': return failed({ ...found, message: found.error.message });
+    case 'exhausted': return problem(pool, UNDECIDED); // it neither failed nor is it unknown
     default: return { status: 404, body: { title: 'There is no such payment' } };
   }
 }

@@ -4,7 +4,7 @@ const assert = require('node:assert/strict');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { after, test } = require('node:test');
 const { Failure, worker } = require('pg-idem');
-const { effects, finish, operation, pay, pool } = require('./support.js');
+const { effects, finish, operation, pay, pool, useUpAttempts } = require('./support.js');
 
 const closing = [finish];
 after(() => Promise.all(closing.map((close) => close())));
@@ -39,7 +39,8 @@ for (const [name, listen] of Object.entries(frameworks)) {
     const base = `http://127.0.0.1:${await listen()}`;
     async function ask(path, init) {
       const response = await fetch(base + path, init);
-      return { status: response.status, place: response.headers.get('location'), body: await response.json() };
+      const [place, later] = ['location', 'retry-after'].map((of) => response.headers.get(of));
+      return { status: response.status, place, later, body: await response.json() };
     }
     const post = (key, request) => ask('/payments', {
       method: 'POST', body: JSON.stringify(request),
@@ -69,7 +70,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
 
     const declined = operation();
     const { place } = await post(declined.key, { ...declined.request, then: 'failure' });
-    assert.deepEqual(await settled(place), { status: 402, place: null, body: { title: 'card declined' } });
+    assert.deepEqual(await settled(place), { status: 402, place: null, later: null, body: { title: 'card declined' } });
     assert.equal((await post(declined.key, { ...declined.request, then: 'failure' })).status, 402);
 
     const dead = operation();
@@ -78,6 +79,15 @@ for (const [name, listen] of Object.entries(frameworks)) {
     assert.equal((await settled(begun.place)).status, 201);
     await finisher.stop();
     assert.equal(await effects(dead.request), 1);
+
+    const undecided = operation();
+    const token = await useUpAttempts(undecided.key, undecided.request);
+    for (const { status, later, body } of [
+      await post(undecided.key, undecided.request), await ask(`/payments/${undecided.key}`)]) {
+      assert.deepEqual([status, later, body.type], [409, '60', 'urn:idem:problem:attempts_exhausted']);
+    }
+    await pool.query(`SELECT idem.complete($1, '{"late": true}', 201)`, [token]);
+    assert.equal((await ask(`/payments/${undecided.key}`)).status, 201);
 
     assert.deepEqual([(await ask('/payments/unknown')).status, (await post(undefined, request)).status], [404, 400]);
     assert.equal((await post('k'.repeat(256), request)).status, 400);

@@ -5,7 +5,7 @@ const path = require('node:path');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
 const { Conflict, Failure, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
-const { effects, finish, holder, one, operation, pay, pool, settled, state } = require('./support.js');
+const { effects, finish, holder, one, operation, pay, pool, settled, state, useUpAttempts } = require('./support.js');
 
 after(finish);
 
@@ -133,6 +133,32 @@ test('refusals are not retried if the caller does not want it', async () => {
   await held.complete({});
 });
 
+test('an operation without attempts left is undecided: refused with a time, until it is decided', async () => {
+  const { key, request } = operation();
+  const token = await useUpAttempts(key, request);
+  const retry = { onRetry: () => assert.fail('retried') }; // its time is longer than the deadline
+  const error = await rejected(payOnce(key, request, { retry }));
+  assert.ok(error instanceof Refused && !(error instanceof Failure));
+  assert.deepEqual([error.code, error.schema, error.constraint, retryAfter(error), isTransient(error)],
+    ['ID014', 'idem', 'attempts_exhausted', 60_000, true]);
+  assert.match(error.message, /keep the key/);
+  assert.equal((await rejected(payOnce(key, operation().request))).code, 'ID002');
+  await pool.query(`SELECT idem.complete($1, '"late"')`, [token]); // by its last attempt
+  assert.equal(await payOnce(key, request), 'late');
+  assert.equal(await effects(request), 0);
+});
+
+test('an undecided operation is asked for again when the server says so', async () => {
+  const seen = [];
+  const undecided = (client) => client.query(
+    `DO $$ BEGIN RAISE EXCEPTION 'undecided' USING ERRCODE = 'ID014', DATATYPE = '50'; END $$`);
+  const retry = { attempts: 3, first: 1, onRetry: (error, attempt, delay) => seen.push([error.code, delay >= 50]) };
+  assert.equal((await rejected(transaction(pool, undecided, { retry }))).code, 'ID014');
+  assert.deepEqual(seen, Array(2).fill(['ID014', true]));
+  await rejected(transaction(pool, undecided, { retry: { ...retry, refusals: false } }));
+  assert.equal(seen.length, 2);
+});
+
 test('the limit of a tenant, a stale key, a weak key', async () => {
   const { key, request } = operation();
   const tenant = key;
@@ -224,11 +250,18 @@ test('a Failure after an error of the server', async () => {
   assert.deepEqual([error.message, error.code, await state(key)], ['division by zero', 'ID003', 'failed']);
 });
 
-test('an operation whose attempts are used up has failed', async () => {
+test('a cancelled operation never runs', async () => {
+  const cancel = (key) => one(`SELECT state FROM idem.cancel('payments', $1, error => '{"message": "too late"}')`, [key]);
   const { key, request } = operation();
-  await pool.query(`SELECT idem.claim('once only', $1, lease => '1 microsecond')`, [key]);
-  const error = await rejected(run(pool, { scope: 'once only', key, request: null }, () => assert.fail('runs')));
-  assert.deepEqual([error instanceof Failure, error.code, error.replayed], [true, 'ID003', true]);
+  assert.equal(await cancel(key), 'failed');
+  await pool.query(`SELECT idem.revoke('payments', $1)`, [key]);
+  const error = await rejected(payOnce(key, request));
+  assert.deepEqual([error instanceof Failure, error.message, error.replayed], [true, 'too late', true]);
+  assert.equal(await effects(request), 0);
+  const undecided = operation();
+  await useUpAttempts(undecided.key, undecided.request);
+  assert.equal(await cancel(undecided.key), 'exhausted');
+  assert.equal((await rejected(payOnce(undecided.key, undecided.request))).code, 'ID014');
 });
 
 test('any other error rolls back and frees the key', async () => {

@@ -4,7 +4,7 @@ const http = require('node:http');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
 const { Failure, parseKey } = require('pg-idem');
-const { effects, finish, holder, one, operation, pay, pool, state } = require('./support.js');
+const { effects, finish, holder, one, operation, pay, pool, state, useUpAttempts } = require('./support.js');
 
 const servers = [];
 after(() => Promise.all([finish(), ...servers.map((server) => server.close())]));
@@ -320,6 +320,21 @@ for (const [name, listen] of Object.entries(frameworks)) {
       const answered = await post('/payments', key, request);
       assert.deepEqual([answered.status, answered.headers['idempotent-replayed'], JSON.parse(answered.body)],
         [200, 'true', { payment: 'of the holder' }]);
+      assert.equal(await effects(request), 0);
+    });
+
+    await t.test('409: undecided, with no attempts left; no replay', async () => {
+      const { key, request } = operation();
+      const token = await useUpAttempts(key, { method: 'POST', url: '/payments', body: request });
+      for (let n = 0; n < 2; n++) {
+        const refused = await post('/payments', key, request);
+        await isProblem(refused, 409, `${urn}attempts_exhausted`, /keep the key/);
+        assert.equal(refused.headers['retry-after'], '60');
+      }
+      await pool.query(`SELECT idem.complete($1, '{"late": true}', 201)`, [token]);
+      const answered = await post('/payments', key, request);
+      assert.deepEqual([answered.status, answered.headers['idempotent-replayed'], JSON.parse(answered.body)],
+        [201, 'true', { late: true }]);
       assert.equal(await effects(request), 0);
     });
 

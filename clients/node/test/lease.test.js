@@ -3,7 +3,7 @@ const assert = require('node:assert/strict');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure, LeaseLost, lease, run, transaction, worker } = require('pg-idem');
+const { Failure, LeaseLost, lease, retryAfter, run, transaction, worker } = require('pg-idem');
 const { effects, finish, one, operation, pay, pool, settled, state } = require('./support.js');
 const { Wire } = require('./wire.js');
 
@@ -195,6 +195,42 @@ test('a server that no longer answers: the work is told when the lease ends', as
   await distant.end();
 });
 
+test('the last attempt decides the operation, even after its lease has ended', async () => {
+  class Unreachable { on() {} connect() { return new Promise(() => {}); } } // for the heartbeat
+  const heartless = { connect: () => pool.connect(), Client: Unreachable };
+  const decline = () => { throw new Failure('declined'); };
+  for (const [decide, decided] of [[payment, 'completed'], [decline, 'failed']]) {
+    const [called] = await abandon(1, { scope: 'twice' });
+    const late = { ...called, lease: '200 milliseconds' };
+    const attempt = () => lease(heartless, late, async (held) => {
+      await assert.rejects(sleep(60_000, undefined, { signal: held.signal }), { name: 'AbortError' });
+      await until(async () => await state(called.key, 'twice') === 'exhausted');
+      const refused = await lease(pool, called, () => assert.fail('runs')).catch((error) => error);
+      assert.deepEqual([refused.code, retryAfter(refused)], ['ID014', 60_000]);
+      return decide(held);
+    });
+    const first = await attempt().catch((error) => error);
+    assert.equal(await state(called.key, 'twice'), decided);
+    const again = await lease(pool, called, () => assert.fail('runs')).catch((error) => error);
+    assert.deepEqual([first.replayed, again.replayed, first.response, first.message],
+      [false, true, again.response, again.message]);
+    assert.equal(await effects(called.request), decided === 'completed' ? 1 : 0);
+  }
+});
+
+test('a process that has slept over the end of its lease asks whether it is lost', async () => {
+  const slept = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6_100);
+  const called = begun({ lease: '6 seconds' });
+  await lease(pool, called, async (held) => {
+    slept(); // nothing of this process runs
+    await until(async () => held.signal.aborted
+      || new Date((await unfinished(called.key)).lease_end) > new Date());
+    assert.equal(held.signal.aborted, false);
+    return payment(held);
+  });
+  assert.equal(await effects(called.request), 1);
+});
+
 test('a pool without a class for connections lends one for the heartbeat', async () => {
   const called = begun({ lease: '9 seconds' });
   await lease({ connect: () => pool.connect() }, called, async (held) => {
@@ -264,6 +300,23 @@ test('a worker finishes what others left, so many at a time, and stops', async (
   await sleep(300);
   assert.equal(await state(late.key, 'left'), 'in_progress');
   await lease(pool, late, payment);
+});
+
+test('what a worker leaves without attempts is undecided until one more is allowed', async () => {
+  const [left] = await abandon(1, { scope: 'twice' });
+  const attempts = [];
+  const finisher = worker(pool, { scope: 'twice', backoff: { base: '0' } }, async (held) => {
+    attempts.push(held.attempt);
+    if (held.attempt === 2) throw new Error('secret');
+    return payment(held);
+  });
+  await until(async () => await state(left.key, 'twice') === 'exhausted');
+  const refused = await lease(pool, left, () => assert.fail('runs')).catch((error) => error);
+  assert.deepEqual([refused.code, /secret/.test(refused.message)], ['ID014', false]);
+  await pool.query(`SELECT idem.revoke('twice', $1)`, [left.key]);
+  await until(async () => await state(left.key, 'twice') === 'completed');
+  await finisher.stop();
+  assert.deepEqual([attempts, await effects(left.request)], [[2, 3], 1]);
 });
 
 test('a worker stops at a signal, after what it is doing', async () => {

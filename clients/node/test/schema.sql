@@ -1,14 +1,13 @@
 -- What the tests need: npm test runs them on the database that PGHOST and so on name.
 CREATE EXTENSION idem;
 SELECT idem.create_scope('payments', ttl => '7 days', request_required => true,
-                         store_request => 'unfinished');
+                         store_request => 'unfinished', max_attempts => 2);
 CREATE TABLE payment (id bigserial PRIMARY KEY, amount numeric NOT NULL);
 CREATE TABLE ledger (payment bigint NOT NULL, amount numeric NOT NULL);
 
 -- Other rules, one scope for each.
 SELECT idem.create_scope('limited', claims_per_minute => 1);
 SELECT idem.create_scope('fresh', reject_stale_keys => true);
-SELECT idem.create_scope('once only', max_attempts => 1);
 SELECT idem.create_scope('strong', weak_keys => 'reject');
 SELECT idem.create_scope('explaining', store_request => 'always');
 SELECT idem.create_scope('secretive', response_exclude => '{card.number}');
@@ -38,3 +37,5 @@ END $$;
 SELECT idem.create_scope('charges', request_required => true, store_request => 'unfinished');
 SELECT idem.create_scope('killed', request_required => true, store_request => 'unfinished');
 SELECT idem.create_scope('left', request_required => true, store_request => 'unfinished');
+SELECT idem.create_scope('twice', request_required => true, store_request => 'unfinished',
+                         max_attempts => 2);

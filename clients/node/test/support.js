@@ -55,4 +55,16 @@ async function holder(key, request, scope = 'payments') {
   };
 }
 
-module.exports = { pool, operation, pay, one, effects, state, settled, holder, finish };
+// The two attempts of an operation end without an answer. Returns the token of the last one.
+async function useUpAttempts(key, request) {
+  let token;
+  for (let attempt = 0; attempt < 2; attempt++) {
+    token = await one("SELECT token FROM idem.claim('payments', $1, $2, lease => '1 microsecond')",
+      [key, request]);
+  }
+  return token;
+}
+
+module.exports = {
+  pool, operation, pay, one, effects, state, settled, holder, finish, useUpAttempts,
+};

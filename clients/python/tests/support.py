@@ -12,7 +12,7 @@ import psycopg
 SETUP = """
 CREATE EXTENSION IF NOT EXISTS idem;
 SELECT idem.create_scope('payments', ttl => '7 days', request_required => true,
-                         if_not_exists => true);
+                         max_attempts => 1, if_not_exists => true);
 CREATE TABLE IF NOT EXISTS payment (
     id bigserial PRIMARY KEY,
     key text NOT NULL DEFAULT idem.current_key(),
@@ -58,6 +58,12 @@ def new_key():
 
 def effects(key):
     return query("SELECT count(*) FROM payment WHERE key = %s", key)
+
+
+def use_up_attempts(key, request):
+    """The only attempt of the operation ends without an answer. Returns its token."""
+    return query("SELECT token FROM idem.claim('payments', %s::text, %s::jsonb, lease => '1 us')",
+                 key, request)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
-from pg_idem import (Conflict, Idempotency, InProgress, Refused, Retry, Worker, is_transient,
+from pg_idem import (AttemptsExhausted, Conflict, Idempotency, InProgress, Refused, Retry, Worker, is_transient,
                      retry_after, sqlstate)
 from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response, parse_key,
                           problem)
@@ -28,6 +28,7 @@ class Errors(unittest.TestCase):
     def test_retry_after_is_the_data_type_name_in_milliseconds(self):
         self.assertEqual(retry_after(server_error("ID001", "1500", "after 9.9 seconds")), 1.5)
         self.assertEqual(retry_after(server_error("ID009", "60000")), 60)
+        self.assertEqual(retry_after(server_error("ID014", "60000")), 60)
 
     def test_retry_after_falls_back_to_the_hint(self):
         for name in (None, "", "payment_kind"):
@@ -59,6 +60,10 @@ class Errors(unittest.TestCase):
         self.assertFalse(is_transient(InProgress("ID001", "", None)))
         self.assertFalse(is_transient(Conflict("ID002", "")))
 
+    def test_an_undecided_operation_may_be_decided_later(self):
+        self.assertTrue(is_transient(AttemptsExhausted("ID014", "", 60)))
+        self.assertTrue(is_transient(server_error("ID014", "60000")))
+
 
 class Retries(unittest.TestCase):
     def test_backoff_doubles_with_jitter_up_to_its_longest(self):
@@ -77,12 +82,15 @@ class Retries(unittest.TestCase):
     def test_never_sooner_than_retry_after(self):
         pauses = [Retry().pause(server_error("ID001", "1500"), 1, 0) for _ in range(50)]
         self.assertGreaterEqual(min(pauses), 1.5)
+        undecided = AttemptsExhausted("ID014", "", 60)
+        self.assertGreaterEqual(Retry(deadline=100).pause(undecided, 1, 0), 60)
 
     def test_gives_up(self):
         lost = server_error("40001")
         self.assertIsNone(Retry(attempts=3).pause(lost, 3, 0))
         self.assertIsNone(Retry(deadline=5).pause(lost, 1, 5.1))
         self.assertIsNone(Retry(deadline=5).pause(server_error("ID009", "60000"), 1, 0))
+        self.assertIsNone(Retry().pause(AttemptsExhausted("ID014", "", 60), 1, 0))
         self.assertIsNone(Retry(refusals=False).pause(server_error("ID001", "100"), 1, 0))
         self.assertIsNone(Retry().pause(ValueError(), 1, 0))
 
@@ -141,7 +149,8 @@ class Exchanges(unittest.TestCase):
         self.assertIn(b"another request", problem(Conflict("ID002", "another request")).body)
 
     def test_the_middleware_leaves_refusals_to_the_client(self):
-        self.assertIsNone(RETRY.pause(InProgress("ID001", "", 0.1), 1, 0))
+        for refused in (InProgress("ID001", "", 0.1), AttemptsExhausted("ID014", "", 0.1)):
+            self.assertIsNone(RETRY.pause(refused, 1, 0))
         self.assertIsNotNone(RETRY.pause(server_error("40001"), 1, 0))
 
     def test_what_is_stored(self):

@@ -13,7 +13,7 @@ from pg_idem import AsyncIdempotency, Idempotency
 from pg_idem import asgi, http, wsgi
 
 from support import (PaymentTest, aconnect, connect, django_payment, effects, held, new_key,
-                     query)
+                     query, use_up_attempts)
 
 try:
     import flask
@@ -139,6 +139,20 @@ class Contract:
         with held(key, BOUND):
             self.assert_problem(self.post(key), 409, "in_progress", retry_after=True)
         self.assertEqual(self.post(key)[0], 201)
+
+    def test_an_operation_without_attempts_left(self):
+        key = new_key()
+        token = use_up_attempts(key, BOUND)
+        for _ in range(2):
+            response = self.post(key)
+            document = self.assert_problem(response, 409, "attempts_exhausted", retry_after=True)
+            self.assertEqual(response[1]["retry-after"], "60")
+            self.assertIn("keep the key", document["detail"])
+            self.assertNotIn("idempotent-replayed", response[1])
+        query("SELECT idem.complete(%s, '{\"late\": true}', 201)::text", token)
+        again = self.post(key)
+        self.assertEqual((again[0], json.loads(again[2]), effects(key)), (201, {"late": True}, 0))
+        self.assertEqual(again[1]["idempotent-replayed"], "true")
 
     def test_an_answer_from_400_on_is_not_stored(self):
         key = new_key()

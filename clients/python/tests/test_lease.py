@@ -15,8 +15,8 @@ import unittest.mock
 from pathlib import Path
 
 import psycopg
-from pg_idem import (AsyncIdempotency, AsyncLease, AsyncWorker, Conflict, Failure, Idempotency,
-                     InProgress, LeaseLost, Retry, Worker)
+from pg_idem import (AsyncIdempotency, AsyncLease, AsyncWorker, AttemptsExhausted, Conflict,
+                     Failure, Idempotency, InProgress, Lease, LeaseLost, Retry, Worker)
 
 from mortal import Places, pay, pay_async
 from support import PaymentTest, aconnect, connect, effects, needs_the_library, new_key, query
@@ -47,8 +47,14 @@ class LeaseTest(PaymentTest):
         query(SCOPE)
 
 
-def state_of(key):
-    return query("SELECT state FROM idem.lookup('leased', %s::text)", key)
+def state_of(key, scope="leased"):
+    return query("SELECT state FROM idem.lookup(%s, %s::text)", scope, key)
+
+
+def wait_until_undecided(key):
+    """Until the lease of its only attempt has ended."""
+    while state_of(key, "payments") != "exhausted":
+        time.sleep(0.02)
 
 
 def lease_end(key):
@@ -79,9 +85,17 @@ class Leases:
     def insert(self, connection):
         return connection.execute(INSERT).fetchone()[0]
 
-    def lease(self, key, request=None, **options):
+    def lease(self, key, request=None, scope="leased", **options):
         options.setdefault("backoff", NOW)
-        return self.payments.lease("leased", key, request or {"amount": 1}, **options)
+        return self.payments.lease(scope, key, request or {"amount": 1}, **options)
+
+    @contextlib.contextmanager
+    def undecided(self, key):
+        """The only attempt of an operation, whose process has slept over the end of the lease."""
+        with unittest.mock.patch.object(Lease, "_beat"):
+            with self.lease(key, scope="payments", lease=0.1) as lease:
+                wait_until_undecided(key)
+                yield lease
 
     def test_a_step_runs_once(self):
         key, ran = new_key(), []
@@ -200,6 +214,37 @@ class Leases:
         self.assertEqual((lease.answer.response, lost, effects(key)), ("paid", [1], 1))
 
 
+    def test_an_undecided_operation_is_completed_by_its_last_attempt(self):
+        key = new_key()
+        with self.undecided(key) as lease:
+            with self.assertRaises(AttemptsExhausted) as raised:
+                self.lease(key, scope="payments").run(None)
+            self.assertEqual(raised.exception.retry_after, 60)
+            self.assertEqual(lease.step("charge", lambda: "charged"), "charged")
+            lease.complete(effect=lambda connection: self.insert(connection) and "paid")
+        again = self.lease(key, scope="payments").run(None)
+        self.assertEqual((again.response, again.replayed, effects(key)), ("paid", True, 1))
+
+    def test_an_undecided_operation_fails_by_its_last_attempt(self):
+        key = new_key()
+        with self.assertRaises(Failure), self.undecided(key):
+            raise Failure("declined")
+        with self.assertRaisesRegex(Failure, "declined") as raised:
+            self.lease(key, scope="payments").run(None)
+        self.assertTrue(raised.exception.replayed)
+
+    def test_a_revoked_attempt_has_lost_its_lease(self):
+        for end in (lambda lease: lease.step("charge", self.fail),
+                    lambda lease: lease.complete(effect=self.insert)):
+            key = new_key()
+            with self.assertRaises(LeaseLost), self.undecided(key) as lease:
+                query("SELECT idem.revoke('payments', %s::text)::text", key)
+                end(lease)
+            self.assertEqual(effects(key), 0)
+            answer = self.lease(key, scope="payments").run(lambda lease: lease.attempt)
+            self.assertEqual(answer.response, 2)
+
+
 class Psycopg(Leases, LeaseTest):
     payments = Idempotency(connect, wait=0.0)
 
@@ -297,9 +342,9 @@ class SQLAlchemy(Leases, LeaseTest):
 class PsycopgAsync(LeaseTest):
     payments = AsyncIdempotency(aconnect, wait=0.0)
 
-    def lease(self, key, **options):
+    def lease(self, key, scope="leased", **options):
         options.setdefault("backoff", NOW)
-        return self.payments.lease("leased", key, {"amount": 1}, **options)
+        return self.payments.lease(scope, key, {"amount": 1}, **options)
 
     def test_steps_effect_and_replay(self):
         key, ran = new_key(), []
@@ -351,6 +396,20 @@ class PsycopgAsync(LeaseTest):
                     await asyncio.sleep(0.1)
                 self.assertGreater(lease_end(key), first)
                 lease.check()
+                return await lease.complete("done")
+        self.assertEqual(asyncio.run(main()).response, "done")
+
+    def test_an_undecided_operation_is_completed_by_its_last_attempt(self):
+        async def charge():
+            return "charged"
+
+        async def main():
+            key = new_key()
+            async with self.lease(key, scope="payments", lease=4.0) as lease:
+                wait_until_undecided(key)  # nothing else runs in this thread
+                while state_of(key, "payments") == "exhausted":
+                    await asyncio.sleep(0.02)  # until the heartbeat renews the lease
+                self.assertEqual(await lease.step("charge", charge), "charged")
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
 
@@ -489,6 +548,27 @@ class Workers(LeaseTest):
                             lambda: state_of(first) == state_of(second) == "completed")
         self.assertEqual([record.getMessage()[:9] for record in logged.records],
                          ["could not", "could not", "attempt 2"])
+
+    def test_what_it_leaves_without_attempts_is_undecided_until_one_more_is_allowed(self):
+        query("SELECT idem.create_scope('twice', request_required => true, max_attempts => 2,"
+              " store_request => 'unfinished', if_not_exists => true)::text")
+        key, attempts = self.abandon(scope="twice"), []
+
+        def pay(lease):
+            attempts.append(lease.attempt)
+            if lease.attempt == 2:
+                raise ValueError("secret")
+            return "paid"
+        worker = Worker(Idempotency(connect), "twice", pay, wait=0.1, backoff=NOW)
+        with self.assertLogs("pg_idem", "WARNING"):
+            self.work_until(worker, lambda: state_of(key, "twice") == "exhausted")
+        with self.assertRaises(AttemptsExhausted) as raised:
+            Idempotency(connect).lease("twice", key, {"amount": 1}).run(None)
+        self.assertNotIn("secret", str(raised.exception))
+        query("SELECT idem.revoke('twice', %s::text)::text", key)
+        worker = Worker(Idempotency(connect), "twice", pay, wait=0.1)
+        self.work_until(worker, lambda: state_of(key, "twice") == "completed")
+        self.assertEqual(attempts, [2, 3])
 
     def test_a_chosen_record_table(self):
         needs_the_library(self, "record tables")

@@ -13,11 +13,12 @@ from functools import partial
 
 import psycopg
 import pg_idem
-from pg_idem import (Answer, AsyncIdempotency, Conflict, Failure, Idempotency, InProgress,
-                     LimitExceeded, Refused, Retry, StaleKey)
+from pg_idem import (Answer, AsyncIdempotency, AttemptsExhausted, Conflict, Failure, Idempotency,
+                     InProgress, LimitExceeded, Refused, Retry, StaleKey)
 
 from support import (
-    PaymentTest, aconnect, connect, django_payment, effects, held, needs_the_library, new_key, query)
+    PaymentTest, aconnect, connect, django_payment, effects, held, needs_the_library, new_key, query,
+    use_up_attempts)
 
 os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
 try:
@@ -208,6 +209,47 @@ class Outcomes:
         self.assertFalse(self.pay(key, {"amount": 1}, retry=Watch(attempts=3)).replayed)
         self.assertEqual((refused, effects(key)), (["ID001"], 1))
 
+    def test_an_operation_without_attempts_left_is_undecided(self):
+        key = new_key()
+        token = use_up_attempts(key, '{"amount": 1}')
+        with self.assertRaises(AttemptsExhausted) as raised:
+            self.pay(key, {"amount": 1})
+        refused = raised.exception
+        self.assertEqual((refused.sqlstate, refused.retry_after, effects(key)), ("ID014", 60, 0))
+        self.assertIn("keep the key", str(refused))
+        with self.assertRaises(Conflict):
+            self.pay(key, {"amount": 2})
+        # Its last attempt may still say how it went.
+        query("SELECT idem.complete(%s, '\"late\"')::text", token)
+        answer = self.pay(key, {"amount": 1})
+        self.assertEqual((answer.response, answer.replayed, effects(key)), ("late", True, 0))
+
+    def test_an_undecided_operation_is_asked_for_again(self):
+        key, refused = new_key(), []
+        use_up_attempts(key, '{"amount": 1}')
+
+        class Watch(Retry):  # an administrator allows one more attempt after the first refusal
+            def pause(self, error, attempt, elapsed):
+                refused.append((pg_idem.sqlstate(error), super().pause(error, attempt, 0) >= 60))
+                query("SELECT idem.revoke('payments', %s::text)::text", key)
+                return 0
+        answer = self.pay(key, {"amount": 1}, retry=Watch(deadline=100))
+        self.assertEqual((answer.replayed, refused, effects(key)), (False, [("ID014", True)], 1))
+
+    def test_a_cancelled_operation_never_runs(self):
+        cancel = ("SELECT state FROM idem.cancel('payments', %s::text,"
+                  " error => '{\"message\": \"too late\"}')")
+        key, undecided = new_key(), new_key()
+        self.assertEqual(query(cancel, key), "failed")
+        query("SELECT idem.revoke('payments', %s::text)::text", key)
+        with self.assertRaisesRegex(Failure, "too late") as raised:
+            self.pay(key, {"amount": 1})
+        self.assertEqual((raised.exception.replayed, effects(key)), (True, 0))
+        use_up_attempts(undecided, '{"amount": 1}')
+        self.assertEqual(query(cancel, undecided), "exhausted")
+        with self.assertRaises(AttemptsExhausted):
+            self.pay(undecided, {"amount": 1})
+
     def test_a_claim_waits_for_the_holder(self):
         key = new_key()
         with connect() as holder:
@@ -376,6 +418,18 @@ class Psycopg(Outcomes, PaymentTest):
         fields = raised.exception.diag
         self.assertEqual((fields.schema_name, fields.constraint_name), ("idem", "in_progress"))
         self.assertEqual(pg_idem.retry_after(raised.exception), int(fields.datatype_name) / 1000)
+
+    def test_a_real_id014_is_given_up_if_its_time_is_beyond_the_deadline(self):
+        key, calls = new_key(), []
+        use_up_attempts(key, "{}")
+
+        def work(connection):
+            calls.append(1)
+            connection.execute("SELECT idem.claim('payments', %s::text, '{}')", (key,))
+        with self.assertRaises(psycopg.Error) as raised:
+            Idempotency(connect).transaction(work)
+        error = raised.exception
+        self.assertEqual((error.sqlstate, pg_idem.retry_after(error), calls), ("ID014", 60, [1]))
 
     def test_a_wrong_key_needs_no_connection(self):
         def unreachable():

@@ -119,7 +119,7 @@ func refuse(w http.ResponseWriter, db *sql.DB, err error) {
 		http.Error(w, "try again", http.StatusServiceUnavailable)
 		return
 	}
-	if milliseconds, err := strconv.Atoi(server.DataTypeName); err == nil { // of ID001 and ID009
+	if milliseconds, err := strconv.Atoi(server.DataTypeName); err == nil { // of ID001, ID009 and ID014
 		w.Header().Set("Retry-After", fmt.Sprint((milliseconds+999)/1000))
 	}
 	w.Header().Set("Content-Type", "application/problem+json")

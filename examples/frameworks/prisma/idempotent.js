@@ -55,7 +55,7 @@ async function refuse(prisma, res, error) {
   if (!/^(ID|22)/.test(state ?? '')) throw error;
   const [{ document }] = await prisma.$queryRaw`
     SELECT idem.problem(${state}, ${cause(error).originalMessage}) AS document`;
-  const after = /after ([\d.]+) seconds/.exec(cause(error).hint ?? ''); // of ID001 and ID009
+  const after = /after ([\d.]+) seconds/.exec(cause(error).hint ?? ''); // of ID001, ID009 and ID014
   if (after) res.set('Retry-After', String(Math.ceil(after[1])));
   res.status(document.status).type('application/problem+json').send(JSON.stringify(document));
 }

@@ -43,7 +43,7 @@ module Idempotent
   def refuse(error)
     problem = row('SELECT idem.problem(?, ?) AS document, idem.http_status(?) AS status',
                   sqlstate(error), field(error, PG::PG_DIAG_MESSAGE_PRIMARY), sqlstate(error))
-    milliseconds = field(error, PG::PG_DIAG_DATATYPE_NAME) # of ID001 and ID009
+    milliseconds = field(error, PG::PG_DIAG_DATATYPE_NAME) # of ID001, ID009 and ID014
     headers['Retry-After'] = (milliseconds.to_f / 1000).ceil.to_s if milliseconds
     render status: problem['status'], json: problem['document'],
            content_type: 'application/problem+json'

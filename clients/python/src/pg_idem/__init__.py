@@ -9,14 +9,15 @@
 """
 
 from .aio import AsyncIdempotency
-from .core import (Answer, Conflict, Event, Failure, InProgress, JsonText, LeaseLost,
-                   LimitExceeded, Refused, Retry, StaleKey, is_transient, retry_after, sqlstate)
+from .core import (Answer, AttemptsExhausted, Conflict, Event, Failure, InProgress, JsonText,
+                   LeaseLost, LimitExceeded, Refused, Retry, StaleKey, is_transient, retry_after,
+                   sqlstate)
 from .intent import Intent
 from .lease import AsyncLease, Lease
 from .sync import Idempotency
 from .worker import AsyncWorker, Worker
 
-__all__ = ["Answer", "AsyncIdempotency", "AsyncLease", "AsyncWorker", "Conflict", "Event",
-           "Failure", "Idempotency", "InProgress", "Intent", "JsonText", "Lease", "LeaseLost",
-           "LimitExceeded", "Refused", "Retry", "StaleKey", "Worker", "is_transient",
-           "retry_after", "sqlstate"]
+__all__ = ["Answer", "AsyncIdempotency", "AsyncLease", "AsyncWorker", "AttemptsExhausted",
+           "Conflict", "Event", "Failure", "Idempotency", "InProgress", "Intent", "JsonText",
+           "Lease", "LeaseLost", "LimitExceeded", "Refused", "Retry", "StaleKey", "Worker",
+           "is_transient", "retry_after", "sqlstate"]

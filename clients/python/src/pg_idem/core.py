@@ -159,6 +159,11 @@ class StaleKey(Refused):
     """ID010: the key is older than the scope remembers."""
 
 
+class AttemptsExhausted(Refused):
+    """ID014: the last attempt that the scope allows has ended without an answer. The operation is
+    undecided, not failed: its effect may exist. Keep the key, and ask again after `retry_after`."""
+
+
 def time_of(epoch: Optional[float]) -> Optional[datetime]:
     return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
 
@@ -247,6 +252,8 @@ _REFUSALS: dict[str, tuple[type[Refused], str, str]] = {
     "conflict": (Conflict, "ID002", 'key "{key}" was used for a different request'),
     "limited": (LimitExceeded, "ID009", "too many new operations"),
     "stale_key": (StaleKey, "ID010", 'idempotency key "{key}" is stale'),
+    "exhausted": (AttemptsExhausted, "ID014", 'operation "{key}" has no attempts left: '
+                  "its outcome is undecided, so keep the key and ask again later"),
 }
 _CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
 
@@ -255,6 +262,8 @@ _CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
 # Of the server's errors, those that a retry can cure: lost connections, a standby, lost races, a
 # lack of resources, a lock timeout, a restart, I/O.
 TRANSIENT = re.compile("08|25006|40|53|55P03|57P|58")
+# Refusals that say when to come back.
+NOT_NOW = ("ID001", "ID009", "ID014")
 
 
 DRIVERS = ("psycopg", "sqlalchemy", "django")  # "psycopg" also begins psycopg2 and psycopg_pool
@@ -274,11 +283,11 @@ def sqlstate(error: BaseException) -> Optional[str]:
 
 
 def retry_after(error: BaseException) -> Optional[float]:
-    """The seconds after which ID001 and ID009 tell the caller to come back; else None."""
+    """The seconds after which ID001, ID009 and ID014 tell the caller to come back; else None."""
     if isinstance(error, Refused):
         return error.retry_after
     error = unwrapped(error)
-    if sqlstate(error) not in ("ID001", "ID009"):
+    if sqlstate(error) not in NOT_NOW:
         return None
     fields = getattr(error, "diag")
     if re.fullmatch("[0-9]+", getattr(fields, "datatype_name", None) or ""):
@@ -291,7 +300,7 @@ def retry_after(error: BaseException) -> Optional[float]:
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed later."""
     code = sqlstate(error)
-    if code in ("ID001", "ID009"):
+    if code in NOT_NOW:
         return retry_after(error) is not None  # without a time, waiting does not help
     if code:
         return TRANSIENT.match(code) is not None
@@ -329,7 +338,7 @@ class Retry:
     first: float = 0.05  # seconds, doubled with each attempt
     longest: float = 5.0
     deadline: float = 30.0  # no attempt starts later than this after the first
-    refusals: bool = True  # also when idem refuses for now: ID001, ID009
+    refusals: bool = True  # also when idem refuses for now: ID001, ID009, ID014
 
     def pause(self, error: BaseException, attempt: int, elapsed: float) -> Optional[float]:
         """The seconds to wait before the next attempt, or None to give up."""

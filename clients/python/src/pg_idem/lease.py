@@ -55,7 +55,7 @@ class LeaseBase:
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of work(), which runs unless an earlier attempt has stored its result. Raises
-        LeaseLost, so that no step begins after the lease has ended."""
+        LeaseLost, so that no step begins after the lease was lost."""
         return self._operations.drive(self._step(name, work))
 
     def child_key(self, step: str) -> Any:
@@ -75,7 +75,7 @@ class LeaseBase:
         return self._operations.drive(self._operations.within(self, lambda _: self._run(function)))
 
     def check(self) -> None:
-        """Raises LeaseLost if the lease is lost."""
+        """Raises LeaseLost if the lease is lost, or has ended and has not been renewed yet."""
         if self.lost.is_set() or time.monotonic() >= self._ends:
             raise LeaseLost
 
@@ -107,7 +107,10 @@ class LeaseBase:
         if not isinstance(self._state, dict):
             raise TypeError("the recovery point of the operation is not one of steps")
         if name not in self._state:
-            self.check()
+            if self.lost.is_set():
+                raise LeaseLost
+            if time.monotonic() >= self._ends:  # the process has slept: the server knows
+                yield from self._operations.retried(self._renew, self._retry)
             result = yield work()
             # As a later attempt finds it.
             result = self._operations.loads(self._operations.dumps(result))
@@ -308,14 +311,19 @@ class AsyncLease(LeaseBase):
     # Before Python 3.12, wait_for() may swallow a cancellation that comes as the renewal ends.
     async def _beat(self) -> None:
         this = asyncio.current_task()
+        answered = True
         while self._heart is this:
             await asyncio.sleep(self._pause())
+            left = self._ends - time.monotonic()
+            if left <= 0 and answered:  # the process has slept: the server knows
+                left = self._claim["lease"] / 3
             try:
-                await asyncio.wait_for(self._operations.drive(self._renew()),
-                                       max(0.0, self._ends - time.monotonic()))
+                await asyncio.wait_for(self._operations.drive(self._renew()), max(0.0, left))
+                answered = True
             except LeaseLost:
                 break
             except Exception as error:
+                answered = False
                 log.info("could not renew the lease of %s: %s", self.key, error)
             if time.monotonic() >= self._ends:
                 break

@@ -71,7 +71,7 @@ public class Idempotency {
         ResponseEntity.BodyBuilder answer = ResponseEntity
                 .status(jdbc.queryForObject("SELECT idem.http_status(?)", Integer.class, state))
                 .contentType(MediaType.parseMediaType("application/problem+json"));
-        String milliseconds = server.getDatatype(); // of ID001 and ID009
+        String milliseconds = server.getDatatype(); // of ID001, ID009 and ID014
         if (milliseconds != null) {
             long seconds = (Long.parseLong(milliseconds) + 999) / 1000;
             answer.header("Retry-After", Long.toString(seconds));
