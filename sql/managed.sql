@@ -358,9 +358,14 @@ RETURN CASE
 END;
 
 -- Clients whose driver hides the fields look for "after N.N seconds" in the hint.
+-- One bound serves all waits of a call, from the first wait on. setting names the session's setting
+-- that comes before the caller's own bound.
+CREATE TYPE idem_internal.bound AS (deadline timestamptz, setting text);
+
 CREATE FUNCTION idem_internal.refuse_in_progress(
     key text,
     holder idem_internal.holder,
+    bound idem_internal.bound,
     wait_is_argument boolean DEFAULT false,
     hint text DEFAULT NULL
 )
@@ -397,6 +402,8 @@ BEGIN
         END,
         coalesce(hint, CASE
             WHEN holder.released THEN format('Retry with the same key after %s seconds.', seconds)
+            WHEN bound.setting IS NOT NULL THEN format(
+                'Retry with the same key after %s seconds, or raise "%s".', seconds, bound.setting)
             WHEN wait_is_argument THEN format(
                 'Retry with the same key after %s seconds, or pass a longer "wait".', seconds)
             ELSE format('Retry after %s seconds, or raise the scope''s "wait" with '
@@ -649,6 +656,9 @@ DECLARE
     nearest text;
     owner text;
     caller_name CONSTANT text := (SELECT rolname FROM pg_roles WHERE oid = caller);
+    installer CONSTANT oid := (SELECT relowner FROM pg_class WHERE oid = 'idem.scope'::regclass);
+    set_role CONSTANT text := CASE WHEN current_setting('server_version_num')::integer < 160000
+                                   THEN 'MEMBER' ELSE 'SET' END;
 BEGIN
     IF scope IS NULL THEN
         PERFORM idem_internal.raise(
@@ -676,13 +686,19 @@ BEGIN
                       ELSE format('The scope belongs to role "%s", whose privileges idem.%s() '
                                   'needs.', owner, function) END,
         HINT = CASE
-            WHEN owner IS NULL OR (SELECT rolsuper FROM pg_roles WHERE oid = s.owner) THEN format(
-                'Ask a superuser to give the scope to a role of its users, for example with '
-                'SELECT idem.alter_scope(%L, owner => %L).', scope, quote_ident(caller_name))
-            WHEN pg_has_role(caller, s.owner,
-                             CASE WHEN current_setting('server_version_num')::integer < 160000
-                                  THEN 'MEMBER' ELSE 'SET' END)
-                THEN format('Run SET ROLE %I first.', owner)
+            -- Membership in a superuser, or in the owner of the tables of records and secrets, is
+            -- more than the use of a scope: the scope is given away.
+            WHEN owner IS NULL OR pg_has_role(s.owner, installer, 'USAGE') THEN (
+                SELECT format(
+                    'Ask %s to give the scope to a role of its users, for example with SELECT '
+                    'idem.alter_scope(%L, owner => %L)%s.',
+                    CASE WHEN r.rolsuper THEN 'a superuser' ELSE format('role "%s"', r.rolname) END,
+                    scope, quote_ident(caller_name),
+                    CASE WHEN NOT pg_has_role(r.oid, caller, set_role)
+                         THEN format(', after GRANT %I TO %I', caller_name, r.rolname) END)
+                FROM pg_roles AS r
+                WHERE r.oid = CASE WHEN owner IS NULL THEN installer ELSE s.owner END)
+            WHEN pg_has_role(caller, s.owner, set_role) THEN format('Run SET ROLE %I first.', owner)
             ELSE format('Ask an administrator of the role to run GRANT %I TO %I.', owner,
                         caller_name)
         END;
@@ -698,8 +714,13 @@ AS $$
 DECLARE
     s idem.scope;
 BEGIN
+    -- A scope whose owner was dropped is given away by the owner of idem, where no superuser can.
     SELECT * INTO s FROM idem.scope AS x
-    WHERE x.name = scope AND pg_has_role(caller, x.owner, 'USAGE');
+    WHERE x.name = scope
+        AND (pg_has_role(caller, x.owner, 'USAGE')
+             OR function = 'alter_scope'
+                 AND caller = (SELECT relowner FROM pg_class WHERE oid = 'idem.scope'::regclass)
+                 AND NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = x.owner));
     IF NOT FOUND THEN
         PERFORM idem_internal.refuse_scope(caller, scope, function);
     END IF;
@@ -1288,19 +1309,26 @@ RETURN CASE
 -- Waiting
 -- ---------------------------------------------------------------------------------------------
 
--- One bound serves all waits of a call: the caller's, or the session's lock_timeout if that is not
--- longer, from the first wait on.
-CREATE TYPE idem_internal.bound AS (deadline timestamptz, is_lock_timeout boolean);
-
+-- The least of the caller's wait, lock_timeout, and what is left of statement_timeout, of which a
+-- tenth, and 50 ms at least, is kept for the answer. SQL does not see the server's timer. This is
+-- too short in a message of several statements, each of which has the whole time; and wrong where
+-- a function sets statement_timeout, because the timer goes on under the earlier one.
 CREATE FUNCTION idem_internal.new_bound(wait interval)
 RETURNS idem_internal.bound
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    session CONSTANT interval := nullif(current_setting('lock_timeout')::interval, '0');
+    now CONSTANT timestamptz := clock_timestamp();
+    to_lock CONSTANT interval := nullif(current_setting('lock_timeout')::interval, '0');
+    time_left CONSTANT interval := nullif(current_setting('statement_timeout')::interval, '0')
+                                   - (now - statement_timestamp());
+    to_wait CONSTANT interval := CASE WHEN time_left IS NOT NULL THEN
+        greatest(time_left - greatest(time_left / 10, '50 milliseconds'), '0') END;
 BEGIN
-    RETURN (clock_timestamp() + least(wait, session), coalesce(session <= wait, false));
+    RETURN (now + least(wait, to_lock, to_wait),
+            CASE WHEN to_wait < least(wait, to_lock) THEN 'statement_timeout'
+                 WHEN to_lock <= wait THEN 'lock_timeout' END);
 END
 $$;
 
@@ -1314,7 +1342,7 @@ AS $$
 DECLARE
     has_come CONSTANT boolean := bound.deadline <= clock_timestamp();
 BEGIN
-    IF has_come AND bound.is_lock_timeout THEN
+    IF has_come AND bound.setting = 'lock_timeout' THEN
         RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
     END IF;
     RETURN NOT has_come;
@@ -1842,7 +1870,8 @@ BEGIN
         c.retry_after := idem_internal.retry_after(holder);
         c.created_at := holder.since;
         IF function <> 'try_claim' THEN
-            PERFORM idem_internal.refuse_in_progress(key, holder, function <> 'once');
+            PERFORM idem_internal.refuse_in_progress(
+                key, holder, bound, function <> 'once');
         END IF;
     ELSIF verdict = 'open_here' AND function <> 'try_claim' THEN
         PERFORM idem_internal.refuse_open_here(key);
@@ -2236,7 +2265,7 @@ BEGIN
         SELECT * INTO holder FROM idem_internal.holder_of(lock_id, seen.locked_by);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
         IF NOT idem_internal.wait_for(bound, lock_id, r) THEN
-            PERFORM idem_internal.refuse_in_progress(r.key, holder);
+            PERFORM idem_internal.refuse_in_progress(r.key, holder, bound);
         END IF;
     END LOOP;
     IF r.state <> 'p' THEN
@@ -2900,7 +2929,7 @@ BEGIN
         PERFORM idem_internal.is_within(bound);
         SELECT * INTO holder FROM idem_internal.holder_of(
             idem_internal.lock_id(s, tenant, k.key));
-        PERFORM idem_internal.refuse_in_progress(k.key, holder);
+        PERFORM idem_internal.refuse_in_progress(k.key, holder, bound);
     END;
     PERFORM set_config('lock_timeout', session_bound, true);
 END
@@ -3077,7 +3106,7 @@ BEGIN
             SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
             bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
             CONTINUE WHEN idem_internal.wait_for(bound, lock_id);
-            PERFORM idem_internal.refuse_in_progress(key, holder);
+            PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
         SELECT x AS row, x.xmax AS locked_by INTO seen FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
@@ -3098,7 +3127,7 @@ BEGIN
         SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
         IF NOT idem_internal.wait_for(bound, NULL, r) THEN
-            PERFORM idem_internal.refuse_in_progress(key, holder);
+            PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
     END LOOP;
 END
@@ -3198,7 +3227,7 @@ BEGIN
         SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
         IF NOT idem_internal.wait_for(bound, lock_id) THEN
-            PERFORM idem_internal.refuse_in_progress(source, holder);
+            PERFORM idem_internal.refuse_in_progress(source, holder, bound);
         END IF;
     END LOOP;
 END

@@ -77,7 +77,7 @@ bool delete_record(const pg::Key& key, const pg::Found& found, pg::WaitBound& bo
     if (found.presence == core::Presence::deleting && !is_live(found)) return false;
     check_in_snapshot(found);
     const pg::ChangeResult writing = pg::delete_record(key.table, found, bound);
-    check_written(key.key, writing);
+    check_written(key.key, writing, bound);
     return writing.result == TM_Ok && is_live(found);
 }
 
@@ -319,7 +319,8 @@ std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<st
         reacquire_after(lock, source.key, mark.writer, bound);
         mark = pg::find_watermark(source, pg::Access::write);
     }
-    if (seq || mark.seq) check_written(source.key, pg::write_watermark(source, mark, seq, bound));
+    if (seq || mark.seq)
+        check_written(source.key, pg::write_watermark(source, mark, seq, bound), bound);
     lock.release();
     return mark.seq;
 }

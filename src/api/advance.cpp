@@ -63,7 +63,7 @@ void move(const Call& call, const pg::Watermark& from, pg::WaitBound& bound) {
     Assert(!from.seq || call.seq > *from.seq);
     if (!from.seq) require_tenant(*call.scope, call.key.tenant);
     remember(call);
-    check_written(call.key.key, pg::write_watermark(call.key, from, call.seq, bound));
+    check_written(call.key.key, pg::write_watermark(call.key, from, call.seq, bound), bound);
 }
 
 bool advance(const Call& call) {

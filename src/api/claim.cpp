@@ -132,8 +132,11 @@ pg::NewRecord leased_record(const ClaimCall& call, const pg::Claim& claim, const
 }
 
 // Another transaction, a lease or a pause has outlasted the wait.
-ClaimResult held_by(const report::Holder& holder) {
-    return {.outcome = Outcome::in_progress, .holder = holder, .retry_after = retry_after(holder)};
+ClaimResult held_by(const report::Holder& holder, const pg::WaitBound& bound) {
+    return {.outcome = Outcome::in_progress,
+            .holder = holder,
+            .retry_after = retry_after(holder),
+            .wait = bound.set_by()};
 }
 
 // Makes the key this transaction's: in its memory, and for a leased claim also in a row.
@@ -144,7 +147,8 @@ ClaimResult make_claim(const ClaimCall& call, const KeyState& state, pg::WaitBou
     if (call.lease) {
         const pg::NewRecord record = leased_record(call, claim, result.record);
         const pg::ChangeResult writing = pg::write_over(call.key.table, record, state.found, bound);
-        if (writing.result == TM_WouldBlock) return held_by(pg::holder_of(writing.in_the_way));
+        if (writing.result == TM_WouldBlock)
+            return held_by(pg::holder_of(writing.in_the_way), bound);
         // The operation may have effects outside the database, so its row must be durable before
         // the caller goes on.
         pg::commit_durably();
@@ -223,7 +227,8 @@ ClaimResult resolve(const ClaimCall& call, const KeyState& state) {
 // Reads the state of the key until it decides the claim, or until a wait reaches the bound. Sets
 // waiting_since when it begins to wait.
 ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since) {
-    pg::WaitBound bound(call.wait);
+    pg::WaitBound bound(call.wait,
+                        call.completes ? report::WaitSetBy::scope : report::WaitSetBy::argument);
     pg::KeyLock lock = pg::key_lock(call.key.digest);
     bool locked = lock.try_acquire();
     MemoryContext memory = nullptr;
@@ -237,7 +242,7 @@ ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since
         }
         if (!leased && !in_flight && locked) {
             const ClaimResult result = pg::at_seam(pg::seam::Event::granting)
-                                           ? held_by(report::Holder{})
+                                           ? held_by(report::Holder{}, bound)
                                            : admit(call, state, bound);
             if (result.outcome != Outcome::claimed) lock.release();
             return result;
@@ -249,16 +254,16 @@ ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since
             if (locked) lock.release();
             locked = false;
             if (!bound.wait_for(pg::key_event(call.key.digest), *record.lease_end()))
-                return held_by(lease_of(record));
+                return held_by(lease_of(record), bound);
         } else if (!locked) {
             locked = lock.acquire(bound);
-            if (!locked) return held_by(lock.holder().value_or(report::Holder{}));
+            if (!locked) return held_by(lock.holder().value_or(report::Holder{}), bound);
         } else {
             // The writer bypassed the lock. Its transaction may claim the key as well, so the lock
             // is released before the wait.
             lock.release();
             if (!bound.wait_for(state.found.writer))
-                return held_by(pg::holder_of(state.found.writer.xid));
+                return held_by(pg::holder_of(state.found.writer.xid), bound);
             locked = lock.try_acquire();
         }
     }
@@ -293,6 +298,7 @@ void count_wait(const ClaimCall& call, TimestampTz since) {
 
 void note_outcome(const ClaimCall& call, const ClaimResult& result) {
     if (const auto counter = shown_of(result).counter) pg::count(call.scope->id, *counter);
+    if (shown_of(result).counter == Counter::replays) count_if_late(call.scope->id, result.record);
     if (result.outcome == Outcome::claimed) (void)pg::at_seam(pg::seam::Event::claimed);
     if (result.outcome == Outcome::conflict) {
         (void)pg::at_seam(pg::seam::Event::conflict);
@@ -304,6 +310,14 @@ void note_outcome(const ClaimCall& call, const ClaimResult& result) {
 }
 
 }  // namespace
+
+// Retries come within minutes. What comes later may be another operation under the same key.
+void count_if_late(std::int32_t scope_id, const pg::Record& replayed) {
+    constexpr std::int64_t late = 5 * SECS_PER_MINUTE * USECS_PER_SEC;
+    const auto completed = replayed.completed_at();
+    if (completed && GetCurrentStatementStartTimestamp() - *completed > late)
+        pg::count(scope_id, Counter::late_replays);
+}
 
 void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
                 bool taken_over) {
@@ -347,9 +361,7 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::exhausted:
             refuse_exhausted(key, result.record, result.retry_after);
         case Outcome::in_progress:
-            report::in_progress(
-                key, result.holder, result.retry_after,
-                call.completes ? report::WaitSetBy::scope : report::WaitSetBy::argument);
+            report::in_progress(key, result.holder, result.retry_after, result.wait);
         case Outcome::open_here:
             report::claimed_by_this_transaction(key);
         case Outcome::conflict:

@@ -42,6 +42,7 @@ struct ClaimResult {
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, exhausted, limited
+    pg::report::WaitSetBy wait{};  // in_progress: what bounded the wait
     Conflict conflict{};           // conflict
 };
 
@@ -60,6 +61,9 @@ ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz
 // has lapsed, unless it was released, and that the next one has begun.
 void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
                 bool taken_over);
+
+// Counts a replay that came long after the operation has finished, besides Counter::replays.
+void count_if_late(std::int32_t scope_id, const pg::Record& replayed);
 
 // Raises the error of idem.claim() for an outcome other than claimed and completed.
 [[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);

@@ -137,7 +137,7 @@ pg::NewRecord finish_atomic(pg::Claim& claim, const Answer& answer) {
     const auto attempt = static_cast<std::int32_t>(claim.token.attempt);
     pg::NewRecord record = begun_record(claim, claim.created, attempt, claim.fingerprint);
     finish_record(record, answer, reinterpret_cast<varlena*>(claim.request), scope, now, claim.ttl);
-    check_written(claim.key, pg::write_record(claim, record, claim.replaces, bound));
+    check_written(claim.key, pg::write_record(claim, record, claim.replaces, bound), bound);
     note_finished(claim, answer.state);
     if (answer.timed) pg::observe(claim.scope_id, Duration::atomic, now - claim.created);
     if (attempt > core::first_attempt) pg::wake_at_commit(pg::key_event(claim.digest));

@@ -46,13 +46,14 @@ pg::Found find_at_rest(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bou
 }
 
 void acquire(pg::KeyLock& lock, std::string_view key, pg::WaitBound& bound) {
-    if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(report::Holder{}));
+    if (!lock.acquire(bound))
+        refuse_in_flight(key, lock.holder().value_or(report::Holder{}), bound);
 }
 
 void reacquire_after(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
                      pg::WaitBound& bound) {
     lock.release();
-    if (!bound.wait_for(writer)) refuse_in_flight(key, pg::holder_of(writer.xid));
+    if (!bound.wait_for(writer)) refuse_in_flight(key, pg::holder_of(writer.xid), bound);
     acquire(lock, key, bound);
 }
 
@@ -69,8 +70,10 @@ void refuse_unseen() {
         "The key's record was committed after this transaction's snapshot was taken.");
 }
 
-void check_written(std::string_view key, const pg::ChangeResult& writing) {
-    if (writing.result == TM_WouldBlock) refuse_in_flight(key, pg::holder_of(writing.in_the_way));
+void check_written(std::string_view key, const pg::ChangeResult& writing,
+                   const pg::WaitBound& bound) {
+    if (writing.result == TM_WouldBlock)
+        refuse_in_flight(key, pg::holder_of(writing.in_the_way), bound);
 }
 
 bool is_open_here(const core::Digest& digest) {
@@ -93,8 +96,9 @@ std::int64_t retry_after(const report::Holder& holder) {
                             : core::retry_after(age);
 }
 
-void refuse_in_flight(std::string_view key, const report::Holder& holder) {
-    report::in_progress(key, holder, retry_after(holder), report::WaitSetBy::scope);
+void refuse_in_flight(std::string_view key, const report::Holder& holder,
+                      const pg::WaitBound& bound) {
+    report::in_progress(key, holder, retry_after(holder), bound.set_by());
 }
 
 void refuse_open_here(const pg::Key& key, const char* function) {
@@ -108,7 +112,7 @@ void refuse_open_here(const pg::Key& key, const char* function) {
 void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRecord& record,
                     pg::WaitBound& bound) {
     check_in_snapshot(found);
-    check_written(key.key, pg::write_over(key.table, record, found, bound));
+    check_written(key.key, pg::write_over(key.table, record, found, bound), bound);
 }
 
 void check_stored_size(const char* what, const pg::Scope& scope,

@@ -39,7 +39,8 @@ void check_in_snapshot(const pg::Found& found);
 [[noreturn]] void refuse_unseen();
 
 // Raises ID001 if the row was not written within the bound.
-void check_written(std::string_view key, const pg::ChangeResult& writing);
+void check_written(std::string_view key, const pg::ChangeResult& writing,
+                   const pg::WaitBound& bound);
 
 // Whether this transaction has claimed the key and has not finished it.
 bool is_open_here(const core::Digest& digest);
@@ -50,8 +51,9 @@ pg::report::Holder lease_of(const pg::Record& record);
 // When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
 std::int64_t retry_after(const pg::report::Holder& holder);
 
-// Raises ID001 with what is known of the holder, for calls whose wait is the scope's.
-[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder);
+// Raises ID001 with what is known of the holder, at the end of the bound.
+[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder,
+                                   const pg::WaitBound& bound);
 
 // Raises ID001 if this transaction has an open claim of the key. function is the name of the called
 // function, such as "forget".

@@ -5,9 +5,9 @@
 //
 // once_each() serves tens of thousands of keys in one call, so it takes no key locks: the unique
 // index alone keeps concurrent calls apart (see pg/store/record). It waits for other transactions
-// as a unique index does, not within the scope's bound. A key with a live record is not new,
-// whatever the record holds: once_each() does not compare requests and does not raise stored
-// failures.
+// as a unique index does, within the session's timeouts and not within the scope's bound. A key
+// with a live record is not new, whatever the record holds: once_each() does not compare requests
+// and does not raise stored failures.
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
@@ -152,11 +152,13 @@ void check_new_element(const Batch& batch, std::string_view key, TimestampTz now
 
 // In the memory of this key, as the batch may be long.
 bool write_new(pg::BulkWriter& writer, const pg::Key& key, Verdict verdict, const pg::Found& found,
-               const Batch& batch, TimestampTz now) {
+               const Batch& batch, TimestampTz now, pg::WaitBound& bound) {
     const MemoryContext before = MemoryContextSwitchTo(writer.memory());
     const pg::NewRecord record = new_record(key, verdict, found.record, batch, now);
     MemoryContextSwitchTo(before);
-    return writer.write(record, found);
+    const pg::ChangeResult written = writer.write(record, found, bound);
+    check_written(key.key, written, bound);
+    return written.result == TM_Ok;
 }
 
 // Whether the key is new; if so, its record is written. Looks at the key until that is decided.
@@ -164,6 +166,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
     bool admitted = false;
     for (;;) {
         CHECK_FOR_INTERRUPTS();
+        pg::WaitBound bound = pg::WaitBound::none();  // each wait is one of its own
         const pg::Found found = writer.look(key);
         const TimestampTz now = GetCurrentTimestamp();
         const Verdict verdict = core::decide(found_row(found, batch.scope), true, now);
@@ -173,11 +176,12 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
                 admitted = true;
                 [[fallthrough]];
             case Verdict::take_over:
-                if (!write_new(writer, key, verdict, found, batch, now)) break;
+                if (!write_new(writer, key, verdict, found, batch, now, bound)) break;
                 note_new(key, batch, verdict, found);
                 return true;
             case Verdict::in_flight:
-                writer.wait();
+                if (!writer.wait(bound))
+                    refuse_in_flight(key.key, pg::holder_of(found.writer.xid), bound);
                 break;
             case Verdict::serialization_failure:
                 refuse_unseen();
@@ -187,6 +191,7 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
             case Verdict::failed:
             case Verdict::exhausted:
                 pg::count(batch.scope.id, pg::Counter::replays);
+                count_if_late(batch.scope.id, found.record);
                 return false;
         }
     }

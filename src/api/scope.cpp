@@ -165,7 +165,7 @@ IDEM_FUNCTION(idem_alter_scope) {
     if (!PG_ARGISNULL(api::arg_owner)) pg::change_owner(scope.row, PG_GETARG_OID(api::arg_owner));
     api::refuse_open_claim(pg::id_of(before));
     if (!force) api::check_identity(before, scope.row);
-    pg::update_scope(scope);
+    pg::update_scope(scope, before);
     PG_RETURN_VOID();
 }
 

@@ -1,5 +1,5 @@
-// Durations: PostgreSQL's intervals as a fixed number of microseconds, their limits, and the
-// buckets of their histograms.
+// Durations: PostgreSQL's intervals as a fixed number of microseconds, their limits, how long a
+// call may wait, and the buckets of histograms.
 //
 // An interval has months, days and microseconds. TTLs and waits are compared with a clock, so a day
 // always has 24 hours here, and a month 30 days.
@@ -46,6 +46,26 @@ constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) no
 
 // The same for an operation that has no attempts left: an administrator has to decide first.
 inline constexpr std::int64_t retry_after_exhausted = 60 * usecs_per_second;
+
+// What ends the waits of a call.
+enum class WaitEnd : std::uint8_t { wait, lock_timeout, statement_timeout };
+
+struct WaitLimit {
+    std::int64_t duration;
+    WaitEnd end;
+};
+
+// How long a call may wait: the least of its `wait`, the session's lock_timeout (0: none) and what
+// is left of the statement's time, of which a tenth, and 50 ms at least, is kept for the answer.
+constexpr WaitLimit wait_limit(std::int64_t wait, std::int64_t lock_timeout,
+                               std::optional<std::int64_t> statement_left) noexcept {
+    WaitLimit limit{wait, WaitEnd::wait};
+    if (lock_timeout > 0 && lock_timeout <= wait) limit = {lock_timeout, WaitEnd::lock_timeout};
+    if (!statement_left) return limit;
+    const std::int64_t to_answer = std::max(*statement_left / 10, usecs_per_second / 20);
+    const std::int64_t to_wait = std::max<std::int64_t>(*statement_left, to_answer) - to_answer;
+    return to_wait < limit.duration ? WaitLimit{to_wait, WaitEnd::statement_timeout} : limit;
+}
 
 // The buckets of a histogram; the view idem.durations computes quantiles of them. Their upper
 // bounds are powers of two of a microsecond, so that one set serves operations that take

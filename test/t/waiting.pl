@@ -90,6 +90,138 @@ SQL
 	$_->quit for $waiter, $holder;
 }
 
+# A call that waits ends before its statement_timeout would end it, with the answer of a wait that has
+# come to its end: ID001 with the time to retry after, or a row. A shorter lock_timeout raises 55P03.
+# The scope's wait is an hour, and one transaction holds everything that the calls wait for.
+{
+	$node->safe_psql('postgres', <<'SQL');
+SELECT idem.create_scope('patient', wait => '1 hour', lease => '1 hour');
+CREATE TABLE kept AS SELECT k, (idem.claim('patient', k, lease => '1 hour')).token
+  FROM unnest('{leased,locked,renewed}'::text[]) k;
+SELECT FROM idem.claim('patient', 'theirs', tenant => 'other', lease => '1 hour');
+SELECT FROM idem.claim('patient', 'lapsed', lease => '1 hour');
+UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'lapsed';
+CREATE FUNCTION kept(key text) RETURNS text LANGUAGE sql AS 'SELECT token FROM kept WHERE k = key';
+CREATE FUNCTION pays(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+CREATE TABLE noted (key text, has_time boolean);
+CREATE FUNCTION catches(key text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE pause int;
+BEGIN
+  PERFORM idem.complete(token) FROM idem.claim('patient', key);
+  RETURN 'claimed';
+EXCEPTION WHEN SQLSTATE 'ID001' THEN
+  GET STACKED DIAGNOSTICS pause = PG_DATATYPE_NAME;
+  INSERT INTO noted VALUES (key, pause > 0);
+  RETURN 'told';
+END $$;
+SQL
+	my $late = $node->background_psql('postgres', on_error_stop => 0);
+	$late->query_safe(q{BEGIN; SELECT token AS t FROM idem.claim('patient', 'late') \gset}) unless managed_edition();
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe(<<'SQL');
+BEGIN;
+SELECT FROM idem.claim('patient', 'busy');
+SELECT idem.advance('patient', 'source', 1);
+SELECT idem.renew(kept('renewed'));
+SELECT count(*) FROM idem.once_each('patient', '{written,late}');
+SELECT FROM idem.record WHERE key IN ('lapsed', 'locked') FOR UPDATE;
+SQL
+	# What each waits for, and the calls.
+	my %refused = (
+		'a key lock' => [
+			q{claim('patient', 'busy')}, q{claim('patient', 'busy', lease => '1 hour')}, q{once('patient', 'busy')},
+			q{execute('patient', 'busy', 'pays(jsonb)', '{}')}, q{cancel('patient', 'busy')}, q{revoke('patient', 'busy')},
+			q{forget('patient', 'busy')}, q{erase('patient', 'busy')},
+			q{advance('patient', 'source', 2)}, q{reset_stream('patient', 'source')},
+			q{complete(kept('renewed'))}, q{fail(kept('renewed'), '{"message": "no"}')}, q{release(kept('renewed'))}, q{renew(kept('renewed'))},
+			q{checkpoint(kept('renewed'), 'here')} ],
+		'a lease' => [
+			q{claim('patient', 'leased')}, q{once('patient', 'leased')}, q{forget('patient', 'leased')}, q{erase('patient', 'leased')},
+			q{forget_tenant('patient', 'other')}, q{erase_tenant('patient', 'other', true)} ],
+		'a locked row' => [
+			q{claim('patient', 'lapsed', lease => '1 hour')}, q{once('patient', 'lapsed')}, q{complete(kept('locked'))},
+			q{renew(kept('locked'))}, q{revoke('patient', 'locked')} ],
+		'a row without a key lock' => [
+			q{once_each('patient', '{written}')},
+			# The SQL edition waits for a new row as an INSERT does.
+			managed_edition() ? () : (q{claim('patient', 'written')}, q{cancel('patient', 'written')}) ]);
+	my %answered = (
+		q{outcome, retry_after > '0' FROM idem.try_claim('patient', 'busy', wait => '1 hour')} => 'in_progress|t',
+		q{outcome, retry_after > '0' FROM idem.try_claim('patient', 'leased', wait => '1 hour')} => 'in_progress|t',
+		q{state FROM idem.lookup('patient', 'busy', wait => '1 hour')} => 'in_progress',
+		q{state FROM idem.lookup('patient', 'leased', wait => '1 hour')} => 'in_progress',
+		managed_edition() ? () : (q{state FROM idem.lookup('patient', 'written', wait => '1 hour')} => 'in_progress'),
+		q{token IS NULL FROM idem.take('jobs', wait => '1 hour')} => 't');
+	my @runs;
+	my $run = sub {
+		my ($settings, $sql, $expected, $title) = @_;
+		my %run = (expected => $expected, title => $title, out => '');
+		$run{harness} = IPC::Run::start([ 'psql', '-XAtq', '-v', 'VERBOSITY=verbose', '-c', $settings, '-c', $sql, $node->connstr('postgres') ],
+			'<', \undef, '>&', \$run{out});
+		push @runs, \%run;
+	};
+	my $end_runs = sub {
+		for my $run (splice @runs)
+		{
+			$run->{harness}->finish;
+			like($run->{out}, $run->{expected}, $run->{title});
+		}
+	};
+	my $told = qr/ERROR:  ID001: .*HINT:  .*\bafter \d+\.\d seconds, or raise "statement_timeout".*DATATYPE NAME:  [1-9]/s;
+	for my $what (sort keys %refused)
+	{
+		for my $call (@{ $refused{$what} })
+		{
+			my $expected = $call =~ /^(forget|erase).*(leased|other)/ ? qr/ERROR:  ID001: .*DATATYPE NAME:  [1-9]/s : $told;
+			$run->("SET statement_timeout = '5 s'", "SELECT * FROM idem.$call", $expected, "ID001 instead of 57014, at $what: $call");
+		}
+	}
+	$run->("SET statement_timeout = '5 s'", "SELECT $_", qr/^\Q$answered{$_}\E$/, "a row instead of 57014: $_") for sort keys %answered;
+	$run->("SET statement_timeout = '5 s'; SET lock_timeout = '4.9 s'", q{SELECT idem.claim('patient', 'busy')}, $told,
+		'a lock_timeout that would leave no time to answer');
+	$run->("SET statement_timeout = '5 s'", "SELECT catches('busy')", qr/^told$/, 'a statement that catches ID001 ends well');
+	$end_runs->();
+	is($node->safe_psql('postgres', 'SELECT * FROM noted'), 'busy|t', 'what it does then is committed');
+
+	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT * FROM idem.$_", qr/ERROR:  55P03/, "a shorter lock_timeout raises 55P03: $_")
+	  for map { @$_ } values %refused;
+	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT $_", qr/ERROR:  55P03/, "a shorter lock_timeout raises 55P03: $_")
+	  for sort keys %answered;
+	$end_runs->();
+
+	SKIP:
+	{
+		skip 'in the SQL edition, a claim has its row at once', 1 if managed_edition();
+		$late->query_safe("SET statement_timeout = '5 s'");
+		$late->query(q{SELECT idem.complete(:'t')});
+		like($late->{stderr}, qr/ERROR:  operation "late" is in progress/, 'the completion of an atomic claim');
+	}
+	# Too short a time for any wait. On a slow machine, the statement may end before its answer.
+	my $state = '57014';
+	for (my $tries = 0; $state eq '57014' && $tries < 100; ++$tries)
+	{
+		$state = sqlstate($node, "SELECT FROM idem.lookup('patient', 'busy');\nSET statement_timeout = '45 ms';\nSELECT idem.claim('patient', 'busy');");
+	}
+	is($state, 'ID001', 'with less than 50 ms left, the answer comes at once');
+
+	# The time that is left is that of the timer, which runs since the statement of the client began.
+	SKIP:
+	{
+		skip 'the SQL edition knows only the setting', 2 if managed_edition();
+		$node->safe_psql('postgres', "ALTER FUNCTION catches SET statement_timeout = 0");
+		is($node->safe_psql('postgres', "SET statement_timeout = '2 s'; SELECT catches('busy')"), 'told', 'a function without the timeout runs under that of its caller');
+		$node->safe_psql('postgres', "ALTER FUNCTION catches SET statement_timeout = '1 ms'");
+		my $waiter = $node->background_psql('postgres');
+		my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
+		$waiter->query_until(qr/waiting/, "\\echo waiting\nSELECT catches('busy');\n");
+		waits_for($node, $pid, 'Lock');
+		$holder->query_safe('ROLLBACK');
+		is($waiter->query(''), 'claimed', 'a timeout that is set within the statement limits no wait');
+		$waiter->quit;
+	}
+	$_->quit for $late, $holder;
+}
+
 # Each look at a key reads its whole record, here two megabytes. A call that looks many times keeps
 # no copy of what it has seen.
 SKIP:

@@ -12,6 +12,11 @@ inline AclResult object_aclcheck(Oid catalog, Oid object, Oid role, AclMode mode
                                           : pg_proc_aclcheck(object, role, mode);
 }
 
+inline bool object_ownercheck([[maybe_unused]] Oid catalog, Oid object, Oid role) {
+    Assert(catalog == RelationRelationId);
+    return pg_class_ownercheck(object, role);
+}
+
 inline bool member_can_set_role(Oid member, Oid role) {
     return is_member_of_role(member, role);
 }

@@ -50,7 +50,7 @@ void define() {
     DefineCustomIntVariable("idem.counted_scopes",
                             "Sets the maximum number of scopes, in all databases, that have "
                             "statistics.",
-                            "Each takes 1.2 kB of shared memory. Has no effect unless the "
+                            "Each takes 1.3 kB of shared memory. Has no effect unless the "
                             "library is preloaded.",
                             &counted_scopes, counted_scopes, 1, 1'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);

@@ -31,6 +31,13 @@ constinit std::uint32_t lease_wait_event = 0;
                     errmsg("canceling statement due to lock timeout")));
 }
 
+// What is left of the statement's time by the server's own timer, which measures the time of day.
+// An outer statement may have started it under another setting than the one that holds now.
+std::optional<std::int64_t> statement_time_left() {
+    if (!get_timeout_active(STATEMENT_TIMEOUT)) return std::nullopt;
+    return get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
+}
+
 int milliseconds_until(std::int64_t deadline) {
     const std::int64_t left = deadline - steady_now();
     return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
@@ -144,12 +151,13 @@ std::optional<report::Holder> KeyLock::holder() const {
 bool WaitBound::is_over() {
     const std::int64_t now = steady_now();
     if (deadline_ == 0) {
-        const std::int64_t session = std::int64_t{LockTimeout} * 1000;
-        is_lock_timeout_ = session > 0 && session <= wait_;
-        deadline_ = now + (is_lock_timeout_ ? session : wait_);
+        const core::WaitLimit limit =
+            core::wait_limit(wait_, std::int64_t{LockTimeout} * 1000, statement_time_left());
+        deadline_ = now + limit.duration;
+        end_ = limit.end;
     }
     if (now < deadline_) return false;
-    if (is_lock_timeout_) raise_lock_timeout();
+    if (end_ == core::WaitEnd::lock_timeout) raise_lock_timeout();
     return true;
 }
 
@@ -161,7 +169,7 @@ bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode, bool keep) {
         if (!keep) LockRelease(at, mode, false);
     };
     if (wait_in_subtransaction(milliseconds_until(deadline_), wait)) return true;
-    if (is_lock_timeout_) raise_lock_timeout();
+    if (end_ == core::WaitEnd::lock_timeout) raise_lock_timeout();
     return false;
 }
 

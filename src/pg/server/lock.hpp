@@ -6,9 +6,10 @@
 // carries it along. It is released early only in the call that took it, when the claim turns out to
 // be a replay or has to wait for something else.
 //
-// One bound serves all waits of a call together: the caller's own, or the session's lock_timeout if
-// that is shorter, counted from the moment at which the first wait begins: most calls never wait,
-// and then no clock is read. A wait returns false at the caller's bound, and raises 55P03 at the
+// One bound serves all waits of a call together: the caller's own, the session's lock_timeout, or
+// what statement_timeout leaves, whichever is the shortest. It counts from the moment at which the
+// first wait begins: most calls never wait, and then no clock is read. A wait returns false at the
+// caller's bound and at the statement's, which leaves time to answer; it raises 55P03 at the
 // session's, as every wait for a lock does. Waits for locks take part in deadlock detection.
 // Cancelling the query or terminating the backend ends any wait and leaves nothing behind.
 //
@@ -39,9 +40,18 @@ void set_lock_timeout(int milliseconds);
 class WaitBound {
   public:
     // wait microseconds from the first wait on; 0 does not wait.
-    explicit WaitBound(std::int64_t wait) : wait_(wait) { Assert(wait >= 0); }
-    // Bounded by the session's lock_timeout alone, as an INSERT is.
+    explicit WaitBound(std::int64_t wait, report::WaitSetBy set_by = report::WaitSetBy::scope)
+        : wait_(wait), set_by_(set_by) {
+        Assert(wait >= 0);
+    }
+    // Bounded by the session's timeouts alone, as an INSERT is.
     static WaitBound none() { return WaitBound(core::max_duration); }
+
+    // What a caller can change to wait longer, once a wait has returned false.
+    report::WaitSetBy set_by() const {
+        return end_ == core::WaitEnd::statement_timeout ? report::WaitSetBy::statement_timeout
+                                                        : set_by_;
+    }
 
     // Waits for the end of the transaction, or for the decision about its speculative insertion.
     bool wait_for(const RowWriter& writer);
@@ -60,9 +70,10 @@ class WaitBound {
     friend class KeyLock;
 
     std::int64_t wait_;
+    report::WaitSetBy set_by_;
     // Of the waits that have begun:
-    std::int64_t deadline_ = 0;     // by the steady clock; 0 before the first wait
-    bool is_lock_timeout_ = false;  // the session's bound comes first
+    std::int64_t deadline_ = 0;  // by the steady clock; 0 before the first wait
+    core::WaitEnd end_ = core::WaitEnd::wait;
 };
 static_assert(std::is_trivially_destructible_v<WaitBound>);
 

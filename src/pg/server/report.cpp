@@ -74,6 +74,10 @@ void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_
     ereport(ERROR,
             (errin_progress(key, holder, retry_after),
              holder.released ? errhint("Retry with the same key after %.1f seconds.", seconds)
+             : wait == WaitSetBy::statement_timeout
+                 ? errhint("Retry with the same key after %.1f seconds, or raise "
+                           "\"statement_timeout\".",
+                           seconds)
              : wait == WaitSetBy::argument
                  ? errhint("Retry with the same key after %.1f seconds, or pass a longer \"wait\".",
                            seconds)

@@ -53,8 +53,9 @@ struct Holder {
 // Another one: code, fields, message and detail of an error about a key in flight.
 int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);
 
-// Where the bound of a wait is set: by an argument of the call, or by the scope only.
-enum class WaitSetBy : bool { argument, scope };
+// Where the bound of a wait is set: by an argument of the call, by the scope only, or by the time
+// that the statement has.
+enum class WaitSetBy : std::uint8_t { argument, scope, statement_timeout };
 
 [[noreturn]] void in_progress(std::string_view key, const Holder& holder, std::int64_t retry_after,
                               WaitSetBy wait);

@@ -1,6 +1,5 @@
-// Where the extension idem_test (test_extension/) meets idem: the only code for tests in this
-// library. Neither library needs the other to be loaded. Without a hook, each place pays for a test
-// of one pointer.
+// Where the extension idem_test (test_extension/) meets idem. Neither library needs the other to be
+// loaded. Without a hook, each place pays for a test of one pointer.
 //
 // Backend-local; no locking. The number in the name changes with the layout of Seam or Claim, so
 // that libraries of different builds pass each other by.

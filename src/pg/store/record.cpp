@@ -496,11 +496,13 @@ Found BulkWriter::look(const Key& key) {
     return found;
 }
 
-bool BulkWriter::write(const NewRecord& record, const Found& found) {
+ChangeResult BulkWriter::write(const NewRecord& record, const Found& found, WaitBound& bound) {
     const MemoryContext before = MemoryContextSwitchTo(memory_);
     record.store_in(row_);
-    const bool written =
-        found.presence == core::Presence::absent ? insert() : replace(record.digest(), found);
+    const ChangeResult written =
+        found.presence == core::Presence::absent
+            ? ChangeResult{insert() ? TM_Ok : TM_Updated, InvalidTransactionId}
+            : replace(record.digest(), found, bound);
     ExecClearTuple(row_);
     MemoryContextSwitchTo(before);
     return written;
@@ -523,14 +525,14 @@ bool BulkWriter::insert() {
     return alone;
 }
 
-bool BulkWriter::replace(const core::Digest& digest, const Found& found) {
-    WaitBound bound = WaitBound::none();
-    switch (replace_row(records_, digest, found.tid, row_, bound).result) {
+ChangeResult BulkWriter::replace(const core::Digest& digest, const Found& found, WaitBound& bound) {
+    const ChangeResult changed = replace_row(records_, digest, found.tid, row_, bound);
+    switch (changed.result) {
         case TM_Ok:
-            return true;
         case TM_Updated:
         case TM_Deleted:
-            return false;
+        case TM_WouldBlock:
+            return changed;
         default:
             report::serialization_failure(changed_meanwhile);
     }

@@ -361,20 +361,18 @@ class BulkWriter {
 
     // Reads what decides about the key. Valid until the next look. Digests must not decrease.
     Found look(const Key& key);
-    // Inserts the record, or replaces the row that was found. Returns false when another
-    // transaction came first; look again then.
-    bool write(const NewRecord& record, const Found& found);
+    // Inserts the record, or replaces the row that was found. TM_WouldBlock: another transaction
+    // kept the row for longer than the bound. Any other result but TM_Ok: one came first; look
+    // again then.
+    ChangeResult write(const NewRecord& record, const Found& found, WaitBound& bound);
     // That of one key.
     MemoryContext memory() const { return memory_; }
-    // Waits for the writer of the row that was found.
-    void wait() {
-        WaitBound bound = WaitBound::none();
-        (void)scan_.wait(bound);
-    }
+    // Waits for the writer of the row that was found. Returns false when the bound came first.
+    bool wait(WaitBound& bound) { return scan_.wait(bound); }
 
   private:
     bool insert();
-    bool replace(const core::Digest& digest, const Found& found);
+    ChangeResult replace(const core::Digest& digest, const Found& found, WaitBound& bound);
 
     Records records_;
     DigestScan scan_;
