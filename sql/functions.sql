@@ -246,7 +246,7 @@ BEGIN
     created := qualified;
     IF (SELECT relpersistence FROM pg_class WHERE oid = created) <> 'p' THEN
         RAISE wrong_object_type USING
-            MESSAGE = format('"%s" is not a record table', created),
+            MESSAGE = format('%s is not a record table', created),
             DETAIL = 'It is temporary: when the session ends, its keys would be forgotten.',
             HINT = 'Pass the name with a schema that is not for temporary tables.';
     END IF;

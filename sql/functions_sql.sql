@@ -57,7 +57,7 @@ COMMENT ON FUNCTION idem.derive_key IS
     'Computes an idempotency key from parts: the SHA-256, in hexadecimal, of each part''s length '
     'and UTF-8. The same parts give the same key in every database; (''a'', ''bc'') and '
     '(''ab'', ''c'') give different keys. '
-    'Raises 22004 for a null part, 22023 for no parts, 22021.';
+    'Raises 22004 for a null part, 22023 for an empty array, 42883 for no argument, 22021.';
 
 -- The notation of paths, which src/core/path.hpp describes. Most faults are what other notations
 -- use.

@@ -16,6 +16,7 @@ AS $$
 WITH server AS MATERIALIZED (
     SELECT
         idem_internal.preloaded() AS preloaded,
+        pg_is_in_recovery() AS standby,
         coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
 ),
 own AS MATERIALIZED (
@@ -34,6 +35,8 @@ known AS MATERIALIZED (
         least(o.wait, '30 days') + interval '35 seconds'
             + least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100) AS horizon,
         t.claims,
+        t.conflicts,
+        t.late_replays,
         t.stale,
         t.expired_reused,
         t.stats_reset,
@@ -57,6 +60,49 @@ relation AS (
 holder AS (
     SELECT * FROM idem_internal.key_holders()
 ),
+-- What keeps VACUUM from removing and freezing rows: the oldest of all transactions, snapshots and
+-- slots, and how it ends. Short transactions, and VACUUM itself, keep nothing.
+horizon AS MATERIALIZED (
+    SELECT h.*
+    FROM (
+        SELECT
+            greatest(age(a.backend_xmin), age(a.backend_xid)) AS age,
+            CASE a.backend_type
+                WHEN 'walsender' THEN format('standby "%s"', a.application_name)
+                ELSE format('process %s, whose transaction began at %s,', a.pid,
+                            date_trunc('second', a.xact_start))
+            END AS keeper,
+            CASE a.backend_type
+                WHEN 'walsender' THEN 'End the oldest query on that standby, or wait for its end.'
+                ELSE format('End this transaction, or wait for its end. To see what it does: '
+                            'SELECT * FROM pg_stat_activity WHERE pid = %s.', a.pid)
+            END AS remedy
+        FROM pg_stat_activity a
+        WHERE a.pid <> pg_backend_pid()
+            AND (a.datname = current_database() OR a.backend_type = 'walsender')
+            AND coalesce(a.xact_start < statement_timestamp() - interval '1 second', true)
+            AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+
+        UNION ALL
+        SELECT
+            age(p.transaction),
+            format('prepared transaction "%s"', p.gid),
+            'Finish it as its transaction manager decides.'
+        FROM pg_prepared_xacts p
+        WHERE p.database = current_database()
+
+        UNION ALL
+        SELECT
+            age(s.xmin),
+            format('replication slot "%s"', s.slot_name),
+            'If a standby uses the slot, end the oldest query there, or wait for its end; if no '
+            'server uses it any more, drop it.'
+        FROM pg_replication_slots s
+    ) AS h
+    WHERE h.age > 0
+    ORDER BY h.age DESC
+    LIMIT 1
+),
 writer (name) AS (
     VALUES ('claim'), ('try_claim'), ('complete'), ('fail'), ('release'), ('renew'),
         ('checkpoint'), ('take'), ('execute'), ('once'), ('once_each'), ('advance'), ('cancel'),
@@ -69,8 +115,10 @@ test (found, check_name, status, scope, detail, hint) AS (
         (NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = k.owner), 'owners', 'fail',
          format('The role that owned scope "%s" was dropped: only superusers can use the scope.',
                 k.scope),
-         format('Give the scope a new owner, as a superuser: '
-                'SELECT idem.alter_scope(%L, owner => ''NAME'')', k.scope)),
+         format('As %s, give it to the role of its callers: pass the argument "owner" to '
+                'idem.alter_scope().',
+                CASE idem.edition() WHEN 'sql' THEN 'the owner of schema idem'
+                                    ELSE 'a superuser' END)),
         (k.ttl < k.horizon, 'retention', 'warn',
          format('Scope "%s" remembers keys for %s, but a retry can arrive %s after the first try '
                 '(the scope''s wait, its leases, 30 seconds of network delay, 5 seconds of clock '
@@ -83,71 +131,97 @@ test (found, check_name, status, scope, detail, hint) AS (
                 k.expired_reused + k.stale, k.expired_reused, k.stale),
          format('Remember keys for longer than the callers retry, and count anew: '
                 'SELECT idem.alter_scope(%L, ttl => %L); SELECT idem.stats_reset(%L)', k.scope,
-                2 * k.ttl, k.scope)),
+                least(2 * k.ttl, '365000 days'), k.scope)),
         (k.short_lived >= 10 AND k.min_ttl IS NULL, 'lifetimes', 'warn',
          format('Scope "%s" has %s%s records that live for less than a tenth of its TTL of %s: '
                 'callers pass a far shorter ttl.', k.scope, k.about, k.short_lived, k.ttl),
-         format('Refuse such a ttl, or set min_ttl to the shortest one that is right: '
-                'SELECT idem.alter_scope(%L, min_ttl => %L)', k.scope, k.ttl / 10)),
+         format('If that is a mistake, correct the callers: the records then expire soon. If it '
+                'is right, set the scope''s min_ttl to the shortest ttl that they pass; a claim '
+                'with a shorter one is then refused (22023). To list the keys: '
+                'SELECT tenant, key, created_at, expires_at FROM idem.records '
+                'WHERE scope = %L AND expires_at - created_at < %L', k.scope, k.ttl / 10)),
         (k.long_lived > 0, 'lifetimes', 'warn',
-         format('Scope "%s" has %s%s record%s with a lifetime of more than two years: %s.',
-                k.scope, k.about, k.long_lived, CASE k.long_lived WHEN 1 THEN '' ELSE 's' END,
-                CASE
-                    WHEN k.ttl > '730 days' THEN 'its TTL is ' || k.ttl
-                    ELSE 'callers pass a longer ttl than the scope has'
-                END),
-         CASE
-             WHEN k.ttl > '730 days'
-                 THEN format('SELECT idem.alter_scope(%L, ttl => ''1 year''); ', k.scope)
-             ELSE ''
-         END
-         || format('UPDATE idem.record SET expires = now() + interval ''1 year'' '
-                   'WHERE scope = (SELECT id FROM idem.scope WHERE name = %L) '
-                   'AND expires > created + interval ''730 days''', k.scope)),
+         format('Scope "%s" has %s%s new record%s that will be kept for more than two years: '
+                'callers pass a ttl far longer than the scope''s, which is %s.', k.scope, k.about,
+                k.long_lived, CASE k.long_lived WHEN 1 THEN '' ELSE 's' END, k.ttl),
+         format('If that is a mistake, correct the callers. If it is right, give these operations '
+                'a scope of their own, with so long a ttl. Older records do not count: this ends '
+                'one day, or the scope''s TTL, later. To list the keys: '
+                'SELECT tenant, key, created_at, expires_at FROM idem.records '
+                'WHERE scope = %L AND expires_at - created_at > %L', k.scope,
+                greatest('730 days', 2 * k.ttl))),
         (k.untenanted >= 10 AND NOT k.tenant_required AND k.tenant_from <> 'role', 'tenants',
          'warn',
          format('Scope "%s" has at least %s keys both with and without a tenant: a retry that '
                 'forgets the tenant runs the operation again.', k.scope, k.untenanted),
-         format('SELECT idem.alter_scope(%L, tenant_required => true)', k.scope)),
+         format('Make the callers repeat the tenant with the key; this ends when these records '
+                'have expired. When every caller passes a tenant, the scope''s tenant_required can '
+                'refuse calls without one (ID013). To list the keys: '
+                'SELECT key, array_agg(tenant) FROM idem.records WHERE scope = %L '
+                'GROUP BY key HAVING count(*) > 1', k.scope)),
         (k.shared >= 10 AND k.tenant_from <> 'role', 'tenants', 'warn',
          format('Scope "%s" has at least %s keys with several tenants: a retry with another '
                 'tenant runs the operation again.', k.scope, k.shared),
-         'Make the callers repeat the tenant with the key. If each tenant connects as a role of '
-         'its own, create a scope for new keys that takes the tenant from the role '
-         '(tenant_from => ''role'').'),
+         format('Make the callers repeat the tenant with the key; this ends when these records '
+                'have expired. If each tenant connects as a role of its own, create a scope for '
+                'new keys that takes the tenant from the role (tenant_from). To list the keys: '
+                'SELECT key, array_agg(tenant) FROM idem.records WHERE scope = %L '
+                'GROUP BY key HAVING count(*) > 1', k.scope)),
         (k.counted_for >= k.ttl AND k.live >= 10000 AND k.live > 2 * k.needed, 'sizing', 'warn',
          format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s '
                 'account for only %s.', k.scope, k.about, k.live, k.claims,
                 date_trunc('second', k.counted_for), k.ttl, k.needed),
-         'If callers pass a ttl longer than the scope''s, make that the scope''s with '
-         'idem.alter_scope(). If the claims came in a burst, limit new ones with '
-         'claims_per_minute.'),
+         'If the callers pass a ttl longer than the scope''s, make that the scope''s with '
+         'idem.alter_scope(). If the claims came in a burst, this ends when their records have '
+         'expired; claims_per_minute can refuse the claims of a burst (ID009).'),
         (statement_timestamp() - k.lapsed_since >= coalesce(long_held, '5 minutes'), 'leases',
          'warn',
          format('Scope "%s" has %s%s unfinished operation%s whose lease or retry_after has ended '
                 'without a takeover, the first at %s.', k.scope, k.about, k.lapsed,
                 CASE k.lapsed WHEN 1 THEN '' ELSE 's' END, date_trunc('second', k.lapsed_since)),
-         format('Run workers that take the operations over and finish them from their recovery '
-                'points: SELECT * FROM idem.take(%L). To list the keys: '
-                'SELECT tenant, key, state, lease_end, last_error FROM idem.in_flight '
-                'WHERE scope = %L AND lapsed', k.scope, k.scope)),
+         format('Run a worker that takes each operation over with idem.take(), finishes it from '
+                'its recovery point and completes it. Each takeover uses up an attempt. '
+                'To list the keys: SELECT tenant, key, state, lease_end, last_error '
+                'FROM idem.in_flight WHERE scope = %L AND lapsed', k.scope)),
         (k.exhausted > 0, 'attempts', 'warn',
-         format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s): a '
-                'claim of such a key raises ID003.', k.scope, k.about, k.exhausted,
-                CASE k.exhausted WHEN 1 THEN '' ELSE 's' END, k.max_attempts),
-         format('Find out why the attempts did not finish, then allow one more, which continues '
-                'from the recovery point: SELECT idem.revoke(%L, KEY, TENANT). To list the keys: '
+         format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s). The '
+                'outcome is undecided, and a claim of such a key raises ID014 until its record '
+                'expires, the first at %s: from then on, a claim runs the operation again.',
+                k.scope, k.about, k.exhausted, CASE k.exhausted WHEN 1 THEN '' ELSE 's' END,
+                k.max_attempts, date_trunc('second', k.exhausted_until)),
+         format('Find out what the attempts did, and why they did not finish. idem.revoke() allows '
+                'one operation one more attempt, and a higher max_attempts all of them; it '
+                'continues from the recovery point. To list the keys: '
                 'SELECT tenant, key, attempt, last_error FROM idem.in_flight '
-                'WHERE scope = %L AND state = ''exhausted''', k.scope, k.scope)),
+                'WHERE scope = %L AND state = ''exhausted''', k.scope)),
+        (k.conflicts >= greatest(10, k.claims), 'constant keys', 'warn',
+         format('Since %s, callers of scope "%s" have claimed %s new keys, and sent %s requests '
+                'under a key that was used for another request.',
+                date_trunc('second', k.stats_reset), k.scope, k.claims, k.conflicts),
+         format('Correct the clients that use one key for different operations, and list members '
+                'that differ from try to try in request_exclude. To find the keys, set '
+                'idem.log_conflicts to log. Then count anew: SELECT idem.stats_reset(%L)',
+                k.scope)),
+        (k.late_replays >= greatest(100, 100 * k.claims) AND NOT k.request_required,
+         'constant keys', 'warn',
+         format('Since %s, callers of scope "%s" have claimed %s new keys, and got %s answers that '
+                'were more than 5 minutes old. Retries do not come so late and so often: a key may '
+                'be used for different operations, of which only the first runs.',
+                date_trunc('second', k.stats_reset), k.scope, k.claims, k.late_replays),
+         format('Let the callers pass the request, then set request_required: another operation '
+                'under the key is refused then (ID002). To find the key, look at the oldest: '
+                'SELECT tenant, key, weakness, completed_at FROM idem.records WHERE scope = %L '
+                'ORDER BY weakness IS NULL, completed_at LIMIT 10. When the clients are correct, '
+                'count anew: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
         (k.weak > 0 AND k.weak_keys <> 'reject', 'weak keys', 'warn',
          format('Scope "%s" has %s%s weak key%s: such keys are likely to be used for two '
                 'different operations.', k.scope, k.about, k.weak,
                 CASE k.weak WHEN 1 THEN '' ELSE 's' END),
-         format('Make the clients send UUIDs, then reject weak keys: '
-                'SELECT idem.alter_scope(%L, weak_keys => ''reject''). To list the keys: '
-                'SELECT tenant, key, weakness FROM idem.records '
-                'WHERE scope = %L AND weakness IS NOT NULL', k.scope, k.scope)),
-        (k.claims_per_minute IS NOT NULL AND NOT v.preloaded, 'limits', 'warn',
+         format('Make the clients send UUIDs, or names such as "invoice-4711"; this ends when the '
+                'records have expired. When no client sends weak keys, the scope''s weak_keys can '
+                'reject them (ID007). To list the keys: SELECT tenant, key, weakness '
+                'FROM idem.records WHERE scope = %L AND weakness IS NOT NULL', k.scope)),
+        (k.claims_per_minute IS NOT NULL AND NOT v.preloaded AND NOT v.standby, 'limits', 'warn',
          format('Scope "%s" allows %s new claims per minute per tenant, but nothing enforces this '
                 'limit: idem is not preloaded.', k.scope, k.claims_per_minute),
          format('Add idem to shared_preload_libraries and restart the server; or remove the '
@@ -155,7 +229,10 @@ test (found, check_name, status, scope, detail, hint) AS (
         (k.claims IS NULL AND v.preloaded, 'statistics', 'warn',
          format('Scope "%s" has no statistics: other scopes take all %s places of '
                 'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes', true)),
-         'Raise the setting (ALTER SYSTEM SET idem.counted_scopes = ...) and restart the server.')
+         format('Raise the setting, and restart the server: '
+                'ALTER SYSTEM SET idem.counted_scopes = %s',
+                least(1000000, (SELECT count(*) FROM known)
+                               + 2 * current_setting('idem.counted_scopes', true)::integer)))
     ) AS f (found, check_name, status, detail, hint)
 
     UNION ALL
@@ -172,11 +249,17 @@ test (found, check_name, status, scope, detail, hint) AS (
         format('%s%s expired record%s to be purged, the first since %s.', w.about, w.expired,
                CASE w.expired WHEN 1 THEN ' waits' ELSE 's wait' END,
                date_trunc('second', w.since)),
-        'Run SELECT idem.purge(1000000) until it returns 0. '
-        || CASE idem.edition()
-               WHEN 'sql' THEN 'Run it more often from cron.'
-               ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
-           END
+        CASE
+            WHEN EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'idem.record'::regclass)
+                THEN 'The records arrive by subscription: purge them on the publisher.'
+            WHEN v.standby THEN 'let the worker or idem.purge() purge them.'
+            ELSE CASE idem.edition()
+                     WHEN 'sql' THEN 'Run idem.purge() more often from cron.'
+                     ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
+                 END
+                 || ' To purge them now, in short transactions: '
+                    'DO ''BEGIN WHILE idem.purge() > 0 LOOP COMMIT; END LOOP; END'''
+        END
     FROM (SELECT sum(expired) AS expired, min(expired_since) AS since, max(about) AS about
           FROM overview) AS w, server v
 
@@ -198,7 +281,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                 THEN format('To see what it does: SELECT * FROM pg_stat_activity WHERE pid = %1$s. '
                             'To see its newest key: SELECT * FROM idem.in_flight WHERE pid = %1$s. '
                             'To end the session, which rolls the transaction back: '
-                            'SELECT pg_terminate_backend(%1$s)', h.pid)
+                            'SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+                            'WHERE pid = %1$s AND xact_start = %2$L', h.pid, h.since)
             ELSE format('Finish it as its transaction manager decides: COMMIT PREPARED %1$L or '
                         'ROLLBACK PREPARED %1$L', h.gid)
         END
@@ -211,9 +295,13 @@ test (found, check_name, status, scope, detail, hint) AS (
         'fail',
         NULL,
         format('The setting %s is off: autovacuum does not process the record tables.', s.name),
-        format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();', s.name)
-    FROM pg_settings s
-    WHERE s.name IN ('autovacuum', 'track_counts')
+        CASE
+            WHEN s.source IN ('default', 'configuration file')
+                THEN format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf()', s.name)
+            ELSE format('Remove the setting from where it is made, which is: %s.', s.source)
+        END
+    FROM pg_settings s, server v
+    WHERE s.name IN ('autovacuum', 'track_counts') AND NOT v.standby
 
     UNION ALL
     SELECT
@@ -228,18 +316,27 @@ test (found, check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT f.found, f.check_name, f.status, NULL, f.detail, f.hint
-    FROM storage s, LATERAL (VALUES
+    FROM storage s
+        CROSS JOIN (SELECT least(1600000000,
+                                 1.5 * current_setting('autovacuum_freeze_max_age')::bigint)
+                   ) AS m (max_age)
+        LEFT JOIN horizon h ON true
+        CROSS JOIN LATERAL (SELECT h.age > m.max_age AS keeps) AS old
+        CROSS JOIN LATERAL (VALUES
         (s.dead_rows > greatest(10000, s.live_rows), 'vacuum', 'warn',
-         format('%s has %s dead rows and %s live rows: autovacuum does not keep up.', s.records,
-                s.dead_rows, s.live_rows),
-         format('VACUUM %s', s.records)),
-        (s.frozen_age > least(1600000000,
-                              1.5 * current_setting('autovacuum_freeze_max_age')::bigint),
-         'wraparound',
+         format('%s has %s dead rows and %s live rows: ', s.records, s.dead_rows, s.live_rows)
+         || CASE WHEN h.keeper IS NULL THEN 'autovacuum does not keep up.'
+                 ELSE format('VACUUM keeps those that %s may still see.', h.keeper) END,
+         concat_ws(' Then: ', h.remedy, format('VACUUM %s', s.records))),
+        (s.frozen_age > m.max_age, 'wraparound',
          CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END,
          format('The oldest row of %s that is not frozen is %s transactions old.', s.records,
-                s.frozen_age),
-         format('VACUUM (FREEZE) %s', s.records)),
+                s.frozen_age)
+         || CASE WHEN old.keeps
+                 THEN format(' VACUUM freezes nothing that %s may not see.', h.keeper)
+                 ELSE '' END,
+         concat_ws(' Then: ', CASE WHEN old.keeps THEN h.remedy END,
+                   format('VACUUM (FREEZE) %s', s.records))),
         (s.records = 'idem.record'::regclass AND NOT s.has_secrets
             AND EXISTS (SELECT FROM known), 'secrets', 'fail',
          'There are scopes, but the secrets for key locks and fingerprints are missing: no claim '
@@ -249,15 +346,15 @@ test (found, check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT
-        NOT (i.indisvalid AND i.indisready),
+        NOT (i.indisvalid AND i.indisready OR EXISTS (
+            SELECT FROM pg_stat_progress_create_index p WHERE p.relid = i.indrelid)),
         'indexes',
         CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END,
         NULL,
         format('Index %s is invalid.', i.indexrelid::regclass),
         CASE
             WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
-            ELSE format('Unless CREATE INDEX CONCURRENTLY is building it now: DROP INDEX %s',
-                        i.indexrelid::regclass)
+            ELSE format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass)
         END
     FROM pg_index i
         JOIN relation r ON r.oid = i.indrelid
@@ -275,8 +372,12 @@ test (found, check_name, status, scope, detail, hint) AS (
                    WHEN 0 THEN 'Every role'
                    ELSE format('Role %s', a.grantee::regrole)
                END, n.nspname),
-        format('REVOKE CREATE ON SCHEMA %s FROM %s', n.nspname,
-               CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+        format('REVOKE CREATE ON SCHEMA %s FROM %s CASCADE', n.nspname,
+               CASE
+                   WHEN a.grantor <> n.nspowner THEN a.grantor::regrole::text
+                   WHEN a.grantee = 0 THEN 'PUBLIC'
+                   ELSE a.grantee::regrole::text
+               END)
     FROM pg_namespace n, aclexplode(n.nspacl) a
     WHERE n.nspname IN ('idem', 'idem_internal')
         AND a.privilege_type = 'CREATE'
@@ -295,8 +396,12 @@ test (found, check_name, status, scope, detail, hint) AS (
     FROM pg_proc p
     WHERE p.provolatile <> 'v'
         AND p.pronamespace <> 'idem'::regnamespace
-        AND (p.prosrc ~ (SELECT '\m"?idem"?\s*\.\s*"?(' || string_agg(w.name, '|') || ')"?\s*\('
-                         FROM writer w)
+        AND (p.prosrc ~* '\midem'
+             -- A comment calls nothing; -- and /* within a string begin none.
+             AND regexp_replace(p.prosrc,
+                                '(''[^'']*'')|--[^\n]*|/\*(?:[^*]|\*+[^*/])*\*+/', '\1 ', 'g')
+                 ~* (SELECT '\m"?idem"?\s*\.\s*"?(' || string_agg(w.name, '|') || ')"?\s*\('
+                     FROM writer w)
              OR EXISTS (SELECT
                         FROM pg_depend d
                             JOIN pg_proc f ON f.oid = d.refobjid
@@ -335,8 +440,14 @@ checked (n, of_scopes, check_name, detail) AS (
          'Only superusers and their owner can create functions in the schemas of idem.'),
         (19, false, 'functions', 'Every function that calls idem to write is VOLATILE.'),
         (21, true, 'lifetimes',
-         'No record lives for far less than its scope''s TTL, or for years.'),
-        (22, true, 'tenants', 'No key is used with different tenants.')
+         'No caller passes a ttl far from that of the scope.'),
+        (22, true, 'tenants', 'No key is used with different tenants.'),
+        (24, true, 'constant keys', (SELECT CASE
+                                         WHEN preloaded THEN 'No scope has far more replays or '
+                                             'conflicts than new keys.'
+                                         ELSE 'Nothing is counted that could show one.'
+                                     END
+                                     FROM server))
 
     UNION ALL
     SELECT n, false, check_name, detail
@@ -348,8 +459,10 @@ SELECT
     coalesce(f.status, 'ok'),
     f.scope,
     coalesce(f.detail, c.detail),
-    f.hint
+    CASE WHEN v.standby AND c.check_name NOT IN ('worker', 'statistics', 'tests')
+        THEN 'On the primary: ' ELSE '' END || f.hint
 FROM checked c
+    CROSS JOIN server v
     LEFT JOIN test f ON f.check_name = c.check_name AND f.found
 WHERE c.of_scopes OR pg_has_role('pg_monitor', 'USAGE')
 ORDER BY c.n, f.scope, f.detail

@@ -91,7 +91,7 @@ AS 'MODULE_PATHNAME', 'idem_scope_counters'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.scope_counters IS
-    'Returns what is counted in the scope: 18 counters, then 40 buckets and the sum in '
+    'Returns what is counted in the scope: 19 counters, then 40 buckets and the sum in '
     'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
     'the statistics, or if the current role neither may use the scope nor is a member of '
     'pg_monitor.';
@@ -118,7 +118,8 @@ CREATE VIEW idem.stats WITH (security_barrier) AS
         c.since AS stats_reset,
         c.numbers[16] AS advances,
         c.numbers[17] AS duplicates,
-        c.numbers[18] AS exhausted
+        c.numbers[18] AS exhausted,
+        c.numbers[19] AS late_replays
     FROM idem.scope s
         CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
     OFFSET 0;
@@ -161,7 +162,7 @@ CREATE VIEW idem.durations WITH (security_barrier) AS
         c.since AS stats_reset
     FROM idem.scope s
         CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
-        CROSS JOIN (VALUES ('atomic', 19), ('leased', 60), ('wait', 101)) AS k (kind, first)
+        CROSS JOIN (VALUES ('atomic', 20), ('leased', 61), ('wait', 102)) AS k (kind, first)
         CROSS JOIN LATERAL (SELECT c.numbers[k.first : k.first + 39] AS counts) AS h
     OFFSET 0;
 
@@ -285,18 +286,38 @@ WITH server AS MATERIALIZED (
 record_table AS MATERIALIZED (
     SELECT * FROM idem_internal.record_tables()
 ),
--- Of this session, and of others by ALTER ROLE or ALTER DATABASE. pg_settings shows them only to
--- sessions that have loaded the library.
-test_setting (name, setting) AS (
-    SELECT name, current_setting(name, true)
-    FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
-
-    UNION
-    SELECT o.option_name, o.option_value
+-- Those by ALTER ROLE and ALTER DATABASE, and what this session has besides. pg_settings shows them
+-- only to sessions that have loaded the library.
+stored_test_setting (name, setting, remedy) AS (
+    SELECT
+        o.option_name,
+        o.option_value,
+        format('ALTER %s RESET %s',
+               concat_ws(' IN ',
+                         CASE
+                             WHEN d.setrole <> 0 THEN 'ROLE ' || d.setrole::regrole
+                             WHEN d.setdatabase = 0 THEN 'ROLE ALL'
+                         END,
+                         CASE WHEN d.setdatabase <> 0
+                             THEN format('DATABASE %I', current_database()) END),
+               o.option_name)
     FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
     WHERE o.option_name LIKE 'idem\_test.%'
         AND d.setdatabase IN (
             0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+),
+test_setting AS (
+    SELECT * FROM stored_test_setting
+
+    UNION ALL
+    SELECT
+        name,
+        current_setting(name, true),
+        format('Remove it from postgresql.conf and from the connection''s options, or: '
+               'ALTER SYSTEM RESET %s; SELECT pg_reload_conf()', name)
+    FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
+    WHERE (name, current_setting(name, true))
+        NOT IN (SELECT s.name, s.setting FROM stored_test_setting s)
 ),
 -- Each row is a test that can find something; found says whether it does.
 test (found, check_name, status, detail, hint) AS (
@@ -304,15 +325,15 @@ test (found, check_name, status, detail, hint) AS (
     FROM server v, LATERAL (VALUES
         (NOT v.preloaded, 'warn',
          'idem is not preloaded: no worker purges expired records, and there are no statistics.',
-         'Add idem to shared_preload_libraries and restart the server; or call idem.purge() from '
-         'cron.'),
+         'Add idem to shared_preload_libraries and restart the server. Until then, call '
+         'idem.purge() from cron.'),
         (v.preloaded AND NOT v.standby AND NOT v.launched, 'fail',
          'idem is preloaded, but its launcher does not run: no worker purges expired records.',
          'Search the server log for "idem launcher". If the log says that there are too many '
          'background workers, raise max_worker_processes and restart the server.'),
         (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
          'idem.purge_naptime is 0: no worker purges expired records.',
-         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf();')
+         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf()')
     ) AS f (found, status, detail, hint)
 
     UNION ALL
@@ -332,8 +353,7 @@ test (found, check_name, status, detail, hint) AS (
         'warn',
         format('The setting %s is %s: idem_test disturbs calls, for tests of clients.', t.name,
                t.setting),
-        format('In production, reset it where it is set: ALTER SYSTEM RESET %1$s, '
-               'ALTER DATABASE ... RESET %1$s or ALTER ROLE ... RESET %1$s', t.name)
+        t.remedy
     FROM test_setting t
 
     UNION ALL
@@ -360,7 +380,8 @@ test (found, check_name, status, detail, hint) AS (
             SELECT FROM pg_index i
             WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
                 AND pg_get_indexdef(i.indexrelid)
-                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")'),
+                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")')
+            AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.relid = r.oid),
         'indexes',
         'warn',
         format('%s has no index of unfinished operations: a search for them reads the whole table.',

@@ -51,7 +51,7 @@ END;
 -- As in the extension when it is not preloaded, there are no statistics.
 CREATE VIEW idem.stats WITH (security_barrier) AS
     SELECT s.name AS scope, c.*, NULL::timestamptz AS stats_reset, 0::bigint AS advances,
-           0::bigint AS duplicates, 0::bigint AS exhausted
+           0::bigint AS duplicates, 0::bigint AS exhausted, 0::bigint AS late_replays
     FROM idem.scope AS s
         CROSS JOIN (SELECT 0::bigint AS claims, 0::bigint AS replays, 0::bigint AS in_flight,
                            0::bigint AS waits, interval '0' AS wait_time, 0::bigint AS conflicts,
@@ -130,17 +130,31 @@ RETURNS SETOF record
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT NULL::integer, 'indexes', 'fail', format('Index %s is missing.', t.name),
-           'Create it as sql/managed.sql does.'
-    FROM unnest('{idem.record_pkey,idem.record_token,idem.record_due,idem.watermark_pkey}'::text[])
-        AS t (name)
+    -- As sql/managed.sql creates them.
+    SELECT NULL::integer, 'indexes', 'fail', format('Index %s is missing.', t.name), t.definition
+    FROM (VALUES ('idem.record_pkey',
+                  'ALTER TABLE idem.record ADD PRIMARY KEY (scope, tenant, key)'),
+                 ('idem.record_token', 'CREATE INDEX CONCURRENTLY record_token '
+                                       'ON idem.record (number) WHERE leased IS NOT NULL'),
+                 ('idem.record_due', 'CREATE INDEX CONCURRENTLY record_due '
+                                     'ON idem.record (scope, lease_end) WHERE leased'),
+                 ('idem.watermark_pkey',
+                  'ALTER TABLE idem.watermark ADD PRIMARY KEY (scope, tenant, source)')
+         ) AS t (name, definition)
     WHERE to_regclass(t.name) IS NULL
     UNION ALL
     SELECT NULL, 'triggers', 'fail',
            'The trigger claim_incomplete on idem.record is missing or disabled: a transaction can '
            'commit with an open claim.',
-           'ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete; if it is missing, create it '
-           'as sql/managed.sql does.'
+           CASE
+               WHEN EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = 'idem.record'::regclass
+                                AND g.tgname = 'claim_incomplete')
+                   THEN 'ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete'
+               ELSE 'CREATE CONSTRAINT TRIGGER claim_incomplete '
+                    'AFTER INSERT OR UPDATE OF attempt, redacted ON idem.record '
+                    'DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.open IS NOT NULL) '
+                    'EXECUTE FUNCTION idem_internal.refuse_open_claim()'
+           END
     WHERE NOT EXISTS (SELECT FROM pg_trigger g
                       WHERE g.tgrelid = 'idem.record'::regclass AND g.tgname = 'claim_incomplete'
                           AND g.tgenabled IN ('O', 'A'))
@@ -411,19 +425,30 @@ SET intervalstyle = 'postgres'
 AS $$
 DECLARE
     s idem.scope := jsonb_populate_record(stored, settings);
+    limited text;
+    was interval;
+    value interval;
+    fault text;
 BEGIN
     IF s.request_exclude <> '{}' AND s.request_exclude::text <> ALL (s.request_lists) THEN
         s.request_lists := s.request_lists || s.request_exclude::text;
     END IF;
-    IF idem_internal.fixed(s.min_ttl) > idem_internal.fixed(s.ttl) THEN
+    -- The error names what the call has changed.
+    FOR limited, was, value, fault IN VALUES
+        ('min_ttl', stored.min_ttl, s.min_ttl, 'The minimum must not exceed the scope''s ttl.'),
+        ('answer_ttl', stored.answer_ttl, s.answer_ttl,
+         'An answer must not be kept for longer than the scope''s ttl.')
+    LOOP
+        CONTINUE WHEN (idem_internal.fixed(value) > idem_internal.fixed(s.ttl)) IS NOT TRUE;
+        IF idem_internal.fixed(was) = idem_internal.fixed(value) THEN
+            PERFORM idem_internal.refuse(
+                'ttl', '', format('The ttl must not be shorter than the scope''s "%s".', limited),
+                format('Pass a longer "ttl", or a shorter "%s" as well.', limited));
+        END IF;
         PERFORM idem_internal.refuse(
-            'min_ttl', '', 'The minimum must not exceed the scope''s ttl.',
-            'Pass a shorter "min_ttl", or a longer "ttl" as well.');
-    ELSIF idem_internal.fixed(s.answer_ttl) > idem_internal.fixed(s.ttl) THEN
-        PERFORM idem_internal.refuse(
-            'answer_ttl', '', 'An answer must not be kept for longer than the scope''s ttl.',
-            'Pass a shorter "answer_ttl", or a longer "ttl" as well.');
-    END IF;
+            limited, '', fault,
+            format('Pass a shorter "%s", or a longer "ttl" as well.', limited));
+    END LOOP;
     RETURN s;
 END
 $$;
@@ -942,7 +967,7 @@ BEGIN
             CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
             holder := NULL;
         END IF;
-        PERFORM idem_internal.refuse_in_progress(key, holder, false, hint);
+        PERFORM idem_internal.refuse_in_progress(key, holder, bound, false, hint);
     END LOOP;
 END
 $$;

@@ -216,6 +216,7 @@ CREATE TYPE idem_internal.figures AS (
     lapsed              bigint,
     lapsed_since        timestamptz,
     exhausted           bigint,
+    exhausted_until     timestamptz,
     weak                bigint,
     answer_bytes        numeric,
     oldest              timestamptz,

@@ -281,6 +281,7 @@ BEGIN ATOMIC
             count(*) FILTER (WHERE f.lapsed) AS lapsed,
             min(r.lease_end) FILTER (WHERE f.lapsed) AS lapsed_since,
             count(*) FILTER (WHERE f.exhausted) AS exhausted,
+            min(r.expires) FILTER (WHERE f.exhausted) AS exhausted_until,
             count(idem_internal.key_weakness(r.key)) FILTER (WHERE f.live) AS weak,
             coalesce(sum(coalesce(pg_column_size(r.response), 0)
                          + coalesce(pg_column_size(r.headers), 0)
@@ -294,7 +295,9 @@ BEGIN ATOMIC
             count(*) FILTER (WHERE NOT f.live) AS expired,
             min(r.expires) FILTER (WHERE NOT r.unexpired) AS expired_since,
             count(*) FILTER (WHERE f.live AND r.expires - r.created < s.ttl / 10) AS short_lived,
-            count(*) FILTER (WHERE f.live AND r.expires - r.created > interval '730 days')
+            count(*) FILTER (
+                WHERE f.live AND r.expires - r.created > greatest(interval '730 days', 2 * s.ttl)
+                    AND r.created > statement_timestamp() - greatest(interval '1 day', s.ttl))
                 AS long_lived
         FROM sample r
             FULL JOIN unnest($1, $2, $3) AS s (id, ttl, max_attempts) ON s.id = r.scope
@@ -371,7 +374,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         round(t.short_lived / t.coverage)::bigint AS short_lived,
         round(t.long_lived / t.coverage)::bigint AS long_lived,
         t.untenanted,
-        t.shared
+        t.shared,
+        t.exhausted_until
     FROM (
         SELECT
             array_agg(id) AS ids,

@@ -20,7 +20,7 @@ using core::usecs_per_second;
 
 constexpr std::int64_t longest_task = 2 * usecs_per_second;
 constexpr std::int64_t blocks_a_batch = 1024;
-constexpr int table_patience = 5000;  // milliseconds for a table in a batch
+constexpr int table_patience = 5000;  // milliseconds for a pass over a stretch
 
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.

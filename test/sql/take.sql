@@ -154,7 +154,7 @@ SELECT state, attempt, lapsed, recovery_point, last_error, lease_end <= now() AS
 SELECT outcome, attempt, error FROM idem.try_claim('jobs', 'e', '{"job": "e"}');
 SELECT state, error FROM idem.lookup('jobs', 'e');
 SELECT key FROM idem.take('jobs');
-SELECT detail, hint FROM idem.health('0') WHERE check_name = 'attempts';
+SELECT regexp_replace(detail, 'at \d\S+ \S+:', 'at TIME:') AS detail, hint FROM idem.health('0') WHERE check_name = 'attempts';
 -- the error of an attempt is not the answer
 SELECT idem.alter_scope('jobs', max_attempts => 4);
 SELECT idem.complete(token, '1') FROM idem.take('jobs');

@@ -12,12 +12,19 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster
+our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster
   restart_killed configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
 my $test = $$;
 $SIG{TERM} = sub { $$ == $test ? confess 'ended by SIGTERM' : POSIX::_exit(1); };
+
+# The path of the first of these programs that is installed.
+sub installed
+{
+	my ($path) = grep { -x } map { my $name = $_; map { "$_/$name" } split /:/, $ENV{PATH} } @_;
+	return $path;
+}
 
 # Whether the test runs over the SQL edition: see test/managed/run.
 sub managed_edition { return ($ENV{IDEM_EDITION} // '') eq 'managed'; }

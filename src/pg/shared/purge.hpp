@@ -26,8 +26,8 @@ namespace idem::pg {
 struct PurgeLimits {
     std::int64_t records;  // to purge
     std::int64_t blocks;   // to read
-    // The time that one table may take, in milliseconds; 0: the session's own limits hold. For a
-    // process without a statement_timeout.
+    // The time that one pass over a stretch of a table may take, in milliseconds; 0: the session's
+    // own limits hold. For a process without a statement_timeout.
     int patience = 0;
 };
 

@@ -14,7 +14,7 @@ struct alignas(PG_CACHE_LINE_SIZE) Slot {
     std::array<pg_atomic_uint64, number_count> numbers;
 };
 
-static_assert(sizeof(Slot) == 1152, "the description of idem.counted_scopes says how large it is");
+static_assert(sizeof(Slot) == 1280, "the description of idem.counted_scopes says how large it is");
 
 // In shared memory: this, then the slots.
 struct alignas(PG_CACHE_LINE_SIZE) Shared {

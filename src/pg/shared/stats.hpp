@@ -36,6 +36,7 @@ enum class Counter {
     advances,        // messages of streams that moved their watermark
     duplicates,      // messages of streams at or behind their watermark
     exhausted,       // claims refused because no attempts were left
+    late_replays,    // replays that came longer after the answer than retries do
     count
 };
 

@@ -124,7 +124,8 @@ Fault privileges_fault(Oid relation, Oid owner) {
     return {psprintf("Table %s may be changed by %s, which could write answers that idem then "
                      "returns.",
                      qualified_name(relation), role_name(*writer)),
-            psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON %s FROM %s",
+            psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON %s FROM %s "
+                     "CASCADE",
                      qualified_name(relation), quoted_role(*writer)),
             Fault::privileges};
 }
@@ -200,8 +201,8 @@ Fault columns_fault(Relation relation, TupleDesc common) {
         const char* name = NameStr(TupleDescAttr(table, i)->attname);
         if (!TupleDescAttr(table, i)->attisdropped)
             return {psprintf("Its column \"%s\" is not in idem.record.", name),
-                    psprintf("ALTER TABLE %s DROP COLUMN %s",
-                             qualified_name(RelationGetRelid(relation)), quote_identifier(name))};
+                    psprintf("Keep its contents elsewhere, and drop the column from table %s.",
+                             qualified_name(RelationGetRelid(relation)))};
     }
     return {};
 }
@@ -265,10 +266,12 @@ Fault skipped_fault(Relation relation) {
                 psprintf("Drop the rules of table %s.", name)};
     if (relation->rd_rel->relrowsecurity)
         return {"It has row security, which idem does not obey.",
-                psprintf("ALTER TABLE %s DISABLE ROW LEVEL SECURITY", name)};
+                psprintf("Revoke SELECT from the roles that must not see all rows of table %s, "
+                         "and disable its row security.",
+                         name)};
     if (!relation->rd_rel->relispartition && has_superclass(RelationGetRelid(relation)))
         return {"It inherits from another table, through which its rows can be changed.",
-                psprintf("End the inheritance, with ALTER TABLE %s NO INHERIT.", name)};
+                psprintf("End the inheritance of table %s.", name)};
     return {};
 }
 
@@ -291,12 +294,12 @@ Fault indexes_fault(Relation relation) {
     List* indexes = RelationGetIndexList(relation);
     for (int i = 0; i < list_length(indexes); ++i) {
         const Oid index = list_nth_oid(indexes, i);
+        if (const char* constraint = other_constraint(index))
+            return unknown_constraint(relation, constraint);
         if (calls_foreign_code(index))
             return {psprintf("Its index %s calls a function that is not built in.",
                              qualified_name(index)),
                     psprintf("DROP INDEX %s", qualified_name(index))};
-        if (const char* constraint = other_constraint(index))
-            return unknown_constraint(relation, constraint);
     }
     list_free(indexes);
     return {};

@@ -153,9 +153,9 @@ const char* hint_of(const Fault& fault) {
                                  : ERRCODE_WRONG_OBJECT_TYPE),
              gone ? errmsg("record table does not exist")
              : fault.kind == Fault::owner
-                 ? errmsg("record table \"%s\" has another owner than idem.record", name)
-             : privilege ? errmsg("roles other than its owner may change record table \"%s\"", name)
-                         : errmsg("\"%s\" is not a record table", name),
+                 ? errmsg("record table %s has another owner than idem.record", name)
+             : privilege ? errmsg("roles other than its owner may change record table %s", name)
+                         : errmsg("%s is not a record table", name),
              errdetail("%s", fault.detail), errhint("%s", hint_of(fault))));
 }
 
@@ -220,8 +220,10 @@ RecordTableFault rewriting_fault(Oid table) {
                      "superuser.",
                      name),
             get_rel_relkind(caller) == RELKIND_PARTITIONED_TABLE
-                ? psprintf("ALTER TABLE %s DETACH PARTITION %s", name, qualified_name(table))
-                : psprintf("DROP INDEX %s", name)};
+                ? psprintf("ALTER TABLE %s DETACH PARTITION %s",
+                           qualified_name(linitial_oid(get_partition_ancestors(table))),
+                           qualified_name(table))
+                : psprintf("DROP INDEX CONCURRENTLY %s", name)};
 }
 
 Relation try_open_marked(Oid table) {

@@ -189,9 +189,11 @@ const char* nearest_scope(std::string_view name) {
 
 namespace {
 
-// Where the owner is a superuser no role should be granted membership: the scope is given away.
+// Membership in a superuser, or in the owner of the tables of records and secrets, is more than the
+// use of a scope: the scope is given away.
 char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
-    if (owner_name == nullptr || superuser_arg(owner))
+    if (owner_name == nullptr ||
+        object_ownercheck(RelationRelationId, table_oid(Table::record), owner))
         return psprintf(
             "Ask a superuser to give the scope to a role of its users, for example with SELECT "
             "idem.alter_scope(%s, owner => %s).",

@@ -41,27 +41,29 @@ void check_name(std::string_view name) {
                                  "Pass the name of a family of operations, such as 'payments'.");
 }
 
-// The scope's ttl must satisfy the scope's own limits.
-void check_ttls(const ScopeRow& row) {
-    const auto exceeds_ttl = [&row](int column) {
-        const NullableDatum limit = value_in(row, column);
-        const NullableDatum ttl = value_in(row, column_of("ttl"));
-        return !limit.isnull && duration("ttl", *DatumGetIntervalP(limit.value)) >
-                                    duration("ttl", *DatumGetIntervalP(ttl.value));
-    };
-    if (exceeds_ttl(column_of("min_ttl")))
-        report::invalid_argument("min_ttl", "The minimum must not exceed the scope's ttl.",
-                                 "Pass a shorter \"min_ttl\", or a longer \"ttl\" as well.");
-    if (exceeds_ttl(column_of("answer_ttl")))
-        report::invalid_argument("answer_ttl",
-                                 "An answer must not be kept for longer than the scope's ttl.",
-                                 "Pass a shorter \"answer_ttl\", or a longer \"ttl\" as well.");
+// The scope's ttl must satisfy the scope's own limits. The error names what the call has changed.
+void check_ttl(const ScopeRow& row, const ScopeRow* before, const char* limit, int column,
+               const char* detail) {
+    const NullableDatum value = value_in(row, column);
+    const NullableDatum ttl = value_in(row, column_of("ttl"));
+    if (value.isnull || duration(limit, *DatumGetIntervalP(value.value)) <=
+                            duration("ttl", *DatumGetIntervalP(ttl.value)))
+        return;
+    if (before != nullptr && same_value(INTERVALOID, value_in(*before, column), value))
+        report::invalid_argument(
+            "ttl", psprintf("The ttl must not be shorter than the scope's \"%s\".", limit),
+            psprintf("Pass a longer \"ttl\", or a shorter \"%s\" as well.", limit));
+    report::invalid_argument(
+        limit, detail, psprintf("Pass a shorter \"%s\", or a longer \"ttl\" as well.", limit));
 }
 
-// Completes the row with what follows from its settings.
-void complete(ScopeRow& row) {
+// Completes the row with what follows from its settings. before is NULL for a new scope.
+void complete(ScopeRow& row, const ScopeRow* before = nullptr) {
     number_request_list(row);
-    check_ttls(row);
+    check_ttl(row, before, "min_ttl", column_of("min_ttl"),
+              "The minimum must not exceed the scope's ttl.");
+    check_ttl(row, before, "answer_ttl", column_of("answer_ttl"),
+              "An answer must not be kept for longer than the scope's ttl.");
 }
 
 // A table that is older than the library has no column for the newest settings.
@@ -217,9 +219,9 @@ StoredScope stored_scope(std::int32_t id) {
     return stored;
 }
 
-void update_scope(StoredScope& scope) {
+void update_scope(StoredScope& scope, const ScopeRow& before) {
     Relation relation = open_to_change(Table::scope);
-    complete(scope.row);
+    complete(scope.row, &before);
     TupleTableSlot* slot = slot_of(relation, scope.row);
     const TM_Result result = update_row(relation, scope.tid, slot);
     if (result != TM_Ok) elog(ERROR, "unexpected result %d of changing a scope", result);

@@ -59,9 +59,9 @@ struct StoredScope {
 };
 
 // Call these with the id of a scope that was looked up under the lock. The first raises 22023
-// unless the settings of the row go together. The last does not note the id as that of a dropped
-// scope.
-void update_scope(StoredScope& scope);
+// unless the settings of the row, compared with those before, go together. The last does not note
+// the id as that of a dropped scope.
+void update_scope(StoredScope& scope, const ScopeRow& before);
 StoredScope stored_scope(std::int32_t id);
 void remove_scope(std::int32_t id);
 

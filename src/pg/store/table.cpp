@@ -342,7 +342,7 @@ namespace {
     const char* name = qualified_name(RelationGetRelid(table));
     const char* columns = digest_columns(RelationGetDescr(table));
     ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("table \"%s\" has no usable primary key", name),
+                    errmsg("table %s has no usable primary key", name),
                     errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
                               "an operation could be executed twice.",
                               columns),
