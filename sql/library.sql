@@ -223,6 +223,20 @@ COMMENT ON FUNCTION idem_internal.record_tables IS
     'which they are purged. fault says why idem does not use a table (NULL: it does), passed_over '
     'what the purge leaves in a table that idem uses, and remedy what to do about it.';
 
+CREATE FUNCTION idem_internal.own_tables(
+    OUT name regclass,
+    OUT fault text,
+    OUT remedy text
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_own_tables'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.own_tables IS
+    'Returns idem.record and idem.watermark; fault says what idem.create_record_table() would not '
+    'make of a table, and what idem does not obey or refuses (NULL: nothing), and remedy what to '
+    'do about it.';
+
 -- ---------------------------------------------------------------------------------------------
 -- Health: what only the extension has
 -- ---------------------------------------------------------------------------------------------
@@ -345,6 +359,10 @@ test (found, check_name, status, detail, hint) AS (
         (t.passed_over IS NOT NULL, 'purge',
          format('The purge does not reach everything in %s. %s', t.records, t.passed_over))
     ) AS f (found, check_name, detail)
+
+    UNION ALL
+    SELECT o.fault IS NOT NULL, 'record tables', 'fail', format('%s: %s', o.name, o.fault), o.remedy
+    FROM idem_internal.own_tables() o
 
     UNION ALL
     SELECT

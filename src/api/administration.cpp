@@ -155,11 +155,9 @@ void rewrite(const pg::Key& key, const pg::Found& found, const pg::NewRecord& re
     const pg::Records records(key.table, pg::Access::write);
     const Oid table = RelationGetRelid(records.table());
     if (const auto fault = pg::rewriting_fault(table))
-        ereport(ERROR,
-                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                 errmsg("the rows of table %s are not rewritten", pg::qualified_name(table)),
-                 errdetail("%s The function would have the rights of a superuser.", fault.detail),
-                 errhint("Execute %s.", fault.remedy)));
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("the rows of table %s are not rewritten", pg::qualified_name(table)),
+                        errdetail("%s", fault.detail), errhint("%s", pg::hint_of(fault))));
     pg::AsOwner owner(records.table());
     replace_record(key, found, rest, bound);
     owner.end();

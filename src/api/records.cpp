@@ -1,5 +1,6 @@
 // Record tables beside idem.record: idem.use_records() chooses one, and
 // idem_internal.record_tables() lists them. idem.create_record_table() is SQL.
+// idem_internal.own_tables() judges those that the extension makes.
 //
 // A choice needs no privilege: a record table is idem's, and a key is found there under its scope
 // and tenant only. The caller has to name the same table for the same key.
@@ -9,9 +10,26 @@
 #include "pg/shared/purge.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
+#include "pg/store/watermark.hpp"
 
 namespace idem::api {
 namespace {
+
+// ---- idem's own tables --------------------------------------------------------------------------
+
+enum OwnColumn { own_table, own_fault, own_remedy, own_columns };
+
+void list_own_fault(FunctionCallInfo fcinfo, pg::Table table, int written) {
+    Relation relation = pg::open_table(table, AccessShareLock);
+    pg::Row<own_columns> row;
+    row.set(own_table, ObjectIdGetDatum(RelationGetRelid(relation)));
+    if (const auto fault = pg::fault_of_own(relation, written)) {
+        row.set_text(own_fault, fault.detail);
+        row.set_text(own_remedy, fault.remedy);
+    }
+    row.add_to_result_of(fcinfo);
+    relation_close(relation, AccessShareLock);
+}
 
 // ---- The list of record tables ------------------------------------------------------------------
 
@@ -19,8 +37,11 @@ enum ListColumn { list_records, list_fault, list_remedy, list_passed_over, list_
 
 // What the purge leaves in the table, and what to do about it, as sentences.
 void set_left_rows(pg::Row<list_columns>& row, Oid table) {
-    if (const auto fault = pg::rewriting_fault(table)) {
-        row.set_text(list_passed_over, psprintf("It removes no answers, because %s", fault.detail));
+    if (const auto left = pg::owning_fault(table)) {
+        row.set_text(list_passed_over, psprintf("It deletes nothing. %s", left.detail));
+        row.set_text(list_remedy, left.remedy);
+    } else if (const auto fault = pg::rewriting_fault(table)) {
+        row.set_text(list_passed_over, psprintf("It removes no answers. %s", fault.detail));
         row.set_text(list_remedy, fault.remedy);
     } else if (const auto place = pg::passed_over(table)) {
         row.set_text(list_passed_over,
@@ -69,5 +90,13 @@ IDEM_FUNCTION(idem_use_records) {
 IDEM_FUNCTION(idem_record_tables) {
     InitMaterializedSRF(fcinfo, 0);
     idem::api::list_record_tables(fcinfo);
+    return Datum{0};
+}
+
+IDEM_FUNCTION(idem_own_tables) {
+    using namespace idem;
+    InitMaterializedSRF(fcinfo, 0);
+    api::list_own_fault(fcinfo, pg::Table::record, pg::Record::columns);
+    api::list_own_fault(fcinfo, pg::Table::watermark, pg::watermark_columns);
     return Datum{0};
 }

@@ -40,6 +40,7 @@ SELECT set_eq(
     ('figures', 'ids integer[], ttls interval[], max_attempts integer[]', 'SETOF idem_internal.figures'),
     ('totals', 'ids integer[], ttls interval[], max_attempts integer[]', 'SETOF idem_internal.figures'),
     ('quantile', 'counts bigint[], percent integer', 'interval'),
+    ('own_tables', 'OUT name regclass, OUT fault text, OUT remedy text', 'SETOF record'),
     ('record_tables', 'OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('refuse', 'argument text, value text, detail text, hint text', 'text'),
     ('sqlstate_of', 'outcome text', 'text')
@@ -96,7 +97,7 @@ $$;
 
 SELECT results_eq($$SELECT pg_temp.columns_of('idem_internal.figures')$$, ARRAY[
     'scope_id integer', 'in_progress bigint', 'completed bigint', 'failed bigint', 'lapsed bigint',
-    'lapsed_since timestamp with time zone', 'exhausted bigint', 'weak bigint',
+    'lapsed_since timestamp with time zone', 'exhausted bigint', 'exhausted_until timestamp with time zone', 'weak bigint',
     'answer_bytes numeric', 'oldest timestamp with time zone', 'newest timestamp with time zone',
     'next_expiry timestamp with time zone', 'expired bigint',
     'expired_since timestamp with time zone', 'short_lived bigint', 'long_lived bigint',

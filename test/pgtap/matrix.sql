@@ -142,6 +142,7 @@ INSERT INTO call VALUES
     ('idem.reset_stream(text,text,bigint,text)', 'administrator', $$SELECT idem.reset_stream('owned', 'stream', 1)$$),
     -- The whole database: roles with EXECUTE, see below.
     ('idem.purge(integer)', 'superuser', $$SELECT idem.purge()$$),
+    ('idem_internal.own_tables()', 'every role', $$SELECT idem_internal.own_tables()$$),
     ('idem_internal.record_tables()', 'every role', $$SELECT idem_internal.record_tables()$$),
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),

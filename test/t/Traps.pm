@@ -147,6 +147,7 @@ SELECT idem_internal.preloaded();
 SELECT scope, live, shared FROM idem.overview;
 SELECT has_secrets FROM idem.storage;
 SELECT records, fault FROM idem_internal.record_tables();
+SELECT name, fault FROM idem_internal.own_tables();
 SELECT check_name, status FROM idem.health();
 SELECT check_name, status FROM idem_internal.own_checks();
 SELECT pid FROM idem_internal.key_holders();

@@ -113,8 +113,8 @@ for my $view (split ' ', $views)
 	unlike(run_sql("$Traps::path SET ROLE stranger; SELECT * FROM $view", $evil), qr/TRAPS/, "no trap is sprung when a stranger reads $view");
 }
 
-# Row security, triggers, rules and constraints on idem's own tables: idem writes and reads them
-# without the executor, so none of these applies; row_security does not affect the views.
+# Row security on idem's own tables: idem writes and reads them without the executor, so that it does
+# not apply; row_security does not affect the views. A BEFORE trigger is refused where it would fire.
 $node->safe_psql($evil, <<'SQL');
 SELECT idem.once('shop', '4711', tenant => '4711');
 CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
@@ -125,8 +125,6 @@ BEGIN
     EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format('ALTER TABLE %s FORCE ROW LEVEL SECURITY', t);
     EXECUTE format('CREATE POLICY nobody ON %s USING (false)', t);
-    EXECUTE format('CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION public.refuse()', t);
-    EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER refuse', t);
   END LOOP;
 END $$;
 SQL
@@ -141,6 +139,14 @@ SELECT response FROM idem.claim('shop', 'secured $row_security');
 SELECT tenant FROM idem.records WHERE weakness IS NOT NULL;
 SQL
 }
+for my $table ('record', 'scope', 'secret')
+{
+	$node->safe_psql($evil, "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON idem.$table FOR EACH ROW EXECUTE FUNCTION public.refuse(); ALTER TABLE idem.$table ENABLE ALWAYS TRIGGER refuse");
+}
+is(run_sql($_, $evil), '55000', "a BEFORE trigger is refused: $_")
+  for "SELECT idem.once('shop', 'triggers')", q{SELECT idem.create_scope('triggers')}, 'SELECT idem.rotate_secret()';
+is(run_sql(q{SELECT response FROM idem.claim('shop', 'secured on')}, $evil), '{"answer": 1}', 'what is only read goes on');
+$node->safe_psql($evil, "DROP TRIGGER refuse ON idem.$_") for 'record', 'scope', 'secret';
 $node->safe_psql($evil, <<'SQL');
 CREATE FUNCTION public.no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no ddl'; END $$;
 CREATE EVENT TRIGGER at_start ON ddl_command_start EXECUTE FUNCTION public.no_ddl();

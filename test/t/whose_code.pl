@@ -69,8 +69,8 @@ sql(q{CREATE INDEX of_app ON idem.record (app.text_of(response))});
 fill();
 by_superuser();
 is(left(), '2|0', 'the purge does not write to a table of a superuser that calls functions of others');
-is(purge_health(), 'The purge does not reach everything in idem.record. It removes no answers, because idem.of_app calls a '
-	  . 'function that is not built in, and the owner of the table is a superuser. DROP INDEX idem.of_app',
+is(purge_health(), 'The purge does not reach everything in idem.record. It removes no answers. idem.of_app calls a '
+	  . 'function that is not built in, and the owner of the table is a superuser. DROP INDEX CONCURRENTLY idem.of_app',
 	'health() names the index');
 fill();
 by_worker(2);
@@ -114,6 +114,57 @@ sql(q{CREATE INDEX part_of_app ON idem.record (scope) WHERE app.is_good('x'); DR
 sql(q{SET search_path = app, public; SELECT * FROM idem.health(); SELECT * FROM idem.take('answers')});
 is(sql($ran), 'app: pg_catalog, pg_temp', 'health() runs no function of another role but as this role');
 sql('DROP INDEX idem.of_app, idem.part_of_app; ALTER TABLE idem.record OWNER TO postgres');
+
+# A trigger of a table fires for what the purge writes, unless its code would gain rights by that.
+sql(<<'SQL');
+GRANT TRIGGER, REFERENCES, SELECT ON idem.record TO app;
+CREATE FUNCTION app.trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN NULL; END $$;
+ALTER FUNCTION app.trigger() OWNER TO app;
+CREATE FUNCTION public.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO app.ran VALUES (current_user, current_setting('search_path')); RETURN NULL; END $$;
+SQL
+for my $case (
+	[ 'a function of another role', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
+		qr/deletes nothing\. Trigger "x" calls function "trigger" of another role than the table's owner, .* Review function "trigger"/ ],
+	[ 'the same, for statements', 'CREATE TRIGGER x AFTER DELETE ON idem.record EXECUTE FUNCTION app.trigger()', qr/Trigger "x" calls function "trigger"/ ],
+	[ 'a function that would run when the transaction ends', 'CREATE CONSTRAINT TRIGGER x AFTER DELETE ON idem.record DEFERRABLE FOR EACH ROW EXECUTE FUNCTION public.notes()', qr/Trigger "x" may be deferred/ ],
+	[ 'a foreign key that changes a table of another role', 'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
+		CREATE TRIGGER x AFTER DELETE ON app.referring FOR EACH ROW EXECUTE FUNCTION app.trigger(); RESET ROLE',
+		qr/Trigger "RI_\w+" of a foreign key changes the rows/, 'INSERT INTO app.referring SELECT digest FROM idem.record' ],)
+{
+	my ($what, $plant, $found, $use) = @$case;
+	sql($plant);
+	fill();
+	sql($use) if defined $use;
+	by_superuser();
+	is(left(), '2|3', "$what: a superuser's purge writes nothing");
+	like(purge_health(), $found, "$what: health() says why");
+	is(sqlstate($node, q{SELECT idem.erase('answers', 'good')}), '55000', "$what: erase() does not write either");
+	$node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
+	$node->reload;
+	sleep 1;
+	configure_purge($node, 'idem.purge_naptime', '0');
+	is(left(), '2|3', "$what: nor does the worker");
+	is(sql('SELECT count(*) FROM app.ran'), 0, "$what: no function of another role has run");
+	sql('DROP TRIGGER IF EXISTS x ON idem.record; DROP TABLE IF EXISTS app.referring');
+}
+for my $case (
+	[ 'a function of a superuser', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION public.notes()', 'postgres: pg_catalog, pg_temp' ],
+	[ 'a function with the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],
+	[ 'a function of the role that owns the table', 'ALTER FUNCTION app.trigger() SECURITY INVOKER; ALTER TABLE idem.record OWNER TO app; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],)
+{
+	my ($what, $plant, $as) = @$case;
+	sql($plant);
+	for my $run (\&by_superuser, sub { by_worker(0) })
+	{
+		fill();
+		sql('TRUNCATE app.ran');
+		$run->();
+		is(left(), '0|0', "$what: the purge writes");
+		is(sql($ran), $as, "$what: and the trigger fires");
+	}
+	sql('DROP TRIGGER x ON idem.record');
+}
+sql('ALTER TABLE idem.record OWNER TO postgres; REVOKE ALL ON idem.record FROM app');
 
 # One row whose new version an index refuses.
 for my $run (\&by_superuser, sub { by_worker(1) })

@@ -110,9 +110,8 @@ inline TM_Result update_tuple(Relation relation, ItemPointer tid, TupleTableSlot
     return result;
 }
 
-// Deletes the row, with the same check. Any result but TM_Ok means that another transaction has
-// changed the row, or is about to.
-inline TM_Result delete_row(Relation relation, ItemPointer tid, Waiting waiting) {
+// Deletes the row in the heap alone, with the same check.
+inline TM_Result delete_tuple(Relation relation, ItemPointer tid, Waiting waiting) {
     CheckCmdReplicaIdentity(relation, CMD_DELETE);
     const bool wait = waiting == Waiting::yes;
     const CommandId command = GetCurrentCommandId(true);
@@ -139,6 +138,37 @@ inline List* insert_index_entries(ResultRelInfo* target, TupleTableSlot* slot, E
 #else
     return ExecInsertIndexTuples(target, slot, estate, false, false, nullptr, NIL);
 #endif
+}
+
+// The table as the target of a statement that writes all its columns, with its triggers.
+inline ResultRelInfo* begin_statement(EState* estate, Relation table) {
+    MemoryContext before = MemoryContextSwitchTo(estate->es_query_cxt);
+    Bitmapset* columns = nullptr;
+    for (int i = 1; i <= RelationGetNumberOfAttributes(table); ++i)
+        columns = bms_add_member(columns, i - FirstLowInvalidHeapAttributeNumber);
+    auto* entry = makeNode(RangeTblEntry);
+    entry->rtekind = RTE_RELATION;
+    entry->relid = RelationGetRelid(table);
+    entry->relkind = table->rd_rel->relkind;
+    entry->rellockmode = RowExclusiveLock;
+#if PG_VERSION_NUM >= 160000
+    List* permissions = NIL;
+    addRTEPermissionInfo(&permissions, entry)->updatedCols = columns;
+#if PG_VERSION_NUM >= 180000
+    ExecInitRangeTable(estate, list_make1(entry), permissions, bms_make_singleton(1));
+#else
+    ExecInitRangeTable(estate, list_make1(entry), permissions);
+#endif
+#else
+    entry->updatedCols = columns;
+    ExecInitRangeTable(estate, list_make1(entry));
+#endif
+    auto* target = makeNode(ResultRelInfo);
+    InitResultRelInfo(target, table, 1, nullptr, 0);
+    estate->es_opened_result_relations = lappend(NIL, target);
+    estate->es_output_cid = GetCurrentCommandId(true);
+    MemoryContextSwitchTo(before);
+    return target;
 }
 
 // A hash table in shared memory that never grows; the key is the first member of an entry.

@@ -66,6 +66,7 @@ extern "C" {
 #include "nodes/makefuncs.h"
 #include "nodes/value.h"
 #include "parser/parse_coerce.h"
+#include "parser/parse_relation.h"
 #include "pgstat.h"
 #include "port/atomics.h"
 #include "portability/instr_time.h"

@@ -114,8 +114,8 @@ void count_deleted(Purge& purge, bool succeeded) {
 // What another transaction is changing is left as it is; the next round comes back to it.
 
 void delete_record(Purge& purge, TupleTableSlot* slot) {
-    if (compat::delete_row(purge.records, &slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
     KnownScope* scope = purge.scopes.find(Record(slot).scope_id());
+    if (delete_row(purge.records, slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
     if (scope != nullptr && !scope->dropped) ++scope->deleted;
     ++purge.result.purged;
 }
@@ -233,7 +233,7 @@ void save_progress(Purge& purge) {
             const bool stored = ItemPointerIsValid(&note.tid);
             if (!stored && !note.outdated) insert_note(purge.progress, note);
             if (stored && note.outdated)
-                (void)compat::delete_row(purge.progress, &note.tid, compat::Waiting::no);
+                (void)delete_row(purge.progress, note.tid, compat::Waiting::no);
         });
         owner.end();
     });
@@ -372,7 +372,7 @@ bool purge_table(Purge& purge, Oid table, BlockNumber from, BlockNumber until) {
     if (purge.records == nullptr) return true;
     const std::int64_t before = purge.result.purged;
     bool complete = true;
-    if (!is_subscribed(purge.records)) {
+    if (!is_subscribed(purge.records) && !untrusted_trigger(purge.records)) {
         purge.rewrites = !OidIsValid(keeps_from_rewriting(purge.records));
         const BlockNumber blocks = RelationGetNumberOfBlocks(purge.records);
         complete = purge_blocks(purge, from, std::min(until, blocks));

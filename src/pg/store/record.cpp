@@ -24,10 +24,10 @@ Datum new_uuid(const core::Uuid& bytes) {
     return UUIDPGetDatum(uuid);
 }
 
-// Deletes a row that this command has inserted.
+// Deletes a row that this command has inserted, and of which no trigger has been told.
 void take_back(const Records& records, ItemPointer ours) {
     CommandCounterIncrement();
-    const TM_Result result = compat::delete_row(records.table(), ours, compat::Waiting::no);
+    const TM_Result result = compat::delete_tuple(records.table(), ours, compat::Waiting::no);
     if (result != TM_Ok) elog(ERROR, "could not take back a row: result %d", result);
 }
 
@@ -444,9 +444,7 @@ ChangeResult delete_at(const KeyedTable& table, ItemPointerData row, WaitBound& 
                        const char* replaced) {
     const ChangeResult changed =
         change_row(table.table(), row, RowChange::deletion, bound,
-                   [relation = table.table(), tid = row]() mutable {
-                       return compat::delete_row(relation, &tid, compat::Waiting::yes);
-                   });
+                   [&] { return delete_row(table.table(), row, compat::Waiting::yes); });
     CommandCounterIncrement();
     check_not_replaced(changed, replaced);
     return changed;
@@ -514,6 +512,7 @@ ChangeResult BulkWriter::write(const NewRecord& record, const Found& found, Wait
 bool BulkWriter::insert() {
     const Relation table = records_.table();
     const TransactionId xid = GetCurrentTransactionId();
+    check_triggers(table, CMD_INSERT);
     check_partition(table, row_);
     const bool unfinished = is_unfinished(table, row_);
     const std::uint32_t token = SpeculativeInsertionLockAcquire(xid);
@@ -521,8 +520,10 @@ bool BulkWriter::insert() {
     const bool alone = indexes_.add_digest_entries(row_) == nullptr;
     table_tuple_complete_speculative(table, row_, token, alone);
     SpeculativeInsertionLockRelease(xid);
-    if (alone) indexes_.add_other_entries(row_, IndexEntries::all, unfinished);
-    return alone;
+    if (!alone) return false;
+    indexes_.add_other_entries(row_, IndexEntries::all, unfinished);
+    fire_triggers(table, CMD_INSERT, nullptr, row_);
+    return true;
 }
 
 ChangeResult BulkWriter::replace(const core::Digest& digest, const Found& found, WaitBound& bound) {

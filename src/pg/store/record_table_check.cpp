@@ -3,6 +3,7 @@
 #include "pg/server/compat.hpp"
 #include "pg/server/owner.hpp"
 #include "pg/store/table.hpp"
+#include "pg/store/triggers.hpp"
 
 namespace idem::pg {
 
@@ -26,6 +27,15 @@ std::optional<FormData_pg_class> class_of(Oid relation) {
     const FormData_pg_class form = *reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
     ReleaseSysCache(tuple);
     return form;
+}
+
+Oid owner_of_schema() {
+    Oid owner = InvalidOid;
+    HeapTuple tuple = SearchSysCache1(NAMESPACEOID, ObjectIdGetDatum(own_schema()));
+    if (!HeapTupleIsValid(tuple)) return owner;
+    owner = reinterpret_cast<const FormData_pg_namespace*>(GETSTRUCT(tuple))->nspowner;
+    ReleaseSysCache(tuple);
+    return owner;
 }
 
 const char* role_name(Oid role) {
@@ -57,13 +67,13 @@ Fault kind_fault(Oid table, const FormData_pg_class& form) {
             psprintf("ALTER TABLE %s SET LOGGED", qualified_name(table))};
     if (form.relam != HEAP_TABLE_AM_OID)
         return {"It is not a heap: it has another access method.",
-                "Create another table with idem.create_record_table() and move the rows there."};
+                psprintf("ALTER TABLE %s SET ACCESS METHOD heap", qualified_name(table))};
     return {};
 }
 
 Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
     if (form.relowner == owner) return {};
-    return {psprintf("Table %s is owned by %s, and idem.record by %s.", qualified_name(relation),
+    return {psprintf("Table %s is owned by %s, and idem by %s.", qualified_name(relation),
                      role_name(form.relowner), role_name(owner)),
             psprintf("ALTER TABLE %s OWNER TO %s", qualified_name(relation), quoted_role(owner)),
             Fault::owner};
@@ -88,7 +98,7 @@ namespace {
 
 // ---- Who may change it --------------------------------------------------------------------------
 
-// A trigger, or a foreign key to the table, would be skipped by what idem writes.
+// Also of those who may add a trigger or a foreign key: their code would run when others write.
 constexpr AclMode changing =
     ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE | ACL_REFERENCES | ACL_TRIGGER;
 
@@ -223,7 +233,7 @@ List* conditions_of(Relation relation) {
 }
 
 Fault unknown_constraint(Relation relation, const char* constraint) {
-    return {psprintf("It has the constraint \"%s\", which idem.record does not have.", constraint),
+    return {psprintf("It has the constraint \"%s\", which is not idem's.", constraint),
             psprintf("ALTER TABLE %s DROP CONSTRAINT %s",
                      qualified_name(RelationGetRelid(relation)), quote_identifier(constraint))};
 }
@@ -242,25 +252,50 @@ Fault checks_fault(Relation relation, Relation common) {
                      strVal(linitial(missing)))};
 }
 
-// ---- What idem's writes would skip --------------------------------------------------------------
-
-// A trigger of TRUNCATE is never skipped: idem does not truncate.
-Fault trigger_fault(Relation relation, const Trigger& trigger) {
-    if ((trigger.tgtype & (TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE)) == 0)
-        return {};
-    if (!trigger.tgisinternal)
-        return {psprintf("It has the trigger \"%s\", which idem does not fire.", trigger.tgname),
-                psprintf("DROP TRIGGER %s ON %s", quote_identifier(trigger.tgname),
-                         qualified_name(RelationGetRelid(relation)))};
-    return {"It has a foreign key, or one refers to it, whose trigger idem does not fire.",
-            "Drop the table's foreign keys and those that refer to it."};
+// A column that a later release adds to a table of idem's own has neither a default nor NOT NULL.
+Fault own_columns_fault(Relation relation, int written) {
+    const TupleDesc table = RelationGetDescr(relation);
+    for (int i = 0; i < table->natts; ++i) {
+        const FormData_pg_attribute* column = TupleDescAttr(table, i);
+        if (column->attisdropped) continue;
+        const char* alter = psprintf("ALTER TABLE %s ALTER COLUMN %s DROP",
+                                     qualified_name(RelationGetRelid(relation)),
+                                     quote_identifier(NameStr(column->attname)));
+        if (!is_stored_as_given(column))
+            return {psprintf("Its column \"%s\" has a default, which idem does not use.",
+                             NameStr(column->attname)),
+                    psprintf("%s %s", alter,
+                             column->attidentity != '\0'    ? "IDENTITY"
+                             : column->attgenerated != '\0' ? "EXPRESSION"
+                                                            : "DEFAULT")};
+        if (i >= written && column->attnotnull)
+            return {psprintf("idem writes NULL into its column \"%s\".", NameStr(column->attname)),
+                    psprintf("%s NOT NULL", alter)};
+    }
+    return {};
 }
 
+Fault own_checks_fault(Relation relation) {
+    constexpr const char* own_check = "record_key";
+    const TupleConstr* constraints = RelationGetDescr(relation)->constr;
+    for (int i = 0; constraints != nullptr && i < constraints->num_check; ++i) {
+        const char* name = constraints->check[i].ccname;
+        if (strcmp(name, own_check) != 0) return unknown_constraint(relation, name);
+    }
+    return {};
+}
+
+// ---- What idem's writes would skip --------------------------------------------------------------
+
+// What idem's writes would not obey.
 Fault skipped_fault(Relation relation) {
     const char* name = qualified_name(RelationGetRelid(relation));
-    const TriggerDesc* triggers = relation->trigdesc;
-    for (int i = 0; triggers != nullptr && i < triggers->numtriggers; ++i)
-        if (const Fault fault = trigger_fault(relation, triggers->triggers[i])) return fault;
+    if (const Trigger* trigger = before_trigger(relation))
+        return {
+            psprintf("Its trigger \"%s\" fires before a row is written, and could change or "
+                     "suppress it.",
+                     trigger->tgname),
+            psprintf("ALTER TABLE %s DISABLE TRIGGER %s", name, quote_identifier(trigger->tgname))};
     if (relation->rd_rules != nullptr)
         return {"It has a rule, which idem does not obey.",
                 psprintf("Drop the rules of table %s.", name)};
@@ -330,6 +365,16 @@ Fault missing_index(Relation relation) {
 }
 
 }  // namespace
+
+RecordTableFault fault_of_own(Relation relation, int written) {
+    const Oid table = RelationGetRelid(relation);
+    Fault fault = kind_fault(table, *relation->rd_rel);
+    if (!fault) fault = own_columns_fault(relation, written);
+    if (!fault) fault = privileges_fault(table, owner_of_schema());
+    if (!fault) fault = own_checks_fault(relation);
+    if (!fault) fault = skipped_fault(relation);
+    return fault;
+}
 
 // The indexes are looked at before anything reads their conditions, because reading evaluates calls
 // with constants.

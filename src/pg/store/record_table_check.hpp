@@ -3,10 +3,15 @@
 //
 // A record table is a clone of idem.record: an ordinary heap of the same owner with the same
 // columns and constraints, at least its indexes, and nothing that PostgreSQL would do for a
-// statement but idem does not do when it writes rows: defaults, triggers, rules, row security.
-// Other roles may not change it, also not through a parent. Its other indexes, and the partition
-// keys of its parents, call no function but PostgreSQL's own, so that a role that writes or purges
-// a row runs no other role's code. The tenant, if it is a column, has a type without checks.
+// statement but idem does not do when it writes rows: defaults, BEFORE triggers, rules, row
+// security. Other roles may not change it, also not through a parent. Its other indexes, and the
+// partition keys of its parents, call no function but PostgreSQL's own, so that a role that writes
+// or purges a row runs no other role's code; triggers are pg/store/triggers' concern. The tenant,
+// if it is a column, has a type without checks.
+//
+// idem.record and idem.watermark are judged by the same rules, as far as they can break them. They
+// hold the records of every scope, so a fault is not refused there, unless rows could be lost or
+// would not be stored as written: idem.health() fails.
 //
 // Reads the catalog only, and locks nothing but the relations that the caller has opened, and their
 // indexes.
@@ -36,5 +41,8 @@ RecordTableFault outward_fault(Oid table);
 
 // Both are open. Reads only what cannot run a function.
 RecordTableFault fault_of(Relation relation, Relation common);
+
+// The same of idem.record or idem.watermark, of which idem writes so many columns.
+RecordTableFault fault_of_own(Relation relation, int written);
 
 }  // namespace idem::pg

@@ -126,21 +126,21 @@ void hand_over_choice(SubTransactionId sub, SubTransactionId parent) {
         at->made_in = parent;
 }
 
+// The remedy for another owner would give a table away.
+const char* hint_of(const RecordTableFault& fault) {
+    if (fault.kind == Fault::owner)
+        return "If idem.create_record_table() has created the table, give it back to the owner of "
+               "idem.record with ALTER TABLE ... OWNER TO. Otherwise choose another table.";
+    const bool is_sentence = fault.remedy[strlen(fault.remedy) - 1] == '.';
+    return is_sentence ? fault.remedy : psprintf("As a superuser, execute %s.", fault.remedy);
+}
+
 namespace {
 
 // A table that was checked may have changed since: it is checked again once it is locked.
 Fault fault_before_lock(Oid table) {
     const bool known = table == table_oid(Table::record) || is_checked(table, false);
     return known && OidIsValid(table) ? Fault{} : outward_fault(table);
-}
-
-// A remedy is a sentence or a statement. The one for another owner would give a table away.
-const char* hint_of(const Fault& fault) {
-    if (fault.kind == Fault::owner)
-        return "If idem.create_record_table() has created the table, give it back to the owner of "
-               "idem.record with ALTER TABLE ... OWNER TO. Otherwise choose another table.";
-    const bool is_sentence = fault.remedy[strlen(fault.remedy) - 1] == '.';
-    return is_sentence ? fault.remedy : psprintf("As a superuser, execute %s.", fault.remedy);
 }
 
 [[noreturn]] void refuse(Oid table, const Fault& fault) {
@@ -209,7 +209,16 @@ std::optional<RecordTableFault> fault_of_record_table(Oid table) {
     return fault;
 }
 
+RecordTableFault owning_fault(Oid table) {
+    Relation relation = try_open_records(table, AccessShareLock);
+    if (relation == nullptr) return {};
+    const auto trigger = untrusted_trigger(relation);
+    relation_close(relation, AccessShareLock);
+    return trigger ? Fault{trigger->detail, trigger->remedy} : Fault{};
+}
+
 RecordTableFault rewriting_fault(Oid table) {
+    if (const Fault fault = owning_fault(table)) return fault;
     Relation relation = try_open_records(table, AccessShareLock);
     if (relation == nullptr) return {};
     const Oid caller = keeps_from_rewriting(relation);

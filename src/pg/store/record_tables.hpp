@@ -80,7 +80,12 @@ void for_each_marked_table(Visit visit) {
 // may well have such a column.
 std::optional<RecordTableFault> fault_of_record_table(Oid table);
 
-// What keeps the rows of a record table from being rewritten (pg/server/owner).
+// The remedy as the hint of an error.
+const char* hint_of(const RecordTableFault& fault);
+
+// What keeps the rows of a record table from being written as its owner (pg/store/triggers), and
+// what besides keeps them from being rewritten (pg/server/owner).
+RecordTableFault owning_fault(Oid table);
 RecordTableFault rewriting_fault(Oid table);
 
 // A block of any record table as one number. The numbers have the order of record_tables(), then

@@ -21,14 +21,20 @@ constinit MemoryContext cache_context = nullptr;
 constinit HashTable<char[NAMEDATALEN], Scope, HASH_STRINGS> by_name;
 constinit HashTable<std::int32_t, ById> by_id;
 constinit const Scope* latest = nullptr;  // what the last lookup found: most sessions use one scope
+constinit MemoryContext kept_context = nullptr;  // until the transaction ends, if it is outdated
 constinit bool valid = false;  // set before anything is read: a change meanwhile resets it
 
 void forget_scopes() {
     valid = false;
 }
 
+void keep_scopes() {
+    kept_context = cache_context;
+}
+
 // An outdated cache is freed only here, at the start of a lookup: an invalidation may arrive while
-// a scope is in use. Accepting invalidations makes a change effective at once, even in the middle
+// a scope is in use. One that triggers have fired upon may be in use by the call that has fired
+// them. Accepting invalidations makes a change effective at once, even in the middle
 // of a transaction.
 void prepare_cache() {
     AcceptInvalidationMessages();
@@ -37,7 +43,10 @@ void prepare_cache() {
     by_name = {};
     by_id = {};
     latest = nullptr;
-    if (MemoryContext old = std::exchange(cache_context, nullptr); old != nullptr)
+    MemoryContext old = std::exchange(cache_context, nullptr);
+    if (old != nullptr && old == std::exchange(kept_context, nullptr))
+        MemoryContextSetParent(old, TopTransactionContext);
+    else if (old != nullptr)
         MemoryContextDelete(old);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
     by_name.create("idem scopes", 16, cache_context);
@@ -103,6 +112,7 @@ bool begins_something(std::string_view function) {
 
 void init_scopes() {
     on_invalidation(Table::scope, forget_scopes);
+    on_firing(keep_scopes);
 }
 
 const Scope* find_scope(std::string_view name) {

@@ -3,7 +3,8 @@
 // The cache is per backend and is dropped as a whole by relation cache invalidation of idem.scope,
 // which the functions of pg/store/scope_table announce, and a trigger for all other changes
 // (idem_internal.announce_change()). A scope that a lookup returns stays valid until the next
-// lookup: a function looks up once and copies what has to live longer.
+// lookup: a function looks up once and copies what has to live longer. Lookups by triggers that a
+// write fires do not count.
 #pragma once
 
 #include "pg/store/scope_settings.hpp"

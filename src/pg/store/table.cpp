@@ -353,9 +353,23 @@ namespace {
 
 }  // namespace
 
+namespace {
+
+[[noreturn]] void refuse_unlogged(Relation table) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("table \"%s\" is unlogged", RelationGetRelationName(table)),
+                    errdetail("A crash would empty it, and operations would be executed twice."),
+                    errhint("Execute ALTER TABLE %s SET LOGGED.",
+                            qualified_name(RelationGetRelid(table)))));
+}
+
+}  // namespace
+
 KeyedTable::KeyedTable(Oid table, Access access, Relation (*open)(Oid, LOCKMODE))
     : table_(access == Access::write ? open_to_write(open, table) : open(table, AccessShareLock)),
-      release_(access == Access::write ? NoLock : AccessShareLock) {}
+      release_(access == Access::write ? NoLock : AccessShareLock) {
+    if (access == Access::write && !RelationIsPermanent(table_)) refuse_unlogged(table_);
+}
 
 Relation KeyedTable::open_index() const {
     const Oid primary_key = compat::primary_key_of(table_);

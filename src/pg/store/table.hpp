@@ -22,6 +22,7 @@
 #include "pg/server/compat.hpp"
 #include "pg/server/lock.hpp"
 #include "pg/server/postgres.hpp"
+#include "pg/store/triggers.hpp"
 
 namespace idem::pg {
 
@@ -219,10 +220,13 @@ inline bool no_duplicates(Relation /* index */) {
 // entries, and the caller must delete it.
 template <class OnDuplicate = bool (*)(Relation)>
 bool insert_row(Relation table, TupleTableSlot* slot, OnDuplicate on_duplicate = no_duplicates) {
+    check_triggers(table, CMD_INSERT);
     check_partition(table, slot);
     const bool unfinished = is_unfinished(table, slot);
     table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
-    return add_index_entries(table, slot, IndexEntries::all, unfinished, on_duplicate);
+    if (!add_index_entries(table, slot, IndexEntries::all, unfinished, on_duplicate)) return false;
+    fire_triggers(table, CMD_INSERT, nullptr, slot);
+    return true;
 }
 inline void insert_row(Relation table, std::span<const Datum> values, std::span<const bool> nulls) {
     TupleTableSlot* slot = new_row(table, values, nulls);
@@ -230,12 +234,21 @@ inline void insert_row(Relation table, std::span<const Datum> values, std::span<
     ExecDropSingleTupleTableSlot(slot);
 }
 
+// Deletes the row at tid. Any result but TM_Ok means that another transaction has changed the row,
+// or is about to.
+inline TM_Result delete_row(Relation table, ItemPointerData tid, compat::Waiting waiting) {
+    check_triggers(table, CMD_DELETE);
+    const TM_Result result = compat::delete_tuple(table, &tid, waiting);
+    if (result == TM_Ok) fire_triggers(table, CMD_DELETE, &tid, nullptr);
+    return result;
+}
+
 // Deletes the rows that match. The caller has locked the table against other changes of its rows.
 template <class Match>
 void delete_rows(Relation table, Match match) {
     scan_committed_rows(table, [&](TupleTableSlot* slot) {
         if (!match(slot)) return;
-        const TM_Result result = compat::delete_row(table, &slot->tts_tid, compat::Waiting::yes);
+        const TM_Result result = delete_row(table, slot->tts_tid, compat::Waiting::yes);
         if (result != TM_Ok) elog(ERROR, "unexpected result %d of deleting a row", result);
     });
     CommandCounterIncrement();
@@ -249,6 +262,7 @@ template <class OnDuplicate = bool (*)(Relation)>
 TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
                      OnDuplicate on_duplicate = no_duplicates) {
     Assert(ItemPointerIsValid(&tid));
+    check_triggers(table, CMD_UPDATE);
     check_partition(table, slot);
     const bool unfinished = is_unfinished(table, slot);
     IndexEntries which;
@@ -257,6 +271,7 @@ TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
     [[maybe_unused]] const bool kept =
         add_index_entries(table, slot, which, unfinished, on_duplicate);
     Assert(kept);
+    fire_triggers(table, CMD_UPDATE, &tid, slot);
     return result;
 }
 

@@ -17,6 +17,7 @@ enum Column {
     column_source,
     columns
 };
+static_assert(columns == watermark_columns);
 
 Datum column(TupleTableSlot* slot, Column which) {
     bool null;

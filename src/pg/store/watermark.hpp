@@ -11,6 +11,8 @@
 
 namespace idem::pg {
 
+inline constexpr int watermark_columns = 6;
+
 struct Watermark {
     std::optional<std::int64_t> seq;  // of the newest committed row, or of our own
     RowWriter writer{};               // another transaction that is moving it

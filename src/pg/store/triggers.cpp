@@ -1,0 +1,175 @@
+#include "pg/store/triggers.hpp"
+
+#include "pg/server/compat.hpp"
+
+namespace idem::pg {
+namespace {
+
+using Prepare = void();
+constinit Prepare* prepare_to_fire = nullptr;
+
+constexpr int any_event = TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE;
+
+int event_of(CmdType command) {
+    switch (command) {
+        case CMD_INSERT:
+            return TRIGGER_TYPE_INSERT;
+        case CMD_UPDATE:
+            return TRIGGER_TYPE_UPDATE;
+        default:
+            Assert(command == CMD_DELETE);
+            return TRIGGER_TYPE_DELETE;
+    }
+}
+
+// As the server decides it, by the setting session_replication_role.
+bool is_enabled(const Trigger& trigger) {
+    const char other = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA
+                           ? TRIGGER_FIRES_ON_ORIGIN
+                           : TRIGGER_FIRES_ON_REPLICA;
+    return trigger.tgenabled != TRIGGER_DISABLED && trigger.tgenabled != other;
+}
+
+// The first trigger of one of the events that fires in this session and is like this.
+template <class IsLike>
+const Trigger* find_trigger(Relation table, int events, IsLike is_like) {
+    const TriggerDesc* triggers = table->trigdesc;
+    for (int i = 0; triggers != nullptr && i < triggers->numtriggers; ++i) {
+        const Trigger& trigger = triggers->triggers[i];
+        if ((trigger.tgtype & events) != 0 && is_enabled(trigger) && is_like(trigger))
+            return &trigger;
+    }
+    return nullptr;
+}
+
+bool is_before(const Trigger& trigger) {
+    return TRIGGER_FOR_BEFORE(trigger.tgtype);
+}
+
+// ---- Whose code a trigger runs ------------------------------------------------------------------
+
+// Changes rows that refer to the one that is written, and their triggers run as the role that
+// writes.
+bool is_cascading(const Trigger& trigger) {
+    constexpr std::array harmless = {F_RI_FKEY_NOACTION_DEL, F_RI_FKEY_NOACTION_UPD,
+                                     F_RI_FKEY_RESTRICT_DEL, F_RI_FKEY_RESTRICT_UPD};
+    return RI_FKey_trigger_type(trigger.tgfoid) == RI_TRIGGER_PK &&
+           std::ranges::find(harmless, trigger.tgfoid) == harmless.end();
+}
+
+// The function is its owner's, who may replace it.
+bool is_foreign(Oid function, Oid table_owner) {
+    HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+    if (!HeapTupleIsValid(tuple)) return true;
+    const auto* form = reinterpret_cast<const FormData_pg_proc*>(GETSTRUCT(tuple));
+    const bool own =
+        form->prosecdef || form->proowner == table_owner || superuser_arg(form->proowner);
+    ReleaseSysCache(tuple);
+    return !own;
+}
+
+// ---- Firing -------------------------------------------------------------------------------------
+
+// Puts the events of the row and the statement into the queue of the current query level.
+void queue_events(EState* estate, ResultRelInfo* target, CmdType command, ItemPointer old_row,
+                  TupleTableSlot* new_row) {
+    TransitionCaptureState* rows = MakeTransitionCaptureState(
+        target->ri_TrigDesc, RelationGetRelid(target->ri_RelationDesc), command);
+    switch (command) {
+        case CMD_INSERT:
+            ExecARInsertTriggers(estate, target, new_row, NIL, rows);
+            ExecASInsertTriggers(estate, target, rows);
+            break;
+        case CMD_UPDATE:
+            ExecARUpdateTriggers(estate, target, nullptr, nullptr, old_row, nullptr, new_row, NIL,
+                                 rows, false);
+            ExecASUpdateTriggers(estate, target, rows);
+            break;
+        default:
+            ExecARDeleteTriggers(estate, target, old_row, nullptr, rows, false);
+            ExecASDeleteTriggers(estate, target, rows);
+    }
+}
+
+}  // namespace
+
+void on_firing(Prepare* prepare) {
+    prepare_to_fire = prepare;
+}
+
+const Trigger* before_trigger(Relation table) {
+    return find_trigger(table, any_event, is_before);
+}
+
+std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
+    const auto runs_as_another = [table](const Trigger& trigger) {
+        return trigger.tgdeferrable || is_cascading(trigger) ||
+               is_foreign(trigger.tgfoid, table->rd_rel->relowner);
+    };
+    const Trigger* trigger = find_trigger(table, any_event, runs_as_another);
+    if (trigger == nullptr) return std::nullopt;
+    if (trigger->tgdeferrable)
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" may be deferred to a time at which its code has the rights of "
+                     "another role.",
+                     trigger->tgname),
+            "Create the trigger, or the constraint that it belongs to, as not deferrable."};
+    if (is_cascading(*trigger))
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" of a foreign key changes the rows that refer to a record, "
+                     "whose own triggers would have the rights of the table's owner.",
+                     trigger->tgname),
+            "Drop the foreign key, or create it with NO ACTION."};
+    const char* function = get_func_name(trigger->tgfoid);
+    return UntrustedTrigger{
+        psprintf("Trigger \"%s\" calls function \"%s\" of another role than the table's owner, "
+                 "whose rights it would have.",
+                 trigger->tgname, function),
+        psprintf("Review function \"%s\"; then let the table's owner own it, or make it SECURITY "
+                 "DEFINER.",
+                 function)};
+}
+
+void refuse_before_triggers(Relation table, CmdType command) {
+    const Trigger* trigger = find_trigger(table, event_of(command), is_before);
+    if (trigger == nullptr) return;
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             errmsg("table \"%s\" has a BEFORE trigger", RelationGetRelationName(table)),
+             errdetail("Trigger \"%s\" could change or suppress the row that proves an effect.",
+                       trigger->tgname),
+             errhint("Make it an AFTER trigger, or disable it: ALTER TABLE %s DISABLE TRIGGER %s.",
+                     quote_qualified_identifier(get_namespace_name(RelationGetNamespace(table)),
+                                                RelationGetRelationName(table)),
+                     quote_identifier(trigger->tgname))));
+}
+
+namespace {
+
+// The process may write as the table's owner: then what it fires is what the owner may do.
+void check_trusted(Relation table) {
+    if (!InSecurityRestrictedOperation()) return;
+    if (const auto untrusted = untrusted_trigger(table))
+        ereport(ERROR,
+                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                 errmsg("table \"%s\" is not written as its owner", RelationGetRelationName(table)),
+                 errdetail("%s", untrusted->detail), errhint("%s", untrusted->remedy)));
+}
+
+}  // namespace
+
+void fire_after_triggers(Relation table, CmdType command, ItemPointer old_row,
+                         TupleTableSlot* new_row) {
+    check_trusted(table);
+    if (prepare_to_fire != nullptr) prepare_to_fire();
+    EState* estate = CreateExecutorState();
+    ResultRelInfo* target = compat::begin_statement(estate, table);
+    AfterTriggerBeginQuery();
+    queue_events(estate, target, command, old_row, new_row);
+    AfterTriggerEndQuery(estate);
+    ExecResetTupleTable(estate->es_tupleTable, false);
+    ExecCloseResultRelations(estate);
+    FreeExecutorState(estate);
+}
+
+}  // namespace idem::pg
