@@ -25,6 +25,8 @@ my @kinds = (
 	vacuum_full => 1,
 	cluster     => 1,
 	move        => 2,     # the records of a scope are moved to another table
+	audit       => 4,     # a trigger that copies idem.record is added, or taken away after a comparison
+	repack      => 2,     # pg_repack
 	wal         => 1,     # the WAL cannot be written: PANIC
 	worker      => 1,     # kill -9 of the purge worker
 	postmaster  => 1,     # kill -9 of all processes
@@ -60,6 +62,7 @@ sub new
 	my @chosen = @{ $options{only} } ? @{ $options{only} } : kinds();
 	@chosen = grep { $options{servers}{library} || !$needs_shim{$_} } @chosen;
 	@chosen = grep { !managed_edition() || !$needs_extension{$_} } @chosen;
+	@chosen = grep { $_ ne 'repack' || $options{servers}->has_pg_repack } @chosen;
 	return bless { %options, chosen => \@chosen, count => { map { $_ => 0 } @chosen }, jobs => {}, stuck => 0, seen => {} }, $class;
 }
 
@@ -236,7 +239,23 @@ sub do_memory
 sub do_reindex     { my ($self) = @_; return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY ' . (rand() < 0.8 ? $self->records : 'idem.watermark')); }
 sub do_vacuum_full { my ($self) = @_; return $self->job(vacuum_full => 'VACUUM FULL ' . $self->records); }
 sub do_cluster     { my ($self) = @_; return $self->job(cluster => $self->records =~ s/(.*\.)(\w+)/CLUSTER $1$2 USING $2_pkey/r); }
+sub do_audit       { my ($self) = @_; return $self->job(audit => 'CALL chaos.audit()'); }
 sub do_move        { my ($self) = @_; return $self->job(move => 'CALL chaos.move()'); }
+
+# One that was interrupted has left its trigger behind, and would refuse to begin again.
+sub do_repack
+{
+	my ($self) = @_;
+	return 0 if grep { $_ eq 'repack' } values %{ $self->{jobs} };
+	my $table = rand() < 0.8 ? $self->records : 'idem.watermark';
+	my $primary = $self->{servers}{primary};
+	my $to = join ' ', '-h', $primary->host, '-p', $primary->port, '-d', $self->{servers}{database};
+	return $self->start_job(repack => 'sh', '-c', <<"SH");
+export PGOPTIONS='-c lock_timeout=5s -c client_min_messages=error'
+psql -Xq -v ON_ERROR_STOP=1 $to -c 'DROP EXTENSION IF EXISTS pg_repack CASCADE' -c 'CREATE EXTENSION pg_repack' &&
+exec pg_repack --no-kill-backend --wait-timeout 5 $to -t $table
+SH
+}
 
 # One of the tables with records.
 sub records
@@ -289,13 +308,18 @@ sub job
 	return 0 if grep { $_ eq $kind } values %{ $self->{jobs} };
 	my @psql = ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $self->{servers}{primary}->connstr($self->{servers}{database}), '-c', "SET lock_timeout = '5s'");
 	push @psql, '-c', 'SET statement_timeout = 0';
-	push @psql, map { ('-c', $_) } @sql;
+	return $self->start_job($kind => @psql, map { ('-c', $_) } @sql);
+}
+
+sub start_job
+{
+	my ($self, $kind, @command) = @_;
 	my $pid = fork // die "fork: $!";
 	if (!$pid)
 	{
 		open STDOUT, '>', '/dev/null';
 		open STDERR, '>>', "$self->{directory}/jobs.log";
-		exec @psql;
+		exec @command;
 	}
 	$self->{jobs}{$pid} = $kind;
 	return 0;

@@ -285,9 +285,19 @@ sub commit_prepared
 }
 
 # Moves the database through a dump into another one, where the clients go on.
+sub has_pg_repack
+{
+	my ($self) = @_;
+	return installed('pg_repack') && $self->{primary}->safe_psql('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_repack'});
+}
+
+# What an interrupted pg_repack leaves: a trigger on a table of idem, and the table that it fills.
+sub clear_pg_repack { my ($self) = @_; $self->sql('DROP EXTENSION IF EXISTS pg_repack CASCADE'); return; }
+
 sub move_database
 {
 	my ($self) = @_;
+	$self->clear_pg_repack;
 	my ($primary, $new, $dump) = ($self->{primary}, "$self->{database}r", "$self->{directory}/dump.sql");
 	$self->recover;
 	$self->clear_database;

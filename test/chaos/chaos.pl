@@ -179,6 +179,9 @@ sub check_servers
 	# REINDEX CONCURRENTLY leaves an index behind if it is interrupted.
 	$servers->sql($_) for split /\n/, $servers->sql(
 		q{SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid OR NOT indisready});
+	$servers->clear_pg_repack;
+	$servers->sql('CALL chaos.audit()') if $servers->sql(q{SELECT count(*) FROM pg_trigger WHERE tgname = 'mirror'});
+	is($servers->sql('SELECT place, record FROM chaos.unseen LIMIT 9'), '', 'a trigger has seen every change of idem.record');
 	$servers->sql('SELECT idem.purge(1000000)');
 	$servers->sql('VACUUM idem.record');    # autovacuum comes once per minute
 	$servers->sql('CALL chaos.change_identity()');

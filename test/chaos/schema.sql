@@ -48,6 +48,37 @@ BEGIN
   END;
 END $$;
 
+-- A copy of idem.record that a trigger keeps: now and then made, and later compared. What it lacks,
+-- or has besides, is in chaos.unseen.
+CREATE TABLE chaos.mirror (LIKE idem.record);
+CREATE TABLE chaos.unseen (place text, record jsonb);
+CREATE FUNCTION chaos.reflect() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_OP <> 'INSERT' THEN
+    DELETE FROM chaos.mirror WHERE digest = OLD.digest;
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    INSERT INTO chaos.mirror SELECT (NEW).*;
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE INDEX ON chaos.mirror (digest);
+CREATE PROCEDURE chaos.audit() LANGUAGE plpgsql AS $$
+BEGIN
+  LOCK TABLE idem.record IN SHARE ROW EXCLUSIVE MODE;
+  IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'idem.record'::regclass AND tgname = 'mirror') THEN
+    DROP TRIGGER mirror ON idem.record;
+    INSERT INTO chaos.unseen
+      SELECT 'table', to_jsonb(a) FROM (TABLE idem.record EXCEPT ALL TABLE chaos.mirror) a
+      UNION ALL SELECT 'mirror', to_jsonb(b) FROM (TABLE chaos.mirror EXCEPT ALL TABLE idem.record) b;
+  ELSE
+    DELETE FROM chaos.mirror;  -- a dump has it, but no triggers of an extension's tables
+    INSERT INTO chaos.mirror TABLE idem.record;
+    CREATE TRIGGER mirror AFTER INSERT OR UPDATE OR DELETE ON idem.record
+      FOR EACH ROW EXECUTE FUNCTION chaos.reflect();
+  END IF;
+END $$;
+
 -- The operation of idem.execute(): one in sixteen fails for good.
 CREATE FUNCTION chaos.operation(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
