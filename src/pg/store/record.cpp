@@ -442,9 +442,9 @@ ChangeResult delete_record(Oid table, const Found& found, WaitBound& bound) {
 
 ChangeResult delete_at(const KeyedTable& table, ItemPointerData row, WaitBound& bound,
                        const char* replaced) {
-    const ChangeResult changed =
-        change_row(table.table(), row, RowChange::deletion, bound,
-                   [&] { return delete_row(table.table(), row, compat::Waiting::yes); });
+    const ChangeResult changed = change_row(table.table(), row, RowChange::deletion, bound, [&] {
+        return delete_row(table.table(), row, compat::Waiting::yes);
+    });
     CommandCounterIncrement();
     check_not_replaced(changed, replaced);
     return changed;
