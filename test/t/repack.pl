@@ -8,6 +8,7 @@ use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 my $pg_repack = installed('pg_repack') or plan skip_all => 'pg_repack is not installed';
 my $node = idem_node('repack', conf => "fsync = off\nlog_statement = none");
@@ -23,10 +24,11 @@ SELECT idem.create_record_table('elsewhere');
 SQL
 
 # Begins to rebuild the table. A transaction that is older holds the swap of the files up, as does
-# the time that a large index takes, so that all of write() falls in between.
+# the time that a large index takes, so that all of the SQL falls in between; what locks the table
+# against others may wait until pg_repack has ended.
 sub repack
 {
-	my ($table, $write) = @_;
+	my ($table, $sql) = @_;
 	my $old = $node->background_psql('postgres', on_error_stop => 1);
 	$old->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()');
 	my $output = '';
@@ -35,10 +37,13 @@ sub repack
 	$node->poll_query_until('postgres', "SELECT count(*) > 0 FROM pg_trigger WHERE tgrelid = '$table'::regclass AND tgname = 'repack_trigger'")
 	  or die "pg_repack has not begun: $output";
 	my $file = sql("SELECT pg_relation_filepath('$table')");
-	$write->();
+	my ($out, $err) = ('', '');
+	my $writer = IPC::Run::start([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres') . ' application_name=writer', '-c', $sql ], '<', '/dev/null', '>', \$out, '2>', \$err);
+	usleep(50_000) while runs($writer) && !sql(q{SELECT count(*) FROM pg_stat_activity WHERE application_name = 'writer' AND wait_event_type = 'Lock'});
 	is(sql("SELECT pg_relation_filepath('$table')"), $file, "$table: written before the swap");
 	$old->query_safe('COMMIT');
 	$old->quit;
+	ok($writer->finish && $err eq '', "$table: all was written") or diag $err;
 	$run->finish;
 	ok($run->result == 0, "$table: repacked") or diag $output;
 	isnt(sql("SELECT pg_relation_filepath('$table')"), $file, "$table: and swapped");
@@ -55,12 +60,12 @@ SQL
 
 my %token = map { $_ => sql("SELECT token FROM idem.claim('jobs', '$_', lease => '1 hour')") } qw(completed failed released renewed);
 sql(q{SELECT idem.once('jobs', 'forgotten'), idem.once('jobs', 'erased'), idem.advance('jobs', 'stream', 1), idem.advance('jobs', 'gone', 1)});
-repack('idem.record', sub {
-	sql("SELECT pay('during' || i, '{\"amount\": 2}') FROM generate_series(1, 30) i");
-	sql("SELECT idem.complete('$token{completed}', '7'), idem.fail('$token{failed}', '{\"message\": \"no\"}'), idem.release('$token{released}', retry_after => '1 hour'), idem.checkpoint('$token{renewed}', 'charged')");
-	sql(q{SELECT idem.forget('jobs', 'forgotten'), idem.erase('jobs', 'erased'), idem.cancel('jobs', 'cancelled')});
-	sql(q{SELECT count(*) FROM idem.once_each('jobs', '{each, every}')});
-});
+repack('idem.record', <<"SQL");
+SELECT pay('during' || i, '{"amount": 2}') FROM generate_series(1, 30) i;
+SELECT idem.complete('$token{completed}', '7'), idem.fail('$token{failed}', '{"message": "no"}'), idem.release('$token{released}', retry_after => '1 hour'), idem.checkpoint('$token{renewed}', 'charged');
+SELECT idem.forget('jobs', 'forgotten'), idem.erase('jobs', 'erased'), idem.cancel('jobs', 'cancelled');
+SELECT count(*) FROM idem.once_each('jobs', '{each, every}');
+SQL
 sql("SELECT pay('during' || i, '{\"amount\": 2}') FROM generate_series(1, 30) i");
 is(sql('SELECT count(*) FROM payment WHERE amount = 2'), 30, 'no payment is made again');
 is(sql(<<'SQL'),
@@ -72,17 +77,17 @@ SQL
 is(sqlstate($node, "SELECT idem.complete('$token{released}', '1')"), 'ID004', 'no lease is back');
 is(sql("SELECT idem.complete('$token{renewed}', '1')"), 1, 'and none is lost');
 
-repack('idem.watermark', sub { sql(q{SELECT idem.advance('jobs', 'stream', 2), idem.advance('jobs', 'new', 5), idem.reset_stream('jobs', 'gone')}) });
+repack('idem.watermark', q{SELECT idem.advance('jobs', 'stream', 2), idem.advance('jobs', 'new', 5), idem.reset_stream('jobs', 'gone')});
 is(sql(q{SELECT idem.advance('jobs', 'stream', 2), idem.advance('jobs', 'new', 5), idem.advance('jobs', 'gone', 1)}), 'f|f|t', 'no watermark is lower');
 
-repack('elsewhere', sub { sql(q{BEGIN; SELECT idem.use_records('elsewhere'); SELECT idem.once('there', 'k'); COMMIT}) });
+repack('elsewhere', q{BEGIN; SELECT idem.use_records('elsewhere'); SELECT idem.once('there', 'k'); COMMIT});
 is(sql(q{BEGIN; SELECT idem.use_records('elsewhere'); SELECT idem.once('there', 'k'); COMMIT}), "\nf", 'no key elsewhere is new again');
 
-repack('idem.scope', sub { sql(q{SELECT idem.create_scope('during'), idem.alter_scope('jobs', max_attempts => 7)}) });
+repack('idem.scope', q{SELECT idem.create_scope('during'), idem.alter_scope('jobs', max_attempts => 7)});
 is(sql(q{SELECT string_agg(name || ' ' || coalesce(max_attempts, 0), ', ' ORDER BY name) FROM idem.scopes WHERE name IN ('during', 'jobs')}), 'during 0, jobs 7', 'no scope is lost');
 is(sql(q{SELECT idem.once('during', 'k'), idem.once('during', 'k')}), 't|f', 'and each is used');
 
-repack('idem.secret', sub { sql(q{SELECT idem.rotate_secret()}) });
+repack('idem.secret', q{SELECT idem.rotate_secret()});
 is(sql(q{SELECT pay('during1', '{"amount": 2}') IS NOT NULL}), 't', 'what was fingerprinted before is recognized');
 is(sqlstate($node, q{SELECT pay('during1', '{"amount": 3}')}), 'ID002', 'and another request is a conflict');
 
