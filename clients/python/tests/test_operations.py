@@ -355,12 +355,6 @@ class Psycopg(Outcomes, PaymentTest):
                               lambda connection: connection.execute("SELECT 1 AS one").fetchone())
         self.assertEqual(answer.response, {"one": 1})
 
-    def test_an_operation_that_commits_is_refused(self):
-        with self.assertRaises(psycopg.Error) as raised:
-            Idempotency(connect).run("payments", new_key(), {"amount": 1},
-                                     lambda connection: connection.commit())
-        self.assertEqual(raised.exception.sqlstate, "ID006")
-
     def test_an_operation_needs_a_transaction_of_its_own(self):
         with connect() as connection, connection.transaction():
             payments = Idempotency(lambda: contextlib.nullcontext(connection))
@@ -376,15 +370,6 @@ class Psycopg(Outcomes, PaymentTest):
                 connection.execute(f"SHOW transaction_{mode}").fetchone()[0]
                 for mode in ("isolation", "read_only", "deferrable")])
             self.assertEqual(answer.response, ["repeatable read", "off", "on"])
-
-    def test_a_transaction_that_ignored_an_error_is_not_committed(self):
-        def work(connection):
-            try:
-                connection.execute("SELECT 1 / 0")
-            except psycopg.Error:
-                return "done"
-        with self.assertRaisesRegex(RuntimeError, "ignored an error"):
-            Idempotency(connect).transaction(work)
 
     def test_a_transaction_that_claims_by_itself_follows_the_error(self):
         # The server says when to come back: in the field of 0.3, or only in the hint.

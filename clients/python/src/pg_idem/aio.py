@@ -50,7 +50,6 @@ class AsyncIdempotency(flow.Operations):
     async def begun(self) -> AsyncIterator[Any]:
         async with self.connect() as connection, connection.transaction():
             yield connection
-            drivers.require_whole(connection)
 
     async def send(self, connection: Any, statements: Sequence[str],
                    parameters: Mapping[str, Any], *, before: str = "", after: str = "") -> Any:

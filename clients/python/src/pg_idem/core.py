@@ -6,9 +6,11 @@ import json
 import random
 import re
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import (Any, Callable, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence,
+                    Union)
 
 Headers = Mapping[str, Union[str, Sequence[str]]]
 Key = Union[str, uuid.UUID]
@@ -84,8 +86,41 @@ UNDO = "ROLLBACK TO SAVEPOINT pg_idem"
 COMMIT = "COMMIT"
 
 
-# A RuntimeError, where a function has gone on after an error that undid what it had done.
+# What a RuntimeError says. The transaction is rolled back, whatever the function does with it.
 IGNORED = "the transaction has ignored an error, and is rolled back"
+NOT_YOURS = ("the operation and its answer are committed together: its function must not end, begin"
+             " or prepare a transaction")
+# Statements that would, outside of literals, quoted names and comments.
+_LITERAL = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$""", re.S)
+_ENDS = re.compile(r"""(?:^|;)\s*(?:begin|start\s+transaction|commit|end|abort|prepare\s+transaction|
+                       rollback(?!(?:\s+(?:work|transaction))?\s+to\b))\b""", re.I | re.X)
+
+
+class Guard:
+    """Keeps a function from ending the transaction that it works in."""
+
+    broken = False
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        self.broken = True
+        raise RuntimeError(NOT_YOURS)
+
+    def statement(self, statement: str) -> None:
+        if _ENDS.search(_LITERAL.sub(" ", statement)):
+            self.refuse()
+
+    @contextmanager
+    def kept(self, require_whole: Callable[[], None]) -> Iterator[None]:
+        """What the function does: it may also have swallowed the refusal."""
+        try:
+            yield
+        except Exception as error:
+            if self.broken and str(error) != NOT_YOURS:
+                raise RuntimeError(NOT_YOURS) from error
+            raise
+        if self.broken:
+            self.refuse()
+        require_whole()
 
 
 class JsonText(str):

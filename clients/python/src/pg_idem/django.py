@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 
-from . import core, flow, http, sync
+from . import core, drivers, flow, http, sync
 from .http import Exchange, Policy, Response
 
 
@@ -31,14 +31,26 @@ class Idempotency(sync.Framework):
         with self.connect():
             yield connections[self.using]
 
-    # After an error of the ORM, the end of the block rolls back, and would not say so.
-    def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
-        def whole(_: Any) -> flow.Steps[Any]:
-            result = yield function(connection)
+    def effect(self, connection: Any,
+               body: Callable[[Any], flow.Steps[Any]]) -> flow.Steps[Any]:
+        return self.within(transaction.atomic(using=self.using),
+                           lambda _: self.guarded_call(connection, body))
+
+    # Django itself refuses commit() and rollback().
+    @contextmanager
+    def guarded(self, connection: Any) -> Iterator[Any]:
+        guard = core.Guard()
+
+        def statement(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+            guard.statement(drivers.text_of(sql, context["cursor"].cursor))
+            return execute(sql, params, many, context)
+
+        def whole() -> None:  # else the end of the block would roll back, and not say so
             if connection.needs_rollback:
                 raise RuntimeError(core.IGNORED)
-            return result
-        return self.within(transaction.atomic(using=self.using), whole)
+            drivers.require_whole(connection.connection)
+        with connection.execute_wrapper(statement), guard.kept(whole):
+            yield connection
 
     def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
         with connection.cursor() as cursor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional, Sequence
 
 from . import core
 
@@ -17,8 +18,48 @@ def require_idle(connection: Any) -> None:
 
 
 def require_whole(connection: Any) -> None:
-    if connection.info.transaction_status == 3:  # in error: COMMIT would roll it back, and succeed
+    status = connection.info.transaction_status
+    if status == 3:  # in error: COMMIT would roll it back, and succeed
         raise RuntimeError(core.IGNORED)
+    if status == 0 and not connection.closed:
+        raise RuntimeError(core.NOT_YOURS)
+
+
+@contextmanager
+def guarded(connection: Any) -> Iterator[Any]:
+    """The connection of psycopg 3, which refuses to end its transaction."""
+    guard, wait = core.Guard(), connection.wait
+
+    class Cursor(connection.cursor_factory):  # type: ignore[misc]
+        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.statement(text_of(query, self))
+            return super().execute(query, *args, **kwargs)
+
+        def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.statement(text_of(query, self))
+            return super().executemany(query, *args, **kwargs)
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:  # for cursors that are none of these
+        if connection.info.transaction_status == 0:
+            guard.refuse()
+        return wait(*args, **kwargs)
+    own = {"cursor_factory": Cursor, "wait": waiting, "commit": guard.refuse,
+           "rollback": guard.refuse}
+    before = {name: vars(connection)[name] for name in own if name in vars(connection)}
+    try:
+        with guard.kept(lambda: require_whole(connection)):
+            vars(connection).update(own)
+            yield connection
+    finally:
+        for name in own:
+            del vars(connection)[name]
+        vars(connection).update(before)
+
+
+def text_of(query: Any, cursor: Any) -> str:
+    if isinstance(query, bytes):
+        return query.decode("latin-1")
+    return query if isinstance(query, str) else str(query.as_string(cursor))
 
 
 def message(connection: Any, statements: Sequence[str], before: str, after: str) -> tuple[str, int]:

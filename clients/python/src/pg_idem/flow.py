@@ -13,7 +13,7 @@ import logging
 import time
 from typing import Any, Callable, Generator, Mapping, Optional, Sequence, TypeVar
 
-from . import core
+from . import core, drivers
 from .core import Answer, Claim, Event, Failure, Key, Refused, Retry
 
 T = TypeVar("T")
@@ -76,7 +76,8 @@ class Operations:
                      records: Optional[str] = None) -> Any:
                 def steps() -> Steps[Any]:
                     answer = yield from self.run_steps(
-                        scope, key, request, lambda connection: function(connection, request),
+                        scope, key, request,
+                        functools.partial(call, lambda connection: function(connection, request)),
                         tenant=tenant, records=records)
                     return answer.response
                 return self.drive(steps())
@@ -90,16 +91,15 @@ class Operations:
         """Claims the key, calls function(connection) and completes the claim with its result, in
         one transaction; or returns the stored answer. Raises Failure and Refused. With `expires`,
         a first answer says when it expires, as a replay does."""
-        return self.drive(self.run_steps(scope, key, request, function, tenant=tenant,
-                                         records=records, retry=retry, expires=expires))
+        return self.drive(self.run_steps(
+            scope, key, request, functools.partial(call, function), tenant=tenant, records=records,
+            retry=retry, expires=expires))
 
     def transaction(self, function: Callable[[Any], Any], *, retry: Optional[Retry] = None) -> Any:
         """Calls function(connection) in a transaction, and again after errors that a retry can
         cure. The outcome of a lost COMMIT is unknown, so the function must claim a key."""
 
-        def attempt() -> Steps[Any]:
-            return self.within(self.begun(), lambda connection: call(function, connection))
-        return self.drive(self.retried(attempt, retry))
+        return self.drive(self.transaction_steps(functools.partial(call, function), retry))
 
     def lease(self, scope: str, key: Key, request: Any, *, lease: float = 60.0,
               tenant: Optional[str] = None, records: Optional[str] = None,
@@ -111,15 +111,20 @@ class Operations:
 
     # The protocol ---------------------------------------------------------------------------
 
-    def run_steps(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
+    def run_steps(self, scope: str, key: Key, request: Any, body: Callable[[Any], Steps[Any]], *,
                   tenant: Optional[str] = None, records: Optional[str] = None,
                   retry: Optional[Retry] = None, expires: bool = False) -> Steps[Answer]:
         claim = self.claim_of(scope, key, request, tenant, records)
 
         def attempt() -> Steps[Answer | Failure]:
             return self.within(self.connected(), lambda connection: self._attempt(
-                connection, claim, function, expires))
+                connection, claim, body, expires))
         return (yield from self.reported(claim, self.retried(attempt, retry)))
+
+    def transaction_steps(self, body: Callable[[Any], Steps[T]],
+                          retry: Optional[Retry] = None) -> Steps[T]:
+        return self.retried(lambda: self.within(
+            self.begun(), lambda connection: self.guarded_call(connection, body)), retry)
 
     def reported(self, claim: Mapping[str, Any], steps: Steps[Answer | Failure]) -> Steps[Answer]:
         try:
@@ -143,14 +148,14 @@ class Operations:
             log.exception("on_event failed")
 
     def _attempt(self, connection: Any, claim: Mapping[str, Any],
-                 function: Callable[[Any], Any], expires: bool) -> Steps[Answer | Failure]:
+                 body: Callable[[Any], Steps[Any]], expires: bool) -> Steps[Answer | Failure]:
         claimed = yield from self.claim(connection, claim, before=core.BEGIN, after=core.SAVEPOINT)
         stored = claimed.stored(claim["key"], self.loads)
         if stored is not None:
             yield self.end(connection)
             return stored
         try:
-            result = yield from self.effect(connection, function)
+            result = yield from self.effect(connection, body)
         except Failure as failed:  # the effect is undone, and the failure is committed
             row = yield self.send(
                 connection, [core.FAIL, core.EXPIRES] if expires else [core.FAIL],
@@ -254,9 +259,18 @@ class Operations:
         """A context manager of a connection with a transaction, which it commits."""
         raise NotImplementedError
 
-    def effect(self, connection: Any, function: Callable[[Any], Any]) -> Steps[Any]:
-        """Calls the function, within a savepoint if send() sets none."""
-        return call(function, connection)
+    def effect(self, connection: Any, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        """What the function does, within a savepoint if send() sets none."""
+        return self.guarded_call(connection, body)
+
+    def guarded_call(self, connection: Any, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        with self.guarded(connection) as own:
+            return (yield from body(own))
+
+    def guarded(self, connection: Any) -> Any:
+        """A context manager: the connection for a function, which cannot end the transaction. At
+        its end, the transaction is whole, or a RuntimeError is raised."""
+        return drivers.guarded(connection)
 
     def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
              before: str = "", after: str = "") -> Any:

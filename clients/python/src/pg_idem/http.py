@@ -237,8 +237,8 @@ def respond(idempotency: Operations, exchange: Exchange, headers: Sequence[str],
     handler, on a connection."""
     policy = exchange.policy
 
-    def work(connection: Any) -> Any:
-        return idempotency.drive(exchange.attempt(call, connection))
+    def work(connection: Any) -> Steps[Answer]:
+        return exchange.attempt(call, connection)
 
     key = of = None
     try:
@@ -246,7 +246,7 @@ def respond(idempotency: Operations, exchange: Exchange, headers: Sequence[str],
         key = exchange.key(headers, request)
         if key is None:
             return exchange.outcome(
-                (yield idempotency.transaction(work, retry=NO_RETRY)))
+                (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
         return exchange.outcome((yield from idempotency.run_steps(
             policy.scope, key, exchange.request(), work, tenant=of, retry=RETRY,
             expires=policy.send_retention)))

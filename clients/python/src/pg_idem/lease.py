@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import time
@@ -181,7 +182,8 @@ class LeaseBase:
                     connection, self._token, answer, before=core.BEGIN))
             yield self._operations.send(connection, [core.RENEW], self._renewal(),
                                         before=core.BEGIN)
-            result = yield from self._operations.effect(connection, effect)
+            result = yield from self._operations.effect(
+                connection, functools.partial(flow.call, effect))
             return (yield from self._operations.completed(connection, self._token, result))
         except Exception as error:
             raise core.as_lost(error)

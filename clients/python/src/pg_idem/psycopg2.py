@@ -48,8 +48,13 @@ class Idempotency(sync.Idempotency):
         with self.connected() as connection:
             self.send(connection, [], {}, before=core.BEGIN)
             yield connection
-            drivers.require_whole(connection)
             self.end(connection)
+
+    @contextmanager
+    def guarded(self, connection: Any) -> Iterator[Any]:
+        guard = core.Guard()
+        with guard.kept(lambda: drivers.require_whole(connection)):
+            yield _Guarded(connection, guard)
 
     def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
              before: str = "", after: str = "") -> Any:
@@ -62,13 +67,54 @@ class Idempotency(sync.Idempotency):
             result = [_RESPONSE]
         message, _ = drivers.message(connection, statements, before, after)
         message = "; ".join([message, *result])
-        with connection.cursor() as cursor:
+        from psycopg2.extensions import cursor as factory  # whatever that of the application is
+        with connection.cursor(cursor_factory=factory) as cursor:
             cursor.execute(message, parameters)
             row: Any = cursor.fetchone() if cursor.description else (None,)
         return _claim(json.loads(row[0])) if kept else row
 
     def end(self, connection: Any) -> None:
         self.send(connection, ["COMMIT"], {})
+
+
+class _Guarded:
+    """A connection whose transaction cannot be ended."""
+
+    def __init__(self, connection: Any, guard: core.Guard) -> None:
+        vars(self).update(_connection=connection, _guard=guard)
+        for name in ("commit", "rollback", "set_session", "set_isolation_level", "reset",
+                     "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback"):
+            vars(self)[name] = guard.refuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "autocommit" or name in ("isolation_level", "readonly", "deferrable"):
+            self._guard.refuse()
+        setattr(self._connection, name, value)
+
+    def __enter__(self) -> Any:  # its end would commit
+        self._guard.refuse()
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def cursor(self, *args: Any, cursor_factory: Any = None, **kwargs: Any) -> Any:
+        from psycopg2.extensions import cursor
+        guard, connection = self._guard, self._connection
+
+        class Cursor(cursor_factory or connection.cursor_factory or cursor):  # type: ignore[misc]
+            def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+                guard.statement(drivers.text_of(query, self))
+                if connection.info.transaction_status == 0:
+                    guard.refuse()
+                return super().execute(query, *args, **kwargs)
+
+            def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+                guard.statement(drivers.text_of(query, self))
+                return super().executemany(query, *args, **kwargs)
+        return connection.cursor(*args, cursor_factory=Cursor, **kwargs)
 
 
 def _claim(row: dict[str, Any]) -> core.Claim:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator
 
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from . import core, flow, sync
+from . import core, drivers, flow, sync
 
 
 class Idempotency(sync.Framework):
@@ -18,17 +20,38 @@ class Idempotency(sync.Framework):
 
     # The end of a nested transaction flushes the session, so the ORM writes before the claim is
     # completed. A flush that fails rolls it back, and its end would not say so.
-    def effect(self, connection: Any, function: Callable[[Any], Any]) -> flow.Steps[Any]:
+    def effect(self, connection: Any,
+               body: Callable[[Any], flow.Steps[Any]]) -> flow.Steps[Any]:
         nested = connection.begin_nested()
 
         def whole(_: Any) -> flow.Steps[Any]:
-            result = yield function(connection)
+            result = yield from self.guarded_call(connection, body)
             if not nested.is_active:
                 raise RuntimeError(core.IGNORED)
             return result
         return self.within(nested, whole)
 
+    @contextmanager
+    def guarded(self, connection: Any) -> Iterator[Any]:
+        guard, of = core.Guard(), _connection_of(connection)
+
+        def statement(_: Any, __: Any, statement: str, *___: Any) -> None:
+            guard.statement(statement)
+
+        own = dict.fromkeys(("commit", "rollback", "close", "invalidate"), guard.refuse)
+        event.listen(of, "before_cursor_execute", statement)
+        vars(connection).update(own)
+        try:
+            with guard.kept(lambda: drivers.require_whole(of.connection.dbapi_connection)):
+                yield connection
+        finally:
+            event.remove(of, "before_cursor_execute", statement)
+            for name in own:
+                del vars(connection)[name]
+
     def execute(self, connection: Any, statement: str, parameters: Any) -> Any:
-        if isinstance(connection, Session):
-            connection = connection.connection()
-        return connection.exec_driver_sql(statement, parameters).fetchone()
+        return _connection_of(connection).exec_driver_sql(statement, parameters).fetchone()
+
+
+def _connection_of(connection: Any) -> Any:
+    return connection.connection() if isinstance(connection, Session) else connection

@@ -53,7 +53,6 @@ class Idempotency(Blocking):
     def begun(self) -> Iterator[Any]:
         with self.connect() as connection, connection.transaction():
             yield connection
-            drivers.require_whole(connection)
 
     def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
              before: str = "", after: str = "") -> Any:
