@@ -20,7 +20,7 @@ class Quiet(WSGIRequestHandler):
 def application(path):
     sys.path.insert(0, str(path.parent))
     if path.parent.name == "django":
-        os.environ["DJANGO_SETTINGS_MODULE"] = path.stem
+        os.environ.update(DJANGO_SETTINGS_MODULE="shop.settings", SHOP_URLS=path.stem)
         from django.core.wsgi import get_wsgi_application
         return get_wsgi_application()
     return importlib.import_module(path.stem).app

@@ -8,12 +8,13 @@ import sys
 SOURCE = pathlib.Path("clients/python/src/pg_idem")
 # The modules that users import, beside the package itself, with the names that are for them.
 MODULES = {
-    "asgi": ["IdempotencyMiddleware"],
-    "django": ["Idempotency", "IdempotencyMiddleware"],
-    "http": ["NEVER_STORED", "NotStored", "Policy", "parse_key"],
+    "django": ["Idempotency", "IdempotentMixin", "idempotent"],
+    "fastapi": ["IdempotentRoute", "idempotent"],
+    "flask": ["idempotent"],
+    "http": ["NEVER_STORED", "Route", "parse_key"],
     "psycopg2": ["Idempotency"],
     "sqlalchemy": ["Idempotency"],
-    "wsgi": ["IdempotencyMiddleware"],
+    "starlette": ["idempotent"],
 }
 # What users call, beside constructors and declared fields. Classes inherit from these.
 MEMBERS = {

@@ -112,10 +112,8 @@ def flask_send(app):
 
 def with_flask(ports):
     import after
-    from pg_idem.wsgi import IdempotencyMiddleware
     from psycopg_pool import ConnectionPool
-    after.app.wsgi_app = IdempotencyMiddleware(  # the pools of the storm in place of its own
-        after.app.wsgi_app.app, Idempotency(any_of(pools_of(ports, ConnectionPool))), "payments")
+    after.payments.connect = any_of(pools_of(ports, ConnectionPool))  # in place of its own
     after.pool.close()
     return flask_send(after.app)
 
@@ -158,18 +156,17 @@ def with_asyncio(pools):
 
 def with_starlette(pools):
     import httpx
-    from pg_idem.asgi import IdempotencyMiddleware
+    from pg_idem.starlette import idempotent
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
+    @idempotent(AsyncIdempotency(any_of(pools)), "payments", tenant=None)
     async def payments(request):
         cursor = await request.state.idem_connection.execute(
             INSERT, [(await request.json())["amount"]])
         return JSONResponse((await cursor.fetchone())[0], 201)
     app = Starlette(routes=[Route("/payments", payments, methods=["POST"])])
-    app.add_middleware(IdempotencyMiddleware, scope="payments",
-                       idempotency=AsyncIdempotency(any_of(pools)))
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
     async def pay(number):

@@ -102,7 +102,8 @@ def django_payment(**options):
     settings.configure(
         ROOT_URLCONF="urls", ALLOWED_HOSTS=["*"], SECRET_KEY="test", DATABASES=databases,
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField", LOGGING_CONFIG=None,
-        DEBUG_PROPAGATE_EXCEPTIONS=True, MIDDLEWARE=["pg_idem.django.IdempotencyMiddleware"])
+        DEBUG_PROPAGATE_EXCEPTIONS=True, REST_FRAMEWORK={"UNAUTHENTICATED_USER": None},
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth"])
     django.setup()
 
     class Payment(models.Model):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from pg_idem import (AttemptsExhausted, Conflict, Idempotency, InProgress, Refused, Retry, Worker, is_transient,
                      retry_after, sqlstate)
-from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Policy, Response, parse_key,
-                          problem)
+from pg_idem import Answer, AsyncIdempotency, core
+from pg_idem.http import (RETRY, Exchange, Failure, NotStored, Response, Route, parse_key, problem)
 
 
 class OperationalError(Exception):
@@ -119,17 +119,73 @@ class Keys(unittest.TestCase):
             parse_key(["one", "two"])
 
 
+class Values(unittest.TestCase):
+    """What is not what it is taken for is refused before anything runs."""
+
+    def refused(self, kind, call, *values):
+        for value in values:
+            with self.subTest(value), self.assertRaises(kind):
+                call(value)
+
+    def test_text(self):
+        ops = Idempotency(self.fail)
+        for call in (lambda tenant: ops.run("s", "k", None, print, tenant=tenant),
+                     lambda scope: ops.run(scope, "k", None, print),
+                     lambda records: ops.run("s", "k", None, print, records=records),
+                     lambda tenant: Worker(ops, "s", print, tenant=tenant)):
+            self.refused(TypeError, call, 7, b"x", ["x"], {"id": 1}, object(), True)
+            self.refused(ValueError, call, "a\0", "\ud800")
+        self.refused(ValueError, lambda key: ops.run("s", key, None, print), "a\0", "\udfff")
+        self.refused(ValueError, lambda tenant: ops.run("s", "k", None, print, tenant=tenant), "")
+
+    def test_seconds(self):
+        for call in (lambda value: Idempotency(None, wait=value),
+                     lambda value: Idempotency(None, ttl=value),
+                     lambda value: Idempotency(None).lease("s", "k", None, lease=value),
+                     lambda value: AsyncIdempotency(None).lease("s", "k", None, lease=value),
+                     lambda value: Worker(Idempotency(None), "s", None, lease=value)):
+            self.refused(TypeError, call, "60", True, b"1", [1])
+            self.refused(ValueError, call, -1, float("nan"), float("inf"))
+
+    def test_answers(self):
+        def made(**parts):
+            return core.completion("t", Answer(**parts), json.dumps)
+        self.refused(TypeError, lambda status: made(status=status), "200", 200.0, True)
+        self.refused(ValueError, lambda status: made(status=status), 99, 199, 600)
+        self.refused(TypeError, lambda body: made(body=body), "\\x41", 1, ["a"])
+        self.assertEqual(made(body=memoryview(b"a"))["body"], b"a")
+        self.refused(TypeError, lambda value: made(headers={"A": value}), 1, None, b"x", [1])
+        self.refused(ValueError, lambda value: made(headers={"A": value}), "\u0100", "a\n", "\0",
+                     "a\x7f", ["a", "\r"])
+        self.refused(ValueError, lambda name: made(headers={name: "1"}), "", "a b", "a:", "\u00e9")
+        self.assertEqual(json.loads(made(headers={"A": "\u00ff"})["headers"]), {"A": "\u00ff"})
+
+    def test_requests(self):
+        run = Idempotency(self.fail).run
+        self.refused(ValueError, lambda request: run("s", "k", request, print), float("nan"))
+        self.refused(TypeError, lambda request: run("s", "k", request, print), {1, 2}, b"x", object())
+
+
 class Exchanges(unittest.TestCase):
-    def exchange(self, body=b"", **policy):
-        return Exchange(Policy("payments", **policy), "POST", "/pay", "", body)
+    def exchange(self, body=b"", content_type="application/json", **options):
+        route = Route(None, "payments", None, **options)
+        return Exchange(route, "POST", "/pay", "", body, content_type)
 
     def test_json_is_bound_by_value_and_anything_else_by_its_digest(self):
         prefix = '{"method": "POST", "path": "/pay", "query": "", "body": '
         exact = b'{"amount": 12345678901.123456789}'
         self.assertEqual(self.exchange(exact).request(), prefix + exact.decode() + "}")
         for body in (b"", b"amount=1", b"\xff", b'{"a": NaN}', b'1}, {"path": "/other"',
-                     b"[" * 100000):
-            self.assertRegex(self.exchange(body).request(), '"body": "sha256:[0-9a-f]{64}"}$')
+                     b"[" * 100000, "1".encode("utf-16")):
+            self.assertRegex(self.exchange(body).request(), '"sha256": "[0-9a-f]{64}"}$')
+        self.assertRegex(self.exchange(b"1", 'Text/Plain; Charset="latin-1"; a=b').request(),
+                         '"type": "text/plain;charset=.*latin-1.*", "sha256": "[0-9a-f]{64}"}$')
+
+    def test_an_empty_key_is_no_key_that_is_missing(self):
+        exchange = self.exchange(key_required=False)
+        self.assertIsNone(exchange.key([], None))
+        with self.assertRaisesRegex(Refused, "empty"):
+            exchange.key([""], None)
 
     def test_headers_of_one_connection_moment_or_session_are_not_stored(self):
         headers = [("Location", "/p/1"), ("Set-Cookie", "s=1"), ("set-cookie", "t=1"),

@@ -1,8 +1,13 @@
-SECRET_KEY = "of the example"
-ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "shop.views"
-INSTALLED_APPS = ["shop"]
-DATABASES = {"default": {
-    "ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "ATOMIC_REQUESTS": True}}
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]
+import json
+
+from django.http import JsonResponse
+from django.urls import path
+from shop.models import Payment
+
+
+def pay(request):
+    payment = Payment.objects.create(amount=json.loads(request.body)["amount"])
+    return JsonResponse({"payment": payment.pk}, status=201)
+
+
+urlpatterns = [path("payments", pay)]

@@ -1,15 +1,12 @@
-from flask import Flask, request
+from flask import Flask, g, request
+from pg_idem.flask import idempotent
 from pg_idem.sqlalchemy import Idempotency
-from pg_idem.wsgi import IdempotencyMiddleware
 from sqlalchemy import Column, Integer, Numeric, Text, create_engine, text
 from sqlalchemy.orm import declarative_base, sessionmaker
 
 app = Flask(__name__)
 engine = create_engine("postgresql://", future=True)
 Session = sessionmaker(engine, future=True)
-app.wsgi_app = IdempotencyMiddleware(
-    app.wsgi_app, Idempotency(Session.begin, wait=1.0), "payments")
-app.config["PROPAGATE_EXCEPTIONS"] = True
 
 
 class Payment(declarative_base()):
@@ -20,9 +17,9 @@ class Payment(declarative_base()):
 
 
 @app.post("/payments")
+@idempotent(Idempotency(Session.begin, wait=1.0), "payments", tenant=None)
 def pay():
-    session = request.environ["idem.connection"]
     payment = Payment(amount=request.json["amount"])
-    session.add(payment)
-    session.flush()
+    g.idem_connection.add(payment)
+    g.idem_connection.flush()
     return {"payment": payment.id}, 201

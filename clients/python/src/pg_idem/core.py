@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import uuid
@@ -159,6 +160,15 @@ class Failure(Exception):
         return {name: value for name, value in members.items() if value}
 
 
+class NotStored(Exception):
+    """Raise it in an operation to roll it back, and to answer all the same with `response`. Nothing
+    is stored, and a retry runs again: for errors inside of an answer that says success."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__("the answer is not stored")
+        self.response = response
+
+
 class Refused(Exception):
     """idem did not run the operation. `sqlstate` says why; `retry_after`, in seconds, says when
     to come back with the same key, and is None if waiting does not help."""
@@ -260,7 +270,7 @@ class Claim(NamedTuple):
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[^\x00-\x1f\x7f]*")
+_HEADER_VALUE = re.compile(r"(?:[!-~\x80-\xff](?:[ \t!-~\x80-\xff]*[!-~\x80-\xff])?)?")
 
 
 def stored_headers(text: Optional[str]) -> Optional[Headers]:
@@ -270,9 +280,10 @@ def stored_headers(text: Optional[str]) -> Optional[Headers]:
     if headers is None:
         return None
     for name, value in header_list(headers) if isinstance(headers, dict) else [("", headers)]:
-        if not (_HEADER_NAME.fullmatch(name) and isinstance(value, str)
-                and _HEADER_VALUE.fullmatch(value)):
-            raise ValueError("the record has headers that cannot be sent")
+        try:
+            header(name, value)
+        except (TypeError, ValueError) as error:
+            raise ValueError("the record has headers that cannot be sent") from error
     return dict(headers)
 
 
@@ -392,11 +403,63 @@ class Retry:
 # Parameters of the statements ---------------------------------------------------------------
 
 
+# Values at the edge: what would be stored or sent as something else is refused.
+
+
+def text(what: str, value: Any) -> str:
+    """Text that the server can store."""
+    if not isinstance(value, str):
+        raise TypeError(f"the {what} must be a str, not {type(value).__name__}")
+    if re.search("[\0\ud800-\udfff]", value):
+        raise ValueError(f"the {what} has a character that cannot be stored")
+    return value
+
+
 def key_text(key: Key) -> str:
-    """The key, if it is one. A forgotten key must not make all calls one operation."""
+    """A forgotten key must not make all calls one operation."""
     if not isinstance(key, (str, uuid.UUID)):
         raise TypeError(f"the key must be a str or a UUID, not {type(key).__name__}")
-    return str(key)
+    return text("key", str(key))
+
+
+def tenant_text(tenant: Any) -> str:
+    """A client that is not known must not get what belongs to all."""
+    if text("tenant", tenant) == "":
+        raise ValueError("the tenant is empty")
+    return str(tenant)
+
+
+def seconds(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{what} must be a number of seconds from 0 on, not {value}")
+    return float(value)
+
+
+def request_text(request: Any, dumps: Callable[[Any], str]) -> Optional[str]:
+    return request if isinstance(request, (JsonText, type(None))) else dumps(request)
+
+
+def status_code(status: Any) -> int:
+    if isinstance(status, bool) or not isinstance(status, int):
+        raise TypeError(f"the status must be an int, not {type(status).__name__}")
+    if not 200 <= status <= 599:
+        raise ValueError(f"the status must be from 200 to 599, not {status}")
+    return status
+
+
+def header(name: Any, value: Any) -> None:
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise TypeError("names and values of headers must be str")
+    if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+        raise ValueError(f"header {name!r} cannot be sent")
+
+
+def body_bytes(body: Any) -> bytes:
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"the body must be bytes, not {type(body).__name__}")
+    return bytes(body)
 
 
 def completion(token: Optional[str], answer: Answer, dumps: Callable[[Any], str]) -> dict[str, Any]:
@@ -409,5 +472,8 @@ def failure(token: Optional[str], failed: Failure) -> dict[str, Any]:
 
 
 def _http(of: Any) -> dict[str, Any]:
-    headers = None if of.headers is None else json.dumps(dict(of.headers))
-    return {"status": of.status, "headers": headers, "body": of.body}
+    for name, value in header_list(of.headers or {}):
+        header(name, value)
+    return {"status": None if of.status is None else status_code(of.status),
+            "headers": None if of.headers is None else json.dumps(dict(of.headers)),
+            "body": None if of.body is None else body_bytes(of.body)}

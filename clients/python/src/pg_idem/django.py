@@ -1,21 +1,24 @@
-"""Operations and middleware on Django's own connection, so that the ORM is part of them:
+"""Operations and views on Django's own connection, so that the ORM is part of them:
 
-    MIDDLEWARE = [..., "pg_idem.django.IdempotencyMiddleware"]    # after authentication
-    PG_IDEM = {"scope": "payments"}
+    @login_required
+    @idempotent(Idempotency(), "payments", tenant=lambda request: request.user.username)
+    def pay(request): ...
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator
 
-from django.conf import settings
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 
 from . import core, drivers, flow, http, sync
-from .http import Exchange, Policy, Response
+from .http import Exchange, Response, Route
 
 
 class Idempotency(sync.Framework):
@@ -24,7 +27,7 @@ class Idempotency(sync.Framework):
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS, **options: Any) -> None:
         self.using = using
-        super().__init__(partial(transaction.atomic, using=using, durable=True), **options)
+        super().__init__(functools.partial(transaction.atomic, using=using, durable=True), **options)
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
@@ -61,55 +64,128 @@ class Idempotency(sync.Framework):
         connections[self.using].close()
 
 
-class IdempotencyMiddleware:
-    """As wsgi.IdempotencyMiddleware, within Django. Its arguments are in the setting PG_IDEM:
-    `scope`, those of http.Policy, `tenant` and `idempotency`. Functions are called with the
-    request instead of the environ."""
+def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
+               **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of a view, below those that authenticate. Its transaction is that of the ORM, in
+    place of the one of ATOMIC_REQUESTS. The arguments are those of http.Route."""
+    route = Route(idempotency, scope, tenant, **options)
 
-    def __init__(self, get_response: Callable[[Any], Any]) -> None:
-        options = dict(settings.PG_IDEM)
-        self.get_response = get_response
-        self.idempotency: Idempotency = options.pop("idempotency", None) or Idempotency()
-        self.tenant: Optional[Callable[[Any], Optional[str]]] = options.pop("tenant", None)
-        self.policy = Policy(**options)
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        def once(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if request.method in http.SAFE:
+                return view(request, *args, **kwargs)
+            return _respond(route, request, lambda: view(request, *args, **kwargs))
 
-    def __call__(self, request: Any) -> Any:
-        if not self.policy.covers(request.method, request.path):
-            return self.get_response(request)
-        header = request.META.get("HTTP_IDEMPOTENCY_KEY")
-        exchange = Exchange(self.policy, request.method, request.path,
-                            request.META.get("QUERY_STRING", ""), request.body)
-        responses: list[Any] = []
-        found = dict(vars(request))
+        async def once_async(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if request.method in http.SAFE:
+                return await view(request, *args, **kwargs)
+            return await sync_to_async(_respond)(
+                route, request,
+                lambda: async_to_sync(view)(request, *args, **kwargs))  # type: ignore[no-untyped-call]
+        made: Callable[..., Any] = transaction.non_atomic_requests(idempotency.using)(
+            functools.wraps(view)(once_async if inspect.iscoroutinefunction(view) else once))
+        return made
+    return decorate
 
-        def call(connection: Any) -> Response:
-            vars(request).clear()  # what an attempt that was rolled back has noted there
-            vars(request).update(found)
-            responses.append(self.get_response(request))
-            return _response_of(responses[-1])
 
-        if len(exchange.body) > self.policy.max_body:
-            response = http.too_large(self.policy.max_body)
+class IdempotentMixin:
+    """For class-based views, and those of Django REST framework. The methods run once per key,
+    after what authenticates in dispatch() or initial(). The attribute `idempotent` is what
+    idempotent() returns."""
+
+    idempotent: Any
+
+    @classmethod
+    def as_view(cls, *args: Any, **kwargs: Any) -> Any:  # as the decorator does
+        view = super().as_view(*args, **kwargs)  # type: ignore[misc]
+        view._non_atomic_requests = cls.idempotent(view)._non_atomic_requests
+        return view
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = request.method.lower()
+        method = getattr(self, name, None)
+        if method is not None and request.method not in http.SAFE:
+            once = type(self).idempotent(functools.partial(self._finished, method))
+            setattr(self, name, once)
+        return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _finished(self, method: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the method, as REST framework finishes it."""
+        try:
+            response = method(request, *args, **kwargs)
+        except Exception as error:
+            if not hasattr(self, "handle_exception") or isinstance(error, core.Failure) or (
+                    core.is_transient(error)):
+                raise
+            response = self.handle_exception(error)
+            response.pg_idem_raised = True
+        if hasattr(self, "finalize_response"):
+            response = self.finalize_response(request, response, *args, **kwargs)
+        return response
+
+
+def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
+    request = getattr(request, "_request", request)  # of REST framework
+    found = dict(vars(request))
+
+    def call(connection: Any) -> Response:
+        vars(request).clear()  # what an attempt that was rolled back has noted there
+        vars(request).update(found)
+        for _, upload in _files(request):
+            upload.seek(0)
+        response = view()
+        if not getattr(response, "is_rendered", True):
+            response = response.render()
+        if response.streaming:
+            body = b"".join(response.streaming_content)
+            response.streaming_content = [body]
         else:
-            response = self.idempotency.drive(http.respond(
-                self.idempotency, exchange, [] if header is None else [header], request,
-                self.tenant, call))
-        if response is exchange.response:  # the first answer, with its cookies
-            for name, value in response.headers:
-                if name not in responses[-1]:
-                    responses[-1][name] = value
-            return responses[-1]
-        answer = HttpResponse(response.body, status=response.status)
-        del answer["Content-Type"]
-        for name, value in response.headers:
-            answer[name] = f"{answer[name]}, {value}" if name in answer else value
-        return answer
+            body = response.content
+        return Response(response.status_code, list(response.items()), body, response,
+                        getattr(response, "pg_idem_raised", False))
+    if int(request.META.get("CONTENT_LENGTH") or 0) > route.max_body:
+        return _sent(route, http.too_large(route.max_body))
+    header = request.META.get("HTTP_IDEMPOTENCY_KEY")
+    exchange = _exchange(route, request)
+    found = dict(vars(request))  # with what it has read
+    return _sent(route, route.idempotency.drive(http.respond(
+        exchange, [] if header is None else [header], request, call)))
 
 
-def _response_of(response: Any) -> Response:
-    if response.streaming:
-        body = b"".join(response.streaming_content)
-        response.streaming_content = [body]
+def _files(request: Any) -> list[tuple[str, Any]]:
+    if request.content_type != http.FORMS[0]:
+        return []
+    return [(name, upload) for name, uploads in request.FILES.lists() for upload in uploads]
+
+
+def _exchange(route: Route, request: Any) -> Exchange:
+    body, form = b"", None
+    if request.content_type == http.FORMS[0]:  # may be longer than what request.body takes
+        form = [[name, value] for name, values in request.POST.lists() for value in values]
+        for name, upload in _files(request):
+            digest = hashlib.sha256()
+            for chunk in upload.chunks():
+                digest.update(chunk)
+            form.append([name, http.file(upload.name, upload.content_type, digest)])
     else:
-        body = response.content
-    return Response(response.status_code, list(response.items()), body)
+        body = request.body
+    return Exchange(route, request.method, request.path, request.META.get("QUERY_STRING", ""), body,
+                    request.META.get("CONTENT_TYPE", ""),
+                    request.META.get("HTTP_CONTENT_ENCODING", ""), form)
+
+
+def _sent(route: Route, response: Response) -> Any:
+    if response.document and route.problem:
+        made = route.problem(response.document)
+        if response.retry_after:
+            made["Retry-After"] = response.retry_after
+        return made
+    made = response.native
+    if made is None:
+        made = HttpResponse(response.body, status=response.status)
+        del made["Content-Type"]
+    known = set(made.headers) if response.native else set()
+    for name, value in response.headers:
+        if name not in known:
+            made[name] = f"{made[name]}, {value}" if name in made else value
+    return made

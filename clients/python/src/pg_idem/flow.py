@@ -11,7 +11,8 @@ import functools
 import json
 import logging
 import time
-from typing import Any, Callable, Generator, Mapping, Optional, Sequence, TypeVar
+from typing import (Any, Callable, Generator, Mapping, NamedTuple, Optional, Sequence, TypeVar,
+                    Union)
 
 from . import core, drivers
 from .core import Answer, Claim, Event, Failure, Key, Refused, Retry
@@ -21,26 +22,49 @@ Steps = Generator[Any, Any, T]
 log = logging.getLogger("pg_idem")
 
 
-def run(steps: Steps[T]) -> T:
-    value: Any = None
+class Call(NamedTuple):
+    """Yielded where a framework calls the handler in a way of its own, and then goes on."""
+
+    connection: Any
+
+
+class Done(NamedTuple):
+    value: Any
+
+
+Move = Callable[[], Any]  # the next send() or throw() of a generator
+
+
+def advance(steps: Steps[Any], move: Move) -> Union[Call, Done]:
     try:
-        while True:
+        value = move()
+        while not isinstance(value, Call):
             value = steps.send(value)
+        return value
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return Done(end.value)
 
 
-async def run_async(steps: Steps[T]) -> T:
-    advance: Callable[[], Any] = functools.partial(steps.send, None)
+async def advance_async(steps: Steps[Any], move: Move) -> Union[Call, Done]:
     while True:
         try:
-            awaitable = advance()
+            awaitable = move()
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return Done(end.value)
+        if isinstance(awaitable, Call):
+            return awaitable
         try:
-            advance = functools.partial(steps.send, await awaitable)
+            move = functools.partial(steps.send, await awaitable)
         except BaseException as error:
-            advance = functools.partial(steps.throw, error)
+            move = functools.partial(steps.throw, error)
+
+
+def run(steps: Steps[Any]) -> Any:
+    return advance(steps, functools.partial(steps.send, None))[0]
+
+
+async def run_async(steps: Steps[Any]) -> Any:
+    return (await advance_async(steps, functools.partial(steps.send, None)))[0]
 
 
 class Operations:
@@ -61,9 +85,10 @@ class Operations:
                  ttl: Optional[float] = None, retry: Retry = Retry(),
                  tenant: Optional[str] = None, records: Optional[str] = None,
                  on_event: Optional[Callable[[Event], None]] = None,
-                 dumps: Callable[[Any], str] = json.dumps,
+                 dumps: Callable[[Any], str] = functools.partial(json.dumps, allow_nan=False),
                  loads: Callable[[str], Any] = json.loads) -> None:
-        self.connect, self.wait, self.ttl, self.retry = connect, wait, ttl, retry
+        self.connect, self.wait, self.retry = connect, core.seconds("wait", wait), retry
+        self.ttl = None if ttl is None else core.seconds("ttl", ttl)
         self.tenant, self.records, self.on_event = tenant, records, on_event
         self.dumps, self.loads = dumps, loads
 
@@ -128,7 +153,10 @@ class Operations:
 
     def reported(self, claim: Mapping[str, Any], steps: Steps[Answer | Failure]) -> Steps[Answer]:
         try:
-            outcome = yield from steps
+            try:
+                outcome = yield from steps
+            except core.NotStored as rolled_back:
+                return Answer(rolled_back.response)
             if isinstance(outcome, Failure):
                 raise outcome
         except (Failure, Refused) as error:
@@ -196,11 +224,17 @@ class Operations:
     def claim_of(self, scope: str, key: Key, request: Any, tenant: Optional[str],
                  records: Optional[str], lease: Optional[float] = None) -> dict[str, Any]:
         """The parameters of a claim."""
-        text = request if isinstance(request, (core.JsonText, type(None))) else self.dumps(request)
-        return {"scope": scope, "key": core.key_text(key), "request": text, "lease": lease,
-                "tenant": tenant if tenant is not None else self.tenant,
-                "wait": self.wait, "ttl": self.ttl,
-                "records": records if records is not None else self.records}
+        return {"scope": core.text("scope", scope), "key": core.key_text(key),
+                "request": core.request_text(request, self.dumps),
+                "lease": None if lease is None else core.seconds("lease", lease),
+                "wait": self.wait, "ttl": self.ttl, **self.place(tenant, records)}
+
+    def place(self, tenant: Optional[str], records: Optional[str]) -> dict[str, Any]:
+        """Where keys are, by arguments that have defaults here."""
+        tenant = tenant if tenant is not None else self.tenant
+        records = records if records is not None else self.records
+        return {"tenant": None if tenant is None else core.tenant_text(tenant),
+                "records": None if records is None else core.text("record table", records)}
 
     def single(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Steps[Any]:
         """The row of the last of some statements, which are a transaction of their own."""

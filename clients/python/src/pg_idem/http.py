@@ -1,10 +1,12 @@
-"""The IETF draft of the Idempotency-Key header, for both kinds of middleware.
+"""The IETF draft of the Idempotency-Key header, for the integrations of frameworks.
 
-A request is answered after COMMIT, and an answer is stored in the transaction of its effect:
+They work at the route, behind authentication. The claim is made when the handler is about to run,
+and its answer is stored in the transaction of its effect, which is committed before a byte leaves:
 
 - status below 400, or one of `final_statuses`: stored, and replayed to every retry. From 400 on,
   the effect is undone first.
-- any other status: the transaction is rolled back, nothing is stored, and the key stays unused.
+- any other status, or an exception: the transaction is rolled back, nothing is stored, and the key
+  stays unused.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import math
 import re
 import uuid
+import zlib
 from dataclasses import dataclass, field
 from email.utils import format_datetime
 from http import HTTPStatus
@@ -21,7 +24,7 @@ from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Unio
 
 from . import core
 from .core import Answer, Failure, Headers, JsonText, Refused, Retry
-from .flow import Operations, Steps
+from .flow import Operations, Steps, log
 
 # Headers that concern one connection, one moment or one client's session.
 NEVER_STORED = frozenset("""
@@ -55,8 +58,8 @@ SERVER_ERRORS = [("22", 400), ("42501", 403), ("25006", 503)] + [
     (of_class, 503) for of_class in ("08", "40", "53", "55", "57", "58", "72")]
 
 
-def default_covers(method: str, path: str) -> bool:
-    return method in ("POST", "PATCH")
+SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")  # these methods have no effect to protect
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 @dataclass
@@ -64,6 +67,13 @@ class Response:
     status: int
     headers: list[tuple[str, str]]
     body: bytes
+    native: Any = None  # that of the framework, for a first answer
+    raised: bool = False  # an exception that the application has turned into an answer
+    document: Optional[dict[str, Any]] = None  # of an error of idem
+
+    @property
+    def retry_after(self) -> Optional[str]:
+        return next((value for name, value in self.headers if name == "Retry-After"), None)
 
 
 class NotStored(Exception):
@@ -75,20 +85,46 @@ class NotStored(Exception):
 
 
 @dataclass
-class Policy:
-    """The arguments that both kinds of middleware have."""
+class Route:
+    """The arguments of idempotent(), in all frameworks.
 
-    scope: str
+    idempotency      runs the operations: the class for your driver
+    scope            the scope, or a function of the request that chooses it
+    tenant           a function of the request: the authenticated client, whose keys they are. It
+                     must return text. None: all clients share their keys
+    key_from         where the key is, if not in the header Idempotency-Key: the path of a member of
+                     the body, such as "meta.idempotency_key", or a function of the request and the
+                     body, which returns None if there is no key
+    key_required     refuse requests without a key (400); otherwise they run without one
+    final_statuses   the statuses from 400 on that are stored, such as 402
+    store_if         a function of the handler's response: whether it is stored, if below 400. Else
+                     it is sent, and its effect is rolled back: for errors inside of a 200
+    never_stored     headers that are not stored, besides http.NEVER_STORED
+    include_headers  the only headers that are stored, beside Content-Type; by default, all others
+    send_retention   send the header Idempotency-Expires: until when the answer is kept
+    max_body         the longest request, in bytes
+    problem          a function of a problem document: the response of the framework to send in its
+                     place, for formats of your own
+    """
+
+    idempotency: Operations
+    scope: Union[str, Callable[[Any], str]]
+    tenant: Optional[Callable[..., Any]]
     key_required: bool = True
     key_from: Union[str, Callable[[Any, bytes], Optional[str]], None] = None
-    covers: Callable[[str, str], bool] = default_covers
     final_statuses: Collection[int] = ()
+    store_if: Callable[[Any], bool] = lambda response: True
     never_stored: Collection[str] = ()
     include_headers: Optional[Collection[str]] = None
     send_retention: bool = False
-    max_body: int = 1 << 20
+    max_body: int = 16 << 20
+    problem: Optional[Callable[[dict[str, Any]], Any]] = None
 
     def __post_init__(self) -> None:
+        if not callable(self.scope):
+            core.text("scope", self.scope)
+        if not (self.tenant is None or callable(self.tenant)):
+            raise TypeError("tenant must be a function, or None for keys that all clients share")
         self._denied = NEVER_STORED | {name.lower() for name in self.never_stored}
         self._allowed = None if self.include_headers is None else {  # the type belongs to the body
             "content-type", *(name.lower() for name in self.include_headers)}
@@ -102,35 +138,52 @@ class Policy:
 class Exchange:
     """One request, and what becomes of it."""
 
-    policy: Policy
+    route: Route
     method: str
     path: str
     query: str
     body: bytes
+    content_type: str = ""
+    content_encoding: str = ""
+    form: Optional[list[list[Any]]] = None  # of FORMS: names with values, or with a file()
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
 
     def key(self, headers: Sequence[str], request: Any) -> Optional[str]:
         """The key of the request, whose Idempotency-Key headers are given."""
-        source = self.policy.key_from
+        source = self.route.key_from
         if source is None:
             key = parse_key(headers)
+            if key is None and headers:  # a client that has forgotten its key
+                raise Refused("ID007", "header Idempotency-Key is empty")
         else:
             key = source(request, self.body) if callable(source) else member(self.body, source)
             if isinstance(key, uuid.UUID):
                 key = str(key)
-            if key is not None and not (isinstance(key, str) and 1 <= len(key) <= 255):
+            if key is not None and not (isinstance(key, str) and 1 <= len(key) <= 255
+                                        and not re.search("[\0\ud800-\udfff]", key)):
                 raise Refused("ID007", "the key must be a string of 1 to 255 characters")
-        if key is None and self.policy.key_required:
+        if key is None and self.route.key_required:
             where = f"member {source}" if isinstance(source, str) else (
                 "key" if source else "header Idempotency-Key")
             raise Refused("ID007", f"{where} is missing")
         return key
 
     def request(self) -> JsonText:
-        """What is bound to the key. JSON counts by value, anything else byte by byte."""
-        text = json.dumps({"method": self.method, "path": self.path, "query": self.query})
-        return JsonText(f'{text[:-1]}, "body": {_json_of(self.body)}}}')
+        """What is bound to the key: all that the handler can read of the content. JSON counts by
+        value, a form by its fields and files, and anything else byte by byte."""
+        media, *parameters = [part.strip().lower() for part in self.content_type.split(";")]
+        bound: dict[str, Any] = {"method": self.method, "path": self.path, "query": self.query}
+        charset = [part for part in parameters
+                   if re.fullmatch('charset="?(?!utf-8"?$).*', part)] if media not in FORMS else []
+        if media != "application/json" or charset:
+            bound["type"] = ";".join([media, *charset])
+        content = _decoded(self.body, self.content_encoding, self.route.max_body)
+        if self.form is not None:
+            return JsonText(json.dumps({**bound, "form": self.form}))
+        if (media == "application/json" or media.endswith("+json")) and _is_json(content):
+            return JsonText(f'{json.dumps(bound)[:-1]}, "body": {content.decode()}}}')
+        return JsonText(json.dumps({**bound, "sha256": hashlib.sha256(content).hexdigest()}))
 
     def attempt(self, call: Callable[[Any], Any], connection: Any) -> Steps[Answer]:
         """The answer of the handler to store."""
@@ -143,16 +196,18 @@ class Exchange:
     def judge(self, response: Response) -> Answer:
         """The answer to store. Raises Failure or NotStored if the effect must not stay."""
         self.response = response
-        if response.status < 400:
-            return Answer(None, response.status, self.stored(response.headers), response.body)
-        if response.status in self.policy.final_statuses:
+        for name, value in response.headers:
+            core.header(name, value)  # also those that are only sent
+        if response.status >= 400 and response.status in self.route.final_statuses:
             raise Failure(phrase(response.status), status=response.status,
                           headers=self.stored(response.headers), body=response.body)
-        raise NotStored(response)
+        if response.status >= 400 or response.raised or not self.route.store_if(response.native):
+            raise NotStored(response)
+        return Answer(None, response.status, self.stored(response.headers), response.body)
 
     def outcome(self, answer: Any) -> Response:
         """The response to an Answer or a Failure."""
-        retention = [] if not (self.policy.send_retention and answer.expires) else [
+        retention = [] if not (self.route.send_retention and answer.expires) else [
             ("Idempotency-Expires", format_datetime(answer.expires, usegmt=True))]
         if not answer.replayed and self.response:
             self.response.headers.extend(retention)
@@ -182,7 +237,7 @@ class Exchange:
         """The headers that may be stored. A header that is sent several times is a list."""
         values: dict[str, list[str]] = {}
         for name, value in headers:
-            if self.policy.stores(name):
+            if self.route.stores(name):
                 values.setdefault(name, []).append(value)
         return {name: several if len(several) > 1 else several[0]
                 for name, several in values.items()}
@@ -230,37 +285,43 @@ def member(body: bytes, path: str) -> Any:
     return value
 
 
-def respond(idempotency: Operations, exchange: Exchange, headers: Sequence[str], request: Any,
-            tenant: Optional[Callable[[Any], Optional[str]]],
-            call: Callable[[Any], Any]) -> Steps[Response]:
-    """The response to a request. `headers` are its Idempotency-Key headers, and `call` is the
-    handler, on a connection."""
-    policy = exchange.policy
+def respond(exchange: Exchange, keys: Sequence[str], request: Any,
+            call: Callable[[Any], Any], tenant: Any = None) -> Steps[Response]:
+    """The response to a request. `keys` are its Idempotency-Key headers, and `call` is the handler,
+    on a connection."""
+    route = exchange.route
+    idempotency, key, scope = route.idempotency, None, route.scope
 
     def work(connection: Any) -> Steps[Answer]:
         return exchange.attempt(call, connection)
 
-    key = of = None
+    if len(exchange.body) > route.max_body:
+        return too_large(route.max_body)
+    if route.tenant is not None:  # an error here is one of the service
+        tenant = core.tenant_text(route.tenant(request) if tenant is None else tenant)
+    scope = core.text("scope", scope(request)) if callable(scope) else scope
     try:
-        of = tenant(request) if tenant else None
-        key = exchange.key(headers, request)
+        key = exchange.key(keys, request)
         if key is None:
             return exchange.outcome(
                 (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
         return exchange.outcome((yield from idempotency.run_steps(
-            policy.scope, key, exchange.request(), work, tenant=of, retry=RETRY,
-            expires=policy.send_retention)))
+            scope, key, exchange.request(), work, tenant=tenant, retry=RETRY,
+            expires=route.send_retention)))
     except NotStored as rolled_back:
         return rolled_back.response
     except Failure as failed:
         return exchange.outcome(failed)
     except Refused as refused:
         if key is None:  # else it is reported by now
-            idempotency.report({"scope": policy.scope, "key": None, "tenant": of}, refused)
+            idempotency.report({"scope": scope, "key": None, "tenant": tenant}, refused)
+        if http_status(refused.sqlstate) >= 500:  # the service's fault
+            raise
         return problem(refused)
     except Exception as error:
         if key is None or not is_unavailable(error):  # without a key, do not ask to retry
             raise
+        log.error("the database did not run an operation of %s: %s", scope, error)
         return problem(error)
 
 
@@ -299,11 +360,6 @@ def problem(error: BaseException, status: Optional[int] = None) -> Response:
     return _json(status, document, more)
 
 
-def malformed(detail: str) -> Response:
-    return _json(400, {"type": "about:blank", "title": "Bad Request", "status": 400,
-                       "detail": detail}, [])
-
-
 def too_large(limit: int) -> Response:
     return _json(413, {"type": "about:blank", "title": "Content Too Large", "status": 413,
                        "detail": f"the request has more than {limit} bytes"}, [])
@@ -312,21 +368,36 @@ def too_large(limit: int) -> Response:
 def _json(status: int, document: dict[str, Any], more: list[tuple[str, str]]) -> Response:
     body = json.dumps(document).encode()
     return Response(status, [("Content-Type", "application/problem+json"),
-                             ("Content-Length", str(len(body))), *more], body)
+                             ("Content-Length", str(len(body))), *more], body, document=document)
 
 
 def _without(headers: list[tuple[str, str]], unwanted: str) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() != unwanted]
 
 
-def _json_of(body: bytes) -> str:
-    """The body, if it is JSON; else a string with its digest."""
+def file(name: Optional[str], content_type: Optional[str], digest: Any) -> dict[str, Any]:
+    """A file of a form."""
+    return {"file": name, "type": content_type, "sha256": digest.hexdigest()}
+
+
+def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
+    """Without the compression of the client, which may differ in a retry; else as it is."""
+    if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
+        return body
+    decoder = zlib.decompressobj(47)
     try:
-        text = body.decode()
-        json.loads(text, parse_constant=_refuse, parse_float=str, parse_int=str)
-        return text
+        content = decoder.decompress(body, limit + 1)
+    except zlib.error:
+        return body
+    return content if decoder.eof and not decoder.unused_data else body
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body.decode(), parse_constant=_refuse, parse_float=str, parse_int=str)
+        return True
     except (ValueError, RecursionError):
-        return json.dumps("sha256:" + hashlib.sha256(body).hexdigest())
+        return False
 
 
 def _refuse(constant: str) -> None:  # NaN and Infinity, which are not JSON

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, Sequence
@@ -67,14 +68,17 @@ class Idempotency(sync.Idempotency):
             result = [_RESPONSE]
         message, _ = drivers.message(connection, statements, before, after)
         message = "; ".join([message, *result])
-        from psycopg2.extensions import cursor as factory  # whatever that of the application is
-        with connection.cursor(cursor_factory=factory) as cursor:
+        with connection.cursor(cursor_factory=_extensions().cursor) as cursor:
             cursor.execute(message, parameters)
             row: Any = cursor.fetchone() if cursor.description else (None,)
         return _claim(json.loads(row[0])) if kept else row
 
     def end(self, connection: Any) -> None:
         self.send(connection, ["COMMIT"], {})
+
+
+def _extensions() -> Any:
+    return importlib.import_module("psycopg2.extensions")  # not before it is needed
 
 
 class _Guarded:
@@ -101,10 +105,10 @@ class _Guarded:
         pass
 
     def cursor(self, *args: Any, cursor_factory: Any = None, **kwargs: Any) -> Any:
-        from psycopg2.extensions import cursor
         guard, connection = self._guard, self._connection
 
-        class Cursor(cursor_factory or connection.cursor_factory or cursor):  # type: ignore[misc]
+        class Cursor(cursor_factory or connection.cursor_factory  # type: ignore[misc]
+                     or _extensions().cursor):
             def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
                 guard.statement(drivers.text_of(query, self))
                 if connection.info.transaction_status == 0:

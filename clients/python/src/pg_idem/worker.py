@@ -35,10 +35,9 @@ class WorkerBase:
                  backoff: tuple[float, float] = (1.0, 300.0)) -> None:
         self.operations, self.scope, self.function = operations, scope, function
         self.concurrency, self.grace, self.backoff = concurrency, grace, backoff
-        self._take = {
-            "scope": scope, "lease": lease, "wait": wait,
-            "tenant": tenant if tenant is not None else operations.tenant,
-            "records": records if records is not None else operations.records}
+        self._take: dict[str, Any] = {
+            "scope": core.text("scope", scope), "lease": core.seconds("lease", lease),
+            "wait": core.seconds("wait", wait), **operations.place(tenant, records)}
 
     def _taken(self, kind: Callable[..., Any]) -> Steps[Optional[LeaseBase]]:
         """The lease of an operation that is due, or None."""

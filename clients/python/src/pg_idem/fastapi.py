@@ -1,0 +1,65 @@
+"""Path operations of FastAPI that run once per key. The dependency claims the key, after those
+before it; the class of the route stores what leaves the endpoint, and commits.
+
+    router = APIRouter(route_class=IdempotentRoute)
+    once = idempotent(AsyncIdempotency(pool.connection), "payments", tenant=user_id)
+
+    @router.post("/payments")
+    async def pay(payment: Payment, connection=Depends(once)): ...
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+
+from . import core, http
+from .flow import Operations
+from .http import Route
+from .starlette import Operation
+
+
+def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+               **options: Any) -> Callable[..., Any]:
+    """A dependency, whose value is the connection. `tenant` is a dependency itself, such as the one
+    that authenticates, or None. The other arguments are those of http.Route."""
+    route = Route(idempotency, scope, tenant, **options)
+
+    async def claim(request: Request, tenant: Any = Depends(tenant or _shared)) -> Any:
+        if request.method in http.SAFE:
+            return None
+        operation: Optional[Operation] = request.scope.get("pg_idem")
+        if operation is None:
+            raise RuntimeError("the router needs route_class=IdempotentRoute")
+        return await operation.begin(request, core.tenant_text(tenant) if route.tenant else None)
+    claim.route = route  # type: ignore[attr-defined]
+    return claim
+
+
+def _shared() -> None:
+    return None
+
+
+class IdempotentRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Any], Any]:
+        handler, route = super().get_route_handler(), _route_of(self.dependant)
+
+        async def once(request: Any) -> Any:
+            if route is None or request.method in http.SAFE:
+                return await handler(request)
+            operation = Operation(route)
+
+            async def endpoint(attempt: Any) -> Any:
+                attempt.scope["pg_idem"] = operation
+                return await handler(attempt)
+            return await operation.respond(request, endpoint)
+        return once
+
+
+def _route_of(dependant: Any) -> Optional[Route]:
+    own = getattr(dependant.call, "route", None)
+    if isinstance(own, Route):
+        return own
+    return next(filter(None, map(_route_of, dependant.dependencies)), None)

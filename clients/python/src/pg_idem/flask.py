@@ -1,0 +1,98 @@
+"""Views of Flask that run once per key.
+
+    @app.post("/payments")
+    @login_required
+    @idempotent(Idempotency(pool.connection), "payments", tenant=lambda request: g.user.name)
+    def pay():
+        g.idem_connection.execute(...)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any, Callable, Optional
+
+import flask
+from flask import current_app, g, request
+
+from . import core, http
+from .flow import Operations
+from .http import Exchange, Response, Route
+
+
+def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+               **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of a view, below those that authenticate. The view works on the transaction of
+    `g.idem_connection`. The arguments are those of http.Route."""
+    route = Route(idempotency, scope, tenant, **options)
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(view)
+        def once(*args: Any, **kwargs: Any) -> Any:
+            if request.method in http.SAFE:
+                return current_app.ensure_sync(view)(*args, **kwargs)
+            state, hooks = vars(g._get_current_object()), _hooks()
+            before, registered = dict(state), len(hooks)
+
+            def call(connection: Any) -> Response:
+                state.clear()  # what an attempt that was rolled back has left
+                state.update(before, idem_connection=connection)
+                del hooks[registered:]
+                return _called(lambda: current_app.ensure_sync(view)(*args, **kwargs))
+            if (request.content_length or 0) > route.max_body:
+                return _sent(route, http.too_large(route.max_body))
+            return _sent(route, idempotency.drive(http.respond(
+                _exchange(route), request.headers.getlist("Idempotency-Key"), request, call)))
+        return once
+    return decorate
+
+
+def _hooks() -> Any:
+    """The functions of after_this_request()."""
+    context = getattr(flask.globals, "request_ctx", None) or flask.globals._request_ctx_stack.top
+    return getattr(context, "_after_request_functions", [])
+
+
+def _exchange(route: Route) -> Exchange:
+    form: Optional[list[list[Any]]] = None
+    body = request.get_data()
+    if request.mimetype in http.FORMS:
+        form = [[name, value] for name, value in request.form.items(multi=True)]
+        for name, upload in request.files.items(multi=True):
+            digest = hashlib.sha256()
+            for chunk in iter(lambda: upload.stream.read(1 << 20), b""):
+                digest.update(chunk)
+            upload.stream.seek(0)
+            form.append([name, http.file(upload.filename, upload.mimetype, digest)])
+    elif request.content_length and len(body) != request.content_length:
+        raise RuntimeError("the body was read before, and cannot be bound to the key")
+    return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
+                    request.query_string.decode("latin-1"), body, request.content_type or "",
+                    request.headers.get("Content-Encoding", ""), form)
+
+
+def _called(view: Callable[[], Any]) -> Response:
+    raised = False
+    try:
+        for upload in request.files.values() if request.mimetype in http.FORMS else ():
+            upload.stream.seek(0)
+        made = current_app.make_response(view())
+    except Exception as error:
+        if isinstance(error, core.Failure) or core.is_transient(error):
+            raise
+        raised = True  # raises the error again, if the application has no handler for it
+        made = current_app.make_response(current_app.handle_user_exception(error))
+    made.direct_passthrough = False
+    return Response(made.status_code, list(made.headers.items()), made.get_data(), made, raised)
+
+
+def _sent(route: Route, response: Response) -> Any:
+    if response.document and route.problem:
+        made = current_app.make_response(route.problem(response.document))
+        if response.retry_after:
+            made.headers["Retry-After"] = response.retry_after
+        return made
+    made = response.native or current_app.response_class(response.body, response.status)
+    made.headers = type(made.headers)(response.headers)
+    return made

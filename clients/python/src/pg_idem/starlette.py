@@ -1,0 +1,205 @@
+"""Endpoints of Starlette that run once per key.
+
+    @idempotent(AsyncIdempotency(pool.connection), "payments", tenant=lambda r: r.user.username)
+    async def pay(request):
+        await request.state.idem_connection.execute(...)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from typing import Any, Callable, Optional, Union
+
+import anyio
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.responses import Response as Native
+
+from . import core, flow, http
+from .flow import Call, Done, Operations
+from .http import Exchange, Response, Route
+from .sync import Blocking
+
+
+def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+               **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of an endpoint, or of a method of an HTTPEndpoint, below those that authenticate.
+    It works on the transaction of `request.state.idem_connection`. The arguments are those of
+    http.Route. With a class that is not asynchronous, the endpoint is no coroutine either."""
+    route = Route(idempotency, scope, tenant, **options)
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(view)
+        async def once(*args: Any) -> Any:
+            async def call(request: Any) -> Any:
+                if isinstance(view, type) or not inspect.iscoroutinefunction(view):
+                    return await run_in_threadpool(view, *args[:-1], request)
+                return await view(*args[:-1], request)
+
+            async def endpoint(request: Any) -> Any:
+                await operation.begin(request)
+                return await call(request)
+            if args[-1].method in http.SAFE:
+                return await call(args[-1])
+            operation = Operation(route)
+            return await operation.respond(args[-1], endpoint)
+        return once
+    return decorate
+
+
+class Answered(Exception):
+    """The operation needs no handler."""
+
+
+class Operation:
+    """A request whose handler is called by the framework, between the claim and the answer."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.now: Union[Call, Done, None] = None
+
+    async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
+        """The response of endpoint(request), which calls begin()."""
+        self.body = await _read(request, self.route.max_body)
+        while True:
+            attempt = type(request)(
+                {**request.scope, "state": dict(request.scope.get("state", {}))}, _replay(self.body))
+            try:
+                made = await endpoint(attempt)
+                response = await _captured(attempt, made) if self.running else made
+            except Answered:
+                assert isinstance(self.now, Done)
+                return _sent(self.route, self.now.value)
+            except BaseException as error:
+                if not self.running:
+                    raise
+                rendered = await self._rendered(attempt, error)
+                with anyio.CancelScope(shield=True):  # what is begun is rolled back
+                    await (self._resume(error=error) if rendered is None
+                           else self._resume(rendered))
+            else:
+                if not self.running:
+                    return response
+                await self._resume(response)
+            if isinstance(self.now, Done):
+                return _sent(self.route, self.now.value)
+
+    @property
+    def running(self) -> bool:
+        return isinstance(self.now, Call)
+
+    async def begin(self, request: Any, tenant: Any = None) -> Any:
+        """Claims the key, unless another attempt has done so. Returns the connection."""
+        if self.now is None:
+            exchange = Exchange(
+                self.route, request.method, request.scope["path"],
+                request.scope.get("query_string", b"").decode("latin-1"), self.body,
+                request.headers.get("content-type", ""),
+                request.headers.get("content-encoding", ""), await _form(request, self.body))
+            self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
+                                      Call, tenant)
+            await self._move(functools.partial(self.steps.send, None))
+        if not isinstance(self.now, Call):
+            raise Answered
+        request.state.idem_connection = self.now.connection
+        return self.now.connection
+
+    async def _resume(self, response: Optional[Response] = None, *,
+                      error: Optional[BaseException] = None) -> None:
+        self.now = None
+        await self._move(functools.partial(self.steps.send, response) if error is None
+                         else functools.partial(self.steps.throw, error))
+
+    async def _move(self, move: flow.Move) -> None:
+        if isinstance(self.route.idempotency, Blocking):
+            self.now = await run_in_threadpool(flow.advance, self.steps, move)
+        else:
+            self.now = await flow.advance_async(self.steps, move)
+
+    async def _rendered(self, request: Any, error: BaseException) -> Optional[Response]:
+        """What the application's handler of the exception answers, if it has one."""
+        if not isinstance(error, Exception) or isinstance(error, core.Failure) or (
+                core.is_transient(error)):
+            return None
+        handlers, status = request.app.exception_handlers, getattr(error, "status_code", None)
+        handler = handlers.get(status) or next(
+            (handlers[kind] for kind in type(error).__mro__[:-2] if kind in handlers
+             and kind is not Exception), None)
+        if handler is None:
+            if not isinstance(error, HTTPException):
+                return None
+            made: Any = PlainTextResponse(error.detail, error.status_code, error.headers)
+        elif inspect.iscoroutinefunction(handler):
+            made = await handler(request, error)
+        else:
+            made = await run_in_threadpool(handler, request, error)
+        response = await _captured(request, made)
+        response.raised = True
+        return response
+
+
+async def _read(request: Any, limit: int) -> bytes:
+    """The body, or the beginning of one that is too long."""
+    if hasattr(request, "_body"):  # read before, and kept
+        return bytes(await request.body())
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
+def _replay(body: bytes) -> Callable[[], Any]:
+    unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:  # a client that goes away stops no operation
+        if not unread:
+            await anyio.sleep_forever()
+        return unread.pop()
+    return receive
+
+
+async def _form(request: Any, body: bytes) -> Optional[list[list[Any]]]:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != http.FORMS[0]:
+        return None
+    form: list[list[Any]] = []
+    async with Request(request.scope, _replay(body)).form() as fields:
+        for name, value in fields.multi_items():
+            form.append([name, value if isinstance(value, str) else http.file(
+                value.filename, value.content_type, hashlib.sha256(await value.read()))])
+    return form
+
+
+async def _captured(request: Any, made: Any) -> Response:
+    """What the response sends, without its background task, which runs after COMMIT."""
+    background, made.background = made.background, None
+    start: Any = {}
+    chunks = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        elif message["type"] == "http.response.body":
+            chunks.append(message.get("body", b""))
+    await made({**request.scope, "extensions": {}}, anyio.sleep_forever, send)
+    native = Native(b"".join(chunks), start["status"], background=background)
+    headers = [(name.decode("latin-1"), value.decode("latin-1"))
+               for name, value in start.get("headers", [])]
+    return Response(native.status_code, headers, native.body, native)
+
+
+def _sent(route: Route, response: Response) -> Any:
+    if response.document and route.problem:
+        made = route.problem(response.document)
+        if response.retry_after:
+            made.headers["Retry-After"] = response.retry_after
+        return made
+    made = response.native or Native(response.body, response.status)
+    made.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1"))
+                        for name, value in response.headers]
+    return made
