@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -225,6 +226,43 @@ class Leases:
         again = self.lease(key, scope="payments").run(None)
         self.assertEqual((again.response, again.replayed, effects(key)), ("paid", True, 1))
 
+    def test_the_name_of_a_step_is_used_once(self):
+        key, sent = new_key(), []
+
+        def ship(lease):
+            return [lease.step("ship", lambda: sent.append(item) or item) for item in "abc"]
+        for _ in range(2):
+            with self.assertRaisesRegex(ValueError, '"ship" was used before'):
+                self.lease(key).run(ship)
+        self.assertEqual(sent, ["a"])
+        self.assertEqual(self.lease(key).run(lambda lease: [
+            lease.step("ship", self.fail), lease.step("other", lambda: 2)]).response, ["a", 2])
+
+    def test_the_names_of_steps_and_children_are_text(self):
+        with self.lease(new_key()) as lease:
+            for name in (1, None, b"ship", ["ship"]):
+                for call in (lambda: lease.step(name, self.fail), lambda: lease.child_key(name)):
+                    with self.subTest(name), self.assertRaises(TypeError):
+                        call()
+            with self.assertRaises(ValueError):
+                lease.step("a\0", self.fail)
+            lease.complete()
+
+    def test_a_lease_begins_before_it_is_asked_for(self):
+        send, slept = type(self.payments).send, []
+
+        def slow(operations, *arguments, **options):
+            made = send(operations, *arguments, **options)
+            if not slept:
+                slept.append(time.sleep(0.3))
+            return made
+        with unittest.mock.patch.object(type(self.payments), "send", slow):
+            with unittest.mock.patch.object(Lease, "_beat"):
+                with self.lease(new_key(), lease=0.2) as lease:
+                    with self.assertRaises(LeaseLost):
+                        lease.check()
+                    lease.complete()
+
     def test_an_undecided_operation_fails_by_its_last_attempt(self):
         key = new_key()
         with self.assertRaises(Failure), self.undecided(key):
@@ -284,18 +322,30 @@ class Psycopg(Leases, LeaseTest):
         other.__exit__(None, None, None)
 
     def test_work_is_told_that_the_lease_could_not_be_renewed(self):
-        key, connections = new_key(), []
+        key, payments = new_key(), Idempotency(connect)
 
-        def connect_or_fail():
-            connections.append(1)
-            if len(connections) > 1:
-                raise psycopg.OperationalError("unreachable")
-            return connect()
-        payments = Idempotency(connect_or_fail)
+        def renewing():
+            raise psycopg.OperationalError("unreachable")
+        payments.renewing = renewing
         with self.assertRaises(LeaseLost), self.assertLogs("pg_idem"):
             with payments.lease("leased", key, {"amount": 1}, lease=0.3) as lease:
                 self.assertTrue(lease.lost.wait(60))
                 lease.check()
+
+    def test_a_renewal_does_not_wait_for_the_work(self):
+        key, pool = new_key(), threading.Lock()
+
+        @contextlib.contextmanager
+        def connection():
+            with pool, connect() as made:
+                yield made
+        payments = Idempotency(connection)
+        with payments.lease("leased", key, {"amount": 1}, lease=1.5) as lease:
+            with connection():  # the work has all that the pool has
+                time.sleep(3)
+                self.assertFalse(lease.lost.is_set())
+                lease.check()
+            lease.complete()
 
     def test_events(self):
         seen, key = [], new_key()
@@ -508,6 +558,17 @@ class Workers(LeaseTest):
                         lambda: all(state_of(key) == "completed" for key in keys))
         self.assertEqual(seen, [(key, {"amount": n}, 2) for n, key in enumerate(keys)])
         self.assertEqual([effects(key) for key in keys], 5 * [1])
+
+    def test_what_waiting_does_not_cure_ends_it(self):
+        with self.assertLogs("pg_idem"):
+            logging.getLogger("pg_idem").info("so that there is a line")
+            with self.assertRaises(psycopg.Error) as raised:
+                Worker(Idempotency(connect), "no such scope", self.fail, wait=0.1).run()
+            self.assertEqual(raised.exception.sqlstate, "ID008")
+            with self.assertRaises(psycopg.Error) as raised:
+                asyncio.run(AsyncWorker(AsyncIdempotency(aconnect), "no such scope", self.fail,
+                                        wait=0.1).run())
+            self.assertEqual(raised.exception.sqlstate, "ID008")
 
     def test_so_many_at_a_time(self):
         for _ in range(6):

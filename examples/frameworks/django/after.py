@@ -2,8 +2,8 @@ import json
 
 from django.http import JsonResponse
 from django.urls import path
-from pg_idem.django import Idempotency, idempotent
 from shop.models import Payment
+from pg_idem.django import Idempotency, idempotent
 
 
 @idempotent(Idempotency(wait=1.0), "payments", tenant=None)

@@ -16,6 +16,7 @@ class AsyncIdempotency(flow.Operations):
     and the operations are coroutines."""
 
     leases = AsyncLease
+    like: Optional[dict[str, Any]] = None  # as in sync.py
 
     def drive(self, steps: flow.Steps[Any]) -> Any:
         return flow.run_async(steps)
@@ -34,6 +35,7 @@ class AsyncIdempotency(flow.Operations):
     async def connected(self) -> AsyncIterator[Any]:
         async with self.connect() as connection:
             drivers.require_idle(connection)
+            self.like = self.like or drivers.parameters(connection)
             own = connection.autocommit
             await connection.set_autocommit(True)  # as in sync.py
             try:
@@ -45,6 +47,13 @@ class AsyncIdempotency(flow.Operations):
             finally:
                 if drivers.is_idle(connection):
                     await connection.set_autocommit(own)
+
+    @asynccontextmanager
+    async def renewing(self) -> AsyncIterator[Any]:
+        from psycopg import AsyncConnection
+        async with (await AsyncConnection.connect(**self.like, autocommit=True) if self.like
+                    else self.connected()) as connection:
+            yield connection
 
     @asynccontextmanager
     async def begun(self) -> AsyncIterator[Any]:

@@ -89,3 +89,11 @@ def _isolation(level: Any) -> str:
         return name.replace("_", " ")
     return {1: "READ COMMITTED", 2: "REPEATABLE READ", 3: "SERIALIZABLE",
             4: "READ UNCOMMITTED"}[level]
+
+
+def parameters(connection: Any) -> dict[str, Any]:
+    """To connect once more."""
+    info = connection.info
+    found = info.get_parameters() if hasattr(info, "get_parameters") else info.dsn_parameters
+    password = {"password": info.password} if info.password else {}
+    return {name: value for name, value in found.items() if value} | password

@@ -236,12 +236,13 @@ class Operations:
         return {"tenant": None if tenant is None else core.tenant_text(tenant),
                 "records": None if records is None else core.text("record table", records)}
 
-    def single(self, statements: Sequence[str], parameters: Mapping[str, Any]) -> Steps[Any]:
+    def single(self, statements: Sequence[str], parameters: Mapping[str, Any],
+               connected: Any = None) -> Steps[Any]:
         """The row of the last of some statements, which are a transaction of their own."""
 
         def body(connection: Any) -> Steps[Any]:
             return (yield self.send(connection, statements, parameters))
-        return (yield from self.within(self.connected(), body))
+        return (yield from self.within(connected or self.connected(), body))
 
     def retried(self, attempt: Callable[[], Steps[T]], retry: Optional[Retry] = None) -> Steps[T]:
         retry = retry or self.retry
@@ -288,6 +289,10 @@ class Operations:
     def connected(self) -> Any:
         """A context manager of a connection, for send()."""
         raise NotImplementedError
+
+    def renewing(self) -> Any:
+        """As connected(), beside the pool, in which a renewal would wait for the work."""
+        return self.connected()
 
     def begun(self) -> Any:
         """A context manager of a connection with a transaction, which it commits."""

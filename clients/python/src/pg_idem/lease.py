@@ -56,12 +56,12 @@ class LeaseBase:
 
     def step(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of work(), which runs unless an earlier attempt has stored its result. Raises
-        LeaseLost, so that no step begins after the lease was lost."""
+        LeaseLost, so that no step begins after the lease was lost. A name is used once."""
         return self._operations.drive(self._step(name, work))
 
     def child_key(self, step: str) -> Any:
         """The key to send to another service in this step: the same in every attempt."""
-        parameters = {"token": self._token, "step": step}
+        parameters = {"token": self._token, "step": core.text("step", step)}
         return self._operations.drive(self._first_column([core.CHILD_KEY], parameters))
 
     def complete(self, answer: Any = None, *,
@@ -84,6 +84,7 @@ class LeaseBase:
 
     def _begin(self) -> Steps[None]:
         def attempt() -> Steps[Claim]:
+            self._sent = time.monotonic()
             return self._operations.within(
                 self._operations.connected(),
                 lambda connection: self._operations.claim(connection, self._claim))
@@ -96,17 +97,20 @@ class LeaseBase:
         if self.answer is not None:
             self._operations.report(self._claim, self.answer)
         else:
-            self.hold(claim.token, claim.attempt or 1, claim.recovery_state)
+            self.hold(claim.token, claim.attempt or 1, claim.recovery_state, self._sent)
 
-    def hold(self, token: Optional[str], attempt: int, state: Optional[str]) -> None:
-        """This attempt has the lease from now on."""
-        self._token, self.attempt = token, attempt
-        self._ends = time.monotonic() + self._claim["lease"]
+    def hold(self, token: Optional[str], attempt: int, state: Optional[str], sent: float) -> None:
+        """This attempt has the lease, at the latest since `sent`, when it was asked for."""
+        self._token, self.attempt, self._used = token, attempt, set[str]()
+        self._ends = sent + self._claim["lease"]
         self._state = {} if state is None else self._operations.loads(state)
 
     def _step(self, name: str, work: Callable[[], Any]) -> Steps[Any]:
         if not isinstance(self._state, dict):
             raise TypeError("the recovery point of the operation is not one of steps")
+        if core.text("step", name) in self._used:  # it would get the result of the other one
+            raise ValueError(f'step "{name}" was used before in this attempt')
+        self._used.add(name)
         if name not in self._state:
             if self.lost.is_set():
                 raise LeaseLost
@@ -135,7 +139,8 @@ class LeaseBase:
     def _renew(self) -> Steps[None]:
         sent = time.monotonic()
         try:
-            yield from self._operations.single([core.RENEW], self._renewal())
+            yield from self._operations.single([core.RENEW], self._renewal(),
+                                               self._operations.renewing())
         except Exception as error:
             raise core.as_lost(error)
         self._ends = sent + self._claim["lease"]

@@ -31,6 +31,7 @@ class Idempotency(sync.Idempotency):
     def connected(self) -> Iterator[Any]:
         with self.connect() as connection:
             drivers.require_idle(connection)
+            self.like = self.like or drivers.parameters(connection)
             own = connection.autocommit
             connection.autocommit = True  # else psycopg2 sends a BEGIN of its own, and waits for it
             try:
@@ -43,6 +44,13 @@ class Idempotency(sync.Idempotency):
             finally:
                 if drivers.is_idle(connection):
                     connection.autocommit = own
+
+    def renewing(self) -> Any:
+        if self.like is None:
+            return self.connected()
+        connection = _extensions().connection(_extensions().make_dsn(**self.like))
+        connection.autocommit = True
+        return contextlib.closing(connection)
 
     @contextmanager
     def begun(self) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session
 
 from . import core, drivers, flow, sync
@@ -17,6 +17,20 @@ from . import core, drivers, flow, sync
 class Idempotency(sync.Framework):
     """As pg_idem.Idempotency. `connect` returns a context manager that begins a transaction,
     yields a Session or Connection, and commits."""
+
+    _renewals: Any = None
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        with self.connect() as connection:
+            self._engine = _connection_of(connection).engine
+            yield connection
+
+    def renewing(self) -> Any:
+        if self._renewals is None:
+            self._renewals = create_engine(self._engine.url, pool=self._engine.pool.recreate(),
+                                           future=True)
+        return self._renewals.begin()
 
     # The end of a nested transaction flushes the session, so the ORM writes before the claim is
     # completed. A flush that fails rolls it back, and its end would not say so.

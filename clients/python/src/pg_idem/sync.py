@@ -32,11 +32,13 @@ class Blocking(flow.Operations):
 
 class Idempotency(Blocking):
     __doc__ = flow.Operations.__doc__
+    like: Optional[dict[str, Any]] = None  # how to connect once more
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
         with self.connect() as connection:
             drivers.require_idle(connection)
+            self.like = self.like or drivers.parameters(connection)
             own = connection.autocommit
             connection.autocommit = True  # else psycopg sends a BEGIN of its own, and waits for it
             try:
@@ -48,6 +50,10 @@ class Idempotency(Blocking):
             finally:
                 if drivers.is_idle(connection):
                     connection.autocommit = own
+
+    def renewing(self) -> Any:
+        from psycopg import connect
+        return connect(**self.like, autocommit=True) if self.like else self.connected()
 
     @contextmanager
     def begun(self) -> Iterator[Any]:

@@ -41,6 +41,7 @@ class WorkerBase:
 
     def _taken(self, kind: Callable[..., Any]) -> Steps[Optional[LeaseBase]]:
         """The lease of an operation that is due, or None."""
+        sent = time.monotonic()
         row = yield from self.operations.single(core.chosen(core.TAKE, self._take), self._take)
         taken = Taken(*row)
         if taken.token is None:
@@ -48,14 +49,17 @@ class WorkerBase:
         request = None if taken.request is None else core.JsonText(taken.request)
         claim = {**self._take, "key": taken.key, "tenant": taken.tenant or None}
         lease: LeaseBase = kind(self.operations, claim, request, backoff=self.backoff, retry=None)
-        lease.hold(taken.token, taken.attempt, taken.recovery_state)
+        lease.hold(taken.token, taken.attempt, taken.recovery_state, sent)
         return lease
 
     def _failed(self, lease: LeaseBase, error: BaseException) -> None:
         log.warning("attempt %d of %s failed: %r", lease.attempt, lease.key, error)
 
     def _pause(self, error: Exception, failures: int) -> float:
-        """The seconds to wait after the server could not be asked."""
+        """The seconds to wait after the server could not be asked. Raises what waiting does not
+        cure: an unknown scope, a missing privilege."""
+        if not core.is_transient(error):
+            raise error
         log.warning("could not take an operation of %s: %s", self.scope, error)
         return float(min(30.0, 0.1 * 2**min(failures, 64)))
 
@@ -82,7 +86,16 @@ class Worker(WorkerBase):
     _stopping = False  # no Event, which a signal handler must not set
 
     def _run(self) -> None:
-        slots, failures = threading.Semaphore(self.concurrency), 0
+        slots = threading.Semaphore(self.concurrency)
+        try:
+            self._take_all(slots)
+        finally:
+            last = time.monotonic() + self.grace
+            for _ in range(self.concurrency):
+                slots.acquire(timeout=max(0.0, last - time.monotonic()))
+
+    def _take_all(self, slots: threading.Semaphore) -> None:
+        failures = 0
         while not self._stopping:
             if not slots.acquire(timeout=0.1):
                 continue
@@ -91,16 +104,15 @@ class Worker(WorkerBase):
                 lease = flow.run(self._taken(Lease))
                 failures = 0
             except Exception as error:
+                slots.release()
                 self._sleep(self._pause(error, failures))
                 failures += 1
+                continue
             if lease is None:
                 slots.release()
             else:
                 threading.Thread(target=self._work, args=(lease, slots), daemon=True,
                                  name=f"pg_idem worker of {self.scope}").start()
-        last = time.monotonic() + self.grace
-        for _ in range(self.concurrency):
-            slots.acquire(timeout=max(0.0, last - time.monotonic()))
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -130,9 +142,9 @@ class AsyncWorker(WorkerBase):
         running: set[asyncio.Task[None]] = set()
         try:
             await self._run(running)
+        finally:
             if running:
                 await asyncio.wait(running, timeout=self.grace)
-        finally:
             for number in handled:
                 loop.remove_signal_handler(number)
             for task in running:
