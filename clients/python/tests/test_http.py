@@ -505,7 +505,8 @@ class Routes:
             self.sent(app, key, body, Authorization="shop")
         app.send([("Authorization", "shop")], b"", "/payments", "POST")
         self.assertEqual([event[:4] for event in events], [
-            ("replay", "payments", key, "shop"), ("conflict", "payments", key, "shop"),
+            (kind, "payments", key, "shop") for kind in (
+                "claimed", "completed", "replayed", "conflict")] + [
             ("refused", "payments", None, "shop")])
 
     def test_the_database_is_away(self):

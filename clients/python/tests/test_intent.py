@@ -7,12 +7,14 @@ import socket
 import threading
 import time
 import unittest
+import unittest.mock
 import urllib.error
 import urllib.request
 import uuid
 from email.utils import formatdate
+from types import SimpleNamespace
 
-from pg_idem import Intent, Retry
+from pg_idem import Intent, Retry, StaleKey
 from pg_idem.http import parse_key
 from pg_idem.intent import new_key
 
@@ -135,6 +137,60 @@ class Intents(unittest.TestCase):
         self.assertLess(abs((first.int >> 80) / 1000 - time.time()), 60)
         with self.assertRaises(TypeError):
             Intent(4711)
+
+
+class Keys(unittest.TestCase):
+    def test_the_key_is_stored_before_the_first_request(self):
+        seen = []
+
+        def send(headers):
+            seen.append("sent")
+            return SimpleNamespace(status_code=201, headers={})
+
+        async def send_async(headers):
+            return send(headers)
+
+        async def store(key):
+            seen.append(key)
+        intent = Intent(store=seen.append)
+        for _ in range(2):
+            intent.send(send)
+        self.assertEqual(seen, [intent.key, "sent", "sent"])
+        intent = Intent(store=store)
+        asyncio.run(intent.send_async(send_async))
+        self.assertEqual(seen[3:], [intent.key, "sent"])
+        Intent("known", store=self.fail).send(send)
+
+    def test_a_key_that_the_service_has_forgotten_is_not_sent(self):
+        old = str(new_key())
+        with unittest.mock.patch("time.time", lambda: time.monotonic() + 4e9):
+            with self.assertRaises(StaleKey):
+                Intent(old, retention=86400.0).send(self.fail)
+        Intent(old, retention=86400.0).send(
+            lambda headers: SimpleNamespace(status_code=201, headers={}))
+        for key in ("order-1", str(uuid.uuid4())):
+            with self.assertRaisesRegex(ValueError, "UUIDv7"):
+                Intent(key, retention=86400.0)
+        with self.assertRaises(TypeError):
+            Intent(old, retention="7 days")
+
+    def test_a_redirect_that_turns_post_into_get_is_no_answer(self):
+        def response(method, *history):
+            return SimpleNamespace(status_code=200, headers={}, history=history,
+                                   request=SimpleNamespace(method=method))
+        with self.assertRaisesRegex(RuntimeError, "redirect has turned POST into GET"):
+            Intent().send(lambda headers: response("GET", response("POST")))
+        kept = response("POST", response("POST"))
+        self.assertIs(Intent().send(lambda headers: kept), kept)
+
+    def test_statuses_of_proxies(self):
+        answers = [SimpleNamespace(status_code=status, headers={}) for status in (520, 529, 200)]
+        self.assertEqual(Intent(retry=QUICK).send(lambda headers: answers.pop(0)).status_code, 200)
+
+    def test_a_body_that_is_cut(self):
+        with Service((200, {"Content-Length": "5"}), (200, {"Content-Length": "0"})) as service:
+            self.assertEqual(Intent(retry=QUICK).send(service.post).status, 200)
+        self.assertEqual(len(service.keys), 2)
 
 
 if __name__ == "__main__":

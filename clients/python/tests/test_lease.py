@@ -359,10 +359,10 @@ class Psycopg(Leases, LeaseTest):
                 payments.lease("leased", lease.key, {"amount": 1},
                                retry=Retry(attempts=1)).run(None)
             lease.complete()
-        self.assertEqual([event.type for event in seen], ["replay", "conflict", "refused"])
-        self.assertEqual(seen[0][1:4], ("leased", key, None))
-        self.assertIsNone(seen[0].error)
-        self.assertIsInstance(seen[1].error, Conflict)
+        self.assertEqual([event.type for event in seen],
+                         ["claimed", "completed", "replayed", "conflict", "refused"])
+        self.assertEqual(seen[2][1:5], ("leased", key, None, None))
+        self.assertIsInstance(seen[3].error, Conflict)
 
 
 @unittest.skipUnless(psycopg2, "psycopg2 is not installed")

@@ -67,6 +67,36 @@ class Outcomes:
         self.assertEqual(first.response, {"a": 100, "b": [1, 2], "3": None})
         self.assertEqual(self.pay(key, {"amount": 1}, end=end).response, first.response)
 
+    def test_events(self):
+        def lost_once():
+            calls.append(1)
+            if len(calls) == 1:
+                raise psycopg.errors.SerializationFailure("lost")
+        seen, calls, key = [], [], new_key()
+        options = {"on_event": seen.append}
+        for end in (lost_once, None):
+            self.pay(key, {"amount": 1}, end=end, **options)
+        for end in (Failure("declined"), pg_idem.NotStored("rolled back"), ZeroDivisionError("0")):
+            def fails():
+                raise end
+            with contextlib.suppress(Failure, ZeroDivisionError):
+                self.pay(new_key(), {"amount": 1}, end=fails, **options)
+        self.assertEqual([event.type for event in seen], [
+            "claimed", "retried", "claimed", "completed", "replayed", "claimed", "failed",
+            "claimed", "not_stored", "claimed", "error"])
+        self.assertEqual([type(event.error).__name__ for event in seen if event.error],
+                         ["SerializationFailure", "Failure", "ZeroDivisionError"])
+        self.assertTrue(all(0 <= event.seconds < 60 for event in seen))
+
+    def test_an_answer_that_is_not_to_be_stored(self):
+        key = new_key()
+
+        def fails():
+            raise pg_idem.NotStored({"errors": []})
+        self.assertEqual(self.pay(key, {"amount": 1}, end=fails).response, {"errors": []})
+        self.assertEqual(effects(key), 0)
+        self.assertFalse(self.pay(key, {"amount": 1}).replayed)
+
     def test_a_uuid_is_the_same_key_as_its_text(self):
         key = uuid.uuid4()
         self.assertFalse(self.pay(key, {"amount": 1}).replayed)
@@ -347,6 +377,14 @@ class Psycopg(Outcomes, PaymentTest):
         self.assertEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}))
         self.assertNotEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}, tenant="other"))
         self.assertEqual((pay.__name__, pay.__doc__), ("pay", "Pays."))
+
+        @payments.operation("payments")
+        def refund(connection, request):
+            return "refunded"
+        with self.assertRaises(Conflict):
+            refund(key, {"amount": 1})
+        self.assertEqual(payments.operation("payments", "pay")(refund)(key, {"amount": 1}),
+                         pay(key, {"amount": 1}))
 
     def test_the_row_factory_of_the_application_stays(self):
         from psycopg.rows import dict_row

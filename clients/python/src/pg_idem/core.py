@@ -214,20 +214,24 @@ def time_of(epoch: Optional[float]) -> Optional[datetime]:
 
 
 class Event(NamedTuple):
-    """What `on_event` is called with. `type` is "replay", "conflict" or "refused", and `error` what
-    is raised, if it is not an Answer that is replayed."""
+    """What `on_event` is called with, so many seconds after the call began. `type` is "claimed" or
+    "retried", and at the end "completed", "failed", "replayed", "conflict", "refused", "not_stored"
+    or "error". `error` is what is raised, or the reason of a retry."""
 
     type: str
     scope: str
     key: Optional[str]
     tenant: Optional[str]
-    error: Union[Failure, Refused, None]
+    error: Optional[BaseException]
+    seconds: float
 
 
-def event_of(outcome: Union[Answer, Failure, Refused]) -> Optional[str]:
-    if isinstance(outcome, Refused):
-        return "conflict" if isinstance(outcome, Conflict) else "refused"
-    return "replay" if outcome.replayed else None
+def event_of(outcome: Union[Answer, BaseException]) -> str:
+    if isinstance(outcome, (Answer, Failure)) and outcome.replayed:
+        return "replayed"
+    return next(name for kind, name in (
+        (Answer, "completed"), (Failure, "failed"), (Conflict, "conflict"), (Refused, "refused"),
+        (NotStored, "not_stored"), (BaseException, "error")) if isinstance(outcome, kind))
 
 
 class Claim(NamedTuple):

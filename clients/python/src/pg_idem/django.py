@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -64,13 +64,16 @@ class Idempotency(sync.Framework):
         connections[self.using].close()
 
 
+View = TypeVar("View", bound=Callable[..., Any])
+
+
 def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
-               **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+               **options: Any) -> Callable[[View], View]:
     """A decorator of a view, below those that authenticate. Its transaction is that of the ORM, in
     place of the one of ATOMIC_REQUESTS. The arguments are those of http.Route."""
     route = Route(idempotency, scope, tenant, **options)
 
-    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(view: View) -> View:
         def once(request: Any, *args: Any, **kwargs: Any) -> Any:
             if request.method in http.SAFE:
                 return view(request, *args, **kwargs)
@@ -82,9 +85,8 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
             return await sync_to_async(_respond)(
                 route, request,
                 lambda: async_to_sync(view)(request, *args, **kwargs))  # type: ignore[no-untyped-call]
-        made: Callable[..., Any] = transaction.non_atomic_requests(idempotency.using)(
-            functools.wraps(view)(once_async if inspect.iscoroutinefunction(view) else once))
-        return made
+        return cast(View, transaction.non_atomic_requests(idempotency.using)(
+            functools.wraps(view)(once_async if inspect.iscoroutinefunction(view) else once)))
     return decorate
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar, cast
 
 import flask
 from flask import current_app, g, request
@@ -21,13 +21,16 @@ from .flow import Operations
 from .http import Exchange, Response, Route
 
 
+View = TypeVar("View", bound=Callable[..., Any])
+
+
 def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
-               **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+               **options: Any) -> Callable[[View], View]:
     """A decorator of a view, below those that authenticate. The view works on the transaction of
     `g.idem_connection`. The arguments are those of http.Route."""
     route = Route(idempotency, scope, tenant, **options)
 
-    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(view: View) -> View:
         @functools.wraps(view)
         def once(*args: Any, **kwargs: Any) -> Any:
             if request.method in http.SAFE:
@@ -44,7 +47,7 @@ def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
                 return _sent(route, http.too_large(route.max_body))
             return _sent(route, idempotency.drive(http.respond(
                 _exchange(route), request.headers.getlist("Idempotency-Key"), request, call)))
-        return once
+        return cast(View, once)
     return decorate
 
 

@@ -11,13 +11,16 @@ import functools
 import json
 import logging
 import time
-from typing import (Any, Callable, Generator, Mapping, NamedTuple, Optional, Sequence, TypeVar,
-                    Union)
+from typing import (Any, Callable, Generator, Mapping, NamedTuple, Optional, Protocol, Sequence,
+                    TypeVar, Union)
 
 from . import core, drivers
 from .core import Answer, Claim, Event, Failure, Key, Refused, Retry
 
 T = TypeVar("T")
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
 Steps = Generator[Any, Any, T]
 log = logging.getLogger("pg_idem")
 
@@ -67,6 +70,11 @@ async def run_async(steps: Steps[Any]) -> Any:
     return (await advance_async(steps, functools.partial(steps.send, None)))[0]
 
 
+class Operation(Protocol[R_contra, T_co]):
+    def __call__(self, key: Key, request: R_contra, *, tenant: Optional[str] = None,
+                 records: Optional[str] = None) -> T_co: ...
+
+
 class Operations:
     """Runs operations once per key.
 
@@ -77,7 +85,7 @@ class Operations:
     retry    what to do after errors that a retry can cure
     tenant   to which client the keys belong; an argument of each call, too
     records  the record table, for scopes with `records`; an argument of each call, too
-    on_event called with an Event for each replay, conflict and refusal: for logs and metrics
+    on_event called with an Event for each step of an operation: for logs, metrics and spans
     dumps, loads  JSON of requests and responses
     """
 
@@ -92,16 +100,22 @@ class Operations:
         self.tenant, self.records, self.on_event = tenant, records, on_event
         self.dumps, self.loads = dumps, loads
 
-    def operation(self, scope: str) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
-        """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`."""
+    def operation(self, scope: str, name: Optional[str] = None
+                  ) -> Callable[[Callable[[Any, R], T]], Operation[R, T]]:
+        """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`. Its name
+        is bound to the key, too, so that no other function gets its answer."""
 
-        def decorate(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def decorate(function: Callable[[Any, R], T]) -> Operation[R, T]:
+            bound = json.dumps({"function": name or function.__name__})[:-1]
+
             @functools.wraps(function)
-            def once(key: Key, request: Any, *, tenant: Optional[str] = None,
+            def once(key: Key, request: R, *, tenant: Optional[str] = None,
                      records: Optional[str] = None) -> Any:
+                text = core.request_text(request, self.dumps) or "null"
+
                 def steps() -> Steps[Any]:
                     answer = yield from self.run_steps(
-                        scope, key, request,
+                        scope, key, core.JsonText(f'{bound}, "request": {text}}}'),
                         functools.partial(call, lambda connection: function(connection, request)),
                         tenant=tenant, records=records)
                     return answer.response
@@ -144,7 +158,7 @@ class Operations:
         def attempt() -> Steps[Answer | Failure]:
             return self.within(self.connected(), lambda connection: self._attempt(
                 connection, claim, body, expires))
-        return (yield from self.reported(claim, self.retried(attempt, retry)))
+        return (yield from self.reported(claim, self.retried(attempt, retry, claim)))
 
     def transaction_steps(self, body: Callable[[Any], Steps[T]],
                           retry: Optional[Retry] = None) -> Steps[T]:
@@ -153,25 +167,25 @@ class Operations:
 
     def reported(self, claim: Mapping[str, Any], steps: Steps[Answer | Failure]) -> Steps[Answer]:
         try:
-            try:
-                outcome = yield from steps
-            except core.NotStored as rolled_back:
-                return Answer(rolled_back.response)
+            outcome = yield from steps
             if isinstance(outcome, Failure):
                 raise outcome
-        except (Failure, Refused) as error:
-            self.report(claim, error)
+        except core.NotStored as rolled_back:
+            self.report(claim, core.event_of(rolled_back))
+            return Answer(rolled_back.response)
+        except Exception as error:
+            self.report(claim, core.event_of(error), error)
             raise
-        self.report(claim, outcome)
+        self.report(claim, core.event_of(outcome))
         return outcome
 
-    def report(self, claim: Mapping[str, Any], outcome: Answer | Failure | Refused) -> None:
-        type_ = core.event_of(outcome)
-        if type_ is None or self.on_event is None:
+    def report(self, claim: Mapping[str, Any], kind: str,
+               error: Optional[BaseException] = None) -> None:
+        if self.on_event is None:
             return
+        seconds = time.monotonic() - claim["began"]
         try:
-            self.on_event(Event(type_, claim["scope"], claim["key"], claim["tenant"],
-                                None if isinstance(outcome, Answer) else outcome))
+            self.on_event(Event(kind, claim["scope"], claim["key"], claim["tenant"], error, seconds))
         except Exception:  # what is logged decides no operation
             log.exception("on_event failed")
 
@@ -182,6 +196,7 @@ class Operations:
         if stored is not None:
             yield self.end(connection)
             return stored
+        self.report(claim, "claimed")
         try:
             result = yield from self.effect(connection, body)
         except Failure as failed:  # the effect is undone, and the failure is committed
@@ -227,6 +242,7 @@ class Operations:
         return {"scope": core.text("scope", scope), "key": core.key_text(key),
                 "request": core.request_text(request, self.dumps),
                 "lease": None if lease is None else core.seconds("lease", lease),
+                "began": time.monotonic(),
                 "wait": self.wait, "ttl": self.ttl, **self.place(tenant, records)}
 
     def place(self, tenant: Optional[str], records: Optional[str]) -> dict[str, Any]:
@@ -244,7 +260,8 @@ class Operations:
             return (yield self.send(connection, statements, parameters))
         return (yield from self.within(connected or self.connected(), body))
 
-    def retried(self, attempt: Callable[[], Steps[T]], retry: Optional[Retry] = None) -> Steps[T]:
+    def retried(self, attempt: Callable[[], Steps[T]], retry: Optional[Retry] = None,
+                claim: Optional[Mapping[str, Any]] = None) -> Steps[T]:
         retry = retry or self.retry
         start, attempts = time.monotonic(), 1
         while True:
@@ -255,6 +272,8 @@ class Operations:
                 if pause is None:
                     raise
                 log.info("attempt %d failed, retrying in %.3f s: %s", attempts, pause, error)
+                if claim:
+                    self.report(claim, "retried", error)
             yield self.sleep(pause)
             attempts += 1
 

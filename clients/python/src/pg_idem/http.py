@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import re
+import time
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from http import HTTPStatus
 from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Union
 
 from . import core
-from .core import Answer, Failure, Headers, JsonText, Refused, Retry
+from .core import Answer, Failure, Headers, JsonText, NotStored, Refused, Retry
 from .flow import Operations, Steps, log
 
 # Headers that concern one connection, one moment or one client's session.
@@ -74,14 +75,6 @@ class Response:
     @property
     def retry_after(self) -> Optional[str]:
         return next((value for name, value in self.headers if name == "Retry-After"), None)
-
-
-class NotStored(Exception):
-    """Rolls the transaction back, and carries the response out of it."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.status)
-        self.response = response
 
 
 @dataclass
@@ -290,7 +283,7 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
     """The response to a request. `keys` are its Idempotency-Key headers, and `call` is the handler,
     on a connection."""
     route = exchange.route
-    idempotency, key, scope = route.idempotency, None, route.scope
+    idempotency, key, scope, began = route.idempotency, None, route.scope, time.monotonic()
 
     def work(connection: Any) -> Steps[Answer]:
         return exchange.attempt(call, connection)
@@ -305,16 +298,20 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
         if key is None:
             return exchange.outcome(
                 (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
-        return exchange.outcome((yield from idempotency.run_steps(
+        answer = yield from idempotency.run_steps(
             scope, key, exchange.request(), work, tenant=tenant, retry=RETRY,
-            expires=route.send_retention)))
+            expires=route.send_retention)
+        if isinstance(answer.response, Response):  # it was rolled back
+            return answer.response
+        return exchange.outcome(answer)
     except NotStored as rolled_back:
-        return rolled_back.response
+        return rolled_back.response  # type: ignore[no-any-return]
     except Failure as failed:
         return exchange.outcome(failed)
     except Refused as refused:
         if key is None:  # else it is reported by now
-            idempotency.report({"scope": scope, "key": None, "tenant": tenant}, refused)
+            idempotency.report({"scope": scope, "key": None, "tenant": tenant, "began": began},
+                               core.event_of(refused), refused)
         if http_status(refused.sqlstate) >= 500:  # the service's fault
             raise
         return problem(refused)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import inspect
 import logging
 import random
+import re
 import time
 import uuid
 from email.utils import parsedate_to_datetime
@@ -17,9 +19,9 @@ from .core import Key, Retry
 log = logging.getLogger("pg_idem")
 
 # Statuses of services that may answer otherwise later. 409 is one of them if it says when.
-LATER = {408, 425, 429, 500, 502, 503, 504}
+LATER = {408, 425, 429, 500, 502, 503, 504, *range(520, 530)}  # the latter of proxies
 # Errors of HTTP clients without an answer which are no OSError: of httpx and aiohttp.
-LOST = {"TransportError", "ClientConnectionError"}
+LOST = {"TransportError", "ClientConnectionError", "ClientPayloadError"}
 
 Headers = Mapping[str, str]
 
@@ -29,12 +31,21 @@ class Intent:
     it. Store `key` with the order before the first request; a process that is started again makes
     an Intent of the stored key.
 
-    key    by default, a new UUIDv7
-    retry  how often and how long to send the request again, as for Idempotency
+    key        by default, a new UUIDv7
+    retry      how often and how long to send the request again, as for Idempotency
+    store      called with the key before the first request, unless it was given
+    retention  how long the service keeps its answers, in seconds: a key that is older raises a
+               StaleKey and is not sent. It must be a UUIDv7, which says how old it is.
     """
 
-    def __init__(self, key: Optional[Key] = None, *, retry: Retry = Retry()) -> None:
+    def __init__(self, key: Optional[Key] = None, *, retry: Retry = Retry(),
+                 store: Optional[Callable[[str], Any]] = None,
+                 retention: Optional[float] = None) -> None:
+        self.store = store if key is None else None
         self.key, self.retry = core.key_text(new_key() if key is None else key), retry
+        self.retention = None if retention is None else core.seconds("retention", retention)
+        if retention is not None:
+            _time_of(self.key)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -44,7 +55,8 @@ class Intent:
     def send(self, send: Callable[[Headers], Any]) -> Any:
         """The response of send(headers), a function that sends the request with these headers. It
         is called again after a lost connection, a timeout, and statuses that may be others later,
-        never sooner than Retry-After says. Returns the last response, or raises the last error."""
+        never sooner than Retry-After says. It should read the body, which may be cut or hang, too.
+        Returns the last response, or raises the last error."""
         return flow.run(self._steps(send, time.sleep))
 
     async def send_async(self, send: Callable[[Headers], Awaitable[Any]]) -> Any:
@@ -54,11 +66,18 @@ class Intent:
     def _steps(self, send: Callable[[Headers], Any],
                sleep: Callable[[float], Any]) -> flow.Steps[Any]:
         start, attempt = time.monotonic(), 1
+        if self.store is not None:
+            stored, self.store = self.store(self.key), None
+            if inspect.isawaitable(stored):
+                yield stored
         while True:
             response, lost = None, None
+            if self.retention is not None and time.time() - _time_of(self.key) > self.retention:
+                raise core.StaleKey("ID010", f'key "{self.key}" is older than the service remembers')
             try:
                 response = yield send(self.headers)
                 after = retry_after(response)
+                _require_same_method(response)
             except Exception as error:
                 lost, answer = error, _answer_of(error)
                 after = _no_answer(error) if answer is None else retry_after(answer)
@@ -78,6 +97,21 @@ def new_key() -> uuid.UUID:
     """A UUIDv7: services can see how old it is."""
     value = int(1000 * time.time()) << 80 | random.SystemRandom().getrandbits(80)
     return uuid.UUID(int=value & ~(0xF << 76 | 3 << 62) | 7 << 76 | 2 << 62)
+
+
+def _time_of(key: str) -> float:
+    if not re.fullmatch("[0-9a-f]{8}-[0-9a-f]{4}-7.*", key, re.I):
+        raise ValueError(f'key "{key}" does not say how old it is: it is no UUIDv7')
+    return (uuid.UUID(key).int >> 80) / 1000
+
+
+def _require_same_method(response: Any) -> None:
+    """A client may have followed a redirect with GET, and what it got is no answer."""
+    for before in getattr(response, "history", ()):
+        sent, asked = getattr(before, "request", before), getattr(response, "request", response)
+        if getattr(sent, "method", None) != getattr(asked, "method", None):
+            raise RuntimeError(f"a redirect has turned {sent.method} into {asked.method}: send the"
+                               " request without following redirects, or to where it leads")
 
 
 def status_of(response: Any) -> Optional[int]:

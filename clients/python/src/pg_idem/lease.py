@@ -89,13 +89,13 @@ class LeaseBase:
                 self._operations.connected(),
                 lambda connection: self._operations.claim(connection, self._claim))
         try:
-            claim = yield from self._operations.retried(attempt, self._retry)
+            claim = yield from self._operations.retried(attempt, self._retry, self._claim)
             self.answer = claim.stored(self.key, self._operations.loads)
-        except (Failure, Refused) as error:
-            self._operations.report(self._claim, error)
+        except Exception as error:
+            self._operations.report(self._claim, core.event_of(error), error)
             raise
         if self.answer is not None:
-            self._operations.report(self._claim, self.answer)
+            self._operations.report(self._claim, core.event_of(self.answer))
         else:
             self.hold(claim.token, claim.attempt or 1, claim.recovery_state, self._sent)
 
@@ -104,6 +104,7 @@ class LeaseBase:
         self._token, self.attempt, self._used = token, attempt, set[str]()
         self._ends = sent + self._claim["lease"]
         self._state = {} if state is None else self._operations.loads(state)
+        self._operations.report(self._claim, "claimed")
 
     def _step(self, name: str, work: Callable[[], Any]) -> Steps[Any]:
         if not isinstance(self._state, dict):
@@ -177,6 +178,7 @@ class LeaseBase:
             self._start()
             raise
         self.answer = made
+        self._operations.report(self._claim, "completed")
         return made
 
     def _finish(self, connection: Any, answer: Any,
@@ -202,6 +204,8 @@ class LeaseBase:
         """What becomes of the operation after the body: the failure that it has raised is stored,
         and after any other error a later attempt continues."""
         yield self._stop()
+        if self.answer is None and error is not None:
+            self._operations.report(self._claim, core.event_of(error), error)
         if self.answer is not None or isinstance(error, LeaseLost):
             return
         if isinstance(error, Failure):

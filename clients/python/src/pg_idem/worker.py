@@ -47,7 +47,8 @@ class WorkerBase:
         if taken.token is None:
             return None
         request = None if taken.request is None else core.JsonText(taken.request)
-        claim = {**self._take, "key": taken.key, "tenant": taken.tenant or None}
+        claim = {**self._take, "key": taken.key, "tenant": taken.tenant or None,
+                 "began": sent}
         lease: LeaseBase = kind(self.operations, claim, request, backoff=self.backoff, retry=None)
         lease.hold(taken.token, taken.attempt, taken.recovery_state, sent)
         return lease
