@@ -500,7 +500,7 @@ class Routes:
 
     def test_events(self):
         events = []
-        app, key = self.once(options={"on_event": events.append}, tenant=lambda name: name), new_key()
+        app, key = self.once(options={"on_event": events.append}, tenant=str), new_key()
         for body in (b"1", b"1", b"2"):
             self.sent(app, key, body, Authorization="shop")
         app.send([("Authorization", "shop")], b"", "/payments", "POST")
@@ -557,8 +557,7 @@ class Flask(Wsgi, PaymentTest):
     own_format = staticmethod(lambda document: (document["type"].split(":")[-1], 418))
 
     def refusal(self, status):
-        return werkzeug.exceptions.HTTPException(response=None, description="no") if not status else (
-            type("Refusal", (werkzeug.exceptions.HTTPException,), {"code": status})("no"))
+        return type("Refusal", (werkzeug.exceptions.HTTPException,), {"code": status})("no")
 
     @classmethod
     def setUpClass(cls):
@@ -868,7 +867,8 @@ class Asgi(Contract, Routes):
         return response.status_code, dict(response.headers), response.content
 
     def guarded(self, app):
-        app.add_middleware(starlette.middleware.cors.CORSMiddleware, allow_origins=["https://a", "https://b"])
+        app.add_middleware(starlette.middleware.cors.CORSMiddleware,
+                           allow_origins=["https://a", "https://b"])
         app.add_middleware(starlette.middleware.gzip.GZipMiddleware, minimum_size=10)
         return app_of(self, app)
 

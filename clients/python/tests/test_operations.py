@@ -17,8 +17,8 @@ from pg_idem import (Answer, AsyncIdempotency, AttemptsExhausted, Conflict, Fail
                      InProgress, LimitExceeded, Refused, Retry, StaleKey)
 
 from support import (
-    PaymentTest, aconnect, connect, django_payment, effects, held, needs_the_library, new_key, query,
-    use_up_attempts)
+    PaymentTest, aconnect, connect, django_payment, effects, held, needs_the_library, new_key,
+    query, use_up_attempts)
 
 os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
 try:

@@ -1,4 +1,4 @@
-"""Functions that do with their transaction what is not theirs to do: nothing of them is committed."""
+"""Functions that do with their transaction what is not theirs to do: nothing is committed."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ PAY = "INSERT INTO payment (key, amount) VALUES ('KEY', 1)"
 NOT_YOURS = "must not end, begin or prepare"
 MISDEEDS = {
     "rolls back and goes on": (["PAY", ".rollback", "PAY"], NOT_YOURS),
-    "rolls back after an error, the habit of years": (["?SELECT 1/0", ".rollback", "PAY"], NOT_YOURS),
+    "rolls back after an error": (["?SELECT 1/0", ".rollback", "PAY"], NOT_YOURS),
     "commits": (["PAY", ".commit"], NOT_YOURS),
     "swallows the refusal": (["PAY", "?.rollback", "PAY"], NOT_YOURS),
     "swallows the refusal and fails": (["PAY", "?.rollback", "PAY", "SELECT 1/0"], NOT_YOURS),
@@ -43,7 +43,8 @@ MISDEEDS = {
     "COMMIT": (["PAY", " commit work"], NOT_YOURS),
     "COMMIT of what failed": (["PAY", "?SELECT 1/0", "?COMMIT", "?PAY"], NOT_YOURS),
     "both in one string": (["PAY", "ROLLBACK; PAY"], NOT_YOURS),
-    "another transaction in one string": (["SELECT 'it''s'; ROLLBACK; BEGIN; PAY; COMMIT"], NOT_YOURS),
+    "another transaction in one string":
+        (["SELECT 'it''s'; ROLLBACK; BEGIN; PAY; COMMIT"], NOT_YOURS),
     "BEGIN": (["PAY", "BEGIN", "PAY"], NOT_YOURS),
     "two phases": (["PAY", "PREPARE TRANSACTION 'x'"], NOT_YOURS),
     "an error that is swallowed": (["PAY", "?SELECT 1/0"], "ignored an error"),
@@ -87,8 +88,8 @@ class Misdeeds:
         """How a function gets a connection: whether it claims a key, and a function of it."""
         payments = self.payments()
         yield "run", lambda function: payments.run("payments", key, {}, function)
-        yield "lease", lambda function: payments.lease(
-            "leases", key, {}, backoff=(0.0, 0.0)).run(lambda lease: lease.complete(effect=function))
+        yield "lease", lambda function: payments.lease("leases", key, {}, backoff=(0.0, 0.0)).run(
+            lambda lease: lease.complete(effect=function))
         yield "transaction", payments.transaction
 
     @classmethod
@@ -167,7 +168,8 @@ class Psycopg(Misdeeds, PaymentTest):
             payments = Idempotency(lambda: contextlib.nullcontext(connection))
             seen = payments.run("payments", new_key(), {}, lambda given: [
                 given is connection, isinstance(given.cursor(), Cursor)])
-            self.assertEqual((seen.response, vars(connection).keys()), ([True, True], before.keys()))
+            self.assertEqual(seen.response, [True, True])
+            self.assertEqual(vars(connection).keys(), before.keys())
             self.assertIs(connection.cursor_factory, Cursor)
             connection.commit()
             connection.rollback()
@@ -199,7 +201,8 @@ class PsycopgAsync(Misdeeds, PaymentTest):
             return lambda function: asyncio.run(make(AsyncIdempotency(aconnect), function))
         yield "run", run(lambda payments, function: payments.run("payments", key, {}, function))
         yield "lease", run(lambda payments, function: payments.lease(
-            "leases", key, {}, backoff=(0.0, 0.0)).run(lambda lease: lease.complete(effect=function)))
+            "leases", key, {}, backoff=(0.0, 0.0)).run(
+                lambda lease: lease.complete(effect=function)))
         yield "transaction", run(lambda payments, function: payments.transaction(function))
 
 

@@ -93,7 +93,8 @@ NOT_YOURS = ("the operation and its answer are committed together: its function 
              " or prepare a transaction")
 # Statements that would, outside of literals, quoted names and comments.
 _LITERAL = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$""", re.S)
-_ENDS = re.compile(r"""(?:^|;)\s*(?:begin|start\s+transaction|commit|end|abort|prepare\s+transaction|
+_ENDS = re.compile(r"""(?:^|;)\s*(?:begin|start\s+transaction|commit|end|abort|
+                       prepare\s+transaction|
                        rollback(?!(?:\s+(?:work|transaction))?\s+to\b))\b""", re.I | re.X)
 
 

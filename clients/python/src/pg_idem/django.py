@@ -27,7 +27,8 @@ class Idempotency(sync.Framework):
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS, **options: Any) -> None:
         self.using = using
-        super().__init__(functools.partial(transaction.atomic, using=using, durable=True), **options)
+        super().__init__(functools.partial(transaction.atomic, using=using, durable=True),
+                         **options)
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
@@ -82,9 +83,9 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
         async def once_async(request: Any, *args: Any, **kwargs: Any) -> Any:
             if request.method in http.SAFE:
                 return await view(request, *args, **kwargs)
+            run: Any = async_to_sync
             return await sync_to_async(_respond)(
-                route, request,
-                lambda: async_to_sync(view)(request, *args, **kwargs))  # type: ignore[no-untyped-call]
+                route, request, lambda: run(view)(request, *args, **kwargs))
         return cast(View, transaction.non_atomic_requests(idempotency.using)(
             functools.wraps(view)(once_async if inspect.iscoroutinefunction(view) else once)))
     return decorate

@@ -185,7 +185,8 @@ class Operations:
             return
         seconds = time.monotonic() - claim["began"]
         try:
-            self.on_event(Event(kind, claim["scope"], claim["key"], claim["tenant"], error, seconds))
+            self.on_event(Event(kind, claim["scope"], claim["key"], claim["tenant"], error,
+                                seconds))
         except Exception:  # what is logged decides no operation
             log.exception("on_event failed")
 

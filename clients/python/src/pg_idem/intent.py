@@ -73,7 +73,7 @@ class Intent:
         while True:
             response, lost = None, None
             if self.retention is not None and time.time() - _time_of(self.key) > self.retention:
-                raise core.StaleKey("ID010", f'key "{self.key}" is older than the service remembers')
+                raise core.StaleKey("ID010", f'key "{self.key}" is too old for the service')
             try:
                 response = yield send(self.headers)
                 after = retry_after(response)

@@ -66,8 +66,8 @@ class Operation:
         """The response of endpoint(request), which calls begin()."""
         self.body = await _read(request, self.route.max_body)
         while True:
-            attempt = type(request)(
-                {**request.scope, "state": dict(request.scope.get("state", {}))}, _replay(self.body))
+            scope = {**request.scope, "state": dict(request.scope.get("state", {}))}
+            attempt = type(request)(scope, _replay(self.body))
             try:
                 made = await endpoint(attempt)
                 response = await _captured(attempt, made) if self.running else made
