@@ -7,16 +7,19 @@
  * two steps, every other process may run, be cancelled or die.
  *
  * The processes and bounds of a run are chosen when the model is compiled:
- *   ATOMIC, LEASED, TAKE, REVOKE, ONCE_EACH, BYPASS, PURGE    how many clients of each kind
+ *   ATOMIC, LEASED, TAKE, REVOKE, CANCEL, ONCE_EACH, BYPASS, PURGE
+ *                how many clients of each kind
  *   TRIES        calls of claim(), take() or once_each() per client
  *   KILL         how many transactions may be killed, each at any step
  *   LIVES        how often the clock may expire a completed record
  *   LAPSES       how often the clock may end a lease, or expire a record in progress
+ *   MAX_ATTEMPTS how many attempts an operation has, without those that revoke() grants
  *   REPEATABLE   the clients run in REPEATABLE READ
  *   PREPARE      an atomic client may prepare its transaction
  *   LEASED_CALLS, TAKER_CALLS    calls with the token per leased claim, and per operation taken
  *   RELEASE      a leased client may release its claim
  *   PAUSE        a leased client may release its claim with a time before which it is not due
+ *   FAIL         a leased client may end its operation with a failure
  *   STUCK        the first atomic client never ends its transaction
  *   LIVENESS     adds the property that every client comes to an end
  *   FAIR_TAKER   the taker ends when nothing is unfinished, and completes what it takes; no lease
@@ -39,6 +42,9 @@
 #ifndef REVOKE
 #define REVOKE 0
 #endif
+#ifndef CANCEL
+#define CANCEL 0
+#endif
 #ifndef ONCE_EACH
 #define ONCE_EACH 0
 #endif
@@ -50,6 +56,9 @@
 #endif
 #ifndef TRIES
 #define TRIES 2
+#endif
+#ifndef MAX_ATTEMPTS
+#define MAX_ATTEMPTS 255
 #endif
 #ifndef LEASED_CALLS
 #define LEASED_CALLS 2
@@ -67,7 +76,7 @@
 #define LAPSES 2
 #endif
 
-#define CLIENTS (ATOMIC + LEASED + TAKE + REVOKE + ONCE_EACH + BYPASS + PURGE)
+#define CLIENTS (ATOMIC + LEASED + TAKE + REVOKE + CANCEL + ONCE_EACH + BYPASS + PURGE)
 #define ROWS    (CLIENTS + 2)
 #define NONE    0
 #define NOTHING 255
@@ -78,13 +87,15 @@
 typedef Row {
     bool used;
     bool spec;     /* inserted speculatively, not decided yet */
-    bool done;     /* completed; otherwise in progress under a lease */
+    bool done;     /* completed or failed; otherwise in progress under a lease */
+    bool failure;  /* done: failed */
     bool over;     /* its lease has ended, or it was released and is due */
     bool expired;
     byte by;       /* the transaction that wrote it; NONE once it has committed */
     byte gone_by;  /* the transaction that deletes or replaces it */
     byte born;     /* the generation of its commit: what a snapshot goes by */
     byte attempt;
+    byte extra;    /* attempts that revoke() has granted beyond MAX_ATTEMPTS */
     byte nonce;    /* the token's random bits; NONE once it was released or revoked */
     byte answer;
 };
@@ -98,6 +109,7 @@ byte next_nonce = 1;
 mtype = { idle, running, prepared };
 mtype tx[CLIENTS + 1] = idle;
 bool effect[CLIENTS + 1];  /* it has made the side effect */
+byte grants[CLIENTS + 1];  /* the attempt that it allows, if it has revoked the last one */
 bool killed[CLIENTS + 2];
 byte kills = 0;
 byte lives = 0;
@@ -108,6 +120,9 @@ byte finished = 0;
 byte effects = 0;
 byte first_answer = 0;
 byte newest_nonce = 0;     /* of the attempt that was granted last, and committed; or PAUSED */
+byte allowed = MAX_ATTEMPTS;  /* the highest attempt that an operation may have */
+bool told_failed = false;  /* a client was told that the operation has failed; until the record expires */
+bool expired_open = false; /* an unfinished record has expired */
 
 /* ---- Traces ----------------------------------------------------------------------------------------
  *
@@ -168,9 +183,9 @@ byte waits_at[4];
 /* ---- The end of a transaction ---------------------------------------------------------------------- */
 
 inline clear_row(r) {
-    row[r].used = false; row[r].spec = false; row[r].done = false; row[r].over = false;
-    row[r].expired = false; row[r].by = NONE; row[r].gone_by = NONE; row[r].born = 0;
-    row[r].attempt = 0; row[r].nonce = 0; row[r].answer = 0
+    row[r].used = false; row[r].spec = false; row[r].done = false; row[r].failure = false;
+    row[r].over = false; row[r].expired = false; row[r].by = NONE; row[r].gone_by = NONE;
+    row[r].born = 0; row[r].attempt = 0; row[r].extra = 0; row[r].nonce = 0; row[r].answer = 0
 }
 
 /* ProcArrayEndTransaction(): all that the transaction wrote becomes visible at once. */
@@ -183,8 +198,10 @@ inline publish(t) {
         :: effect[t] ->
             effects++;
             assert(effects <= 1);  /* at most one committed effect per TTL */
+            assert(!told_failed)   /* and none after a failure */
         :: else
         fi;
+        allowed = (grants[t] > allowed -> grants[t] : allowed);
         i = 0;
         do
         :: i < ROWS ->
@@ -197,7 +214,12 @@ inline publish(t) {
                 row[i].by = NONE;
                 row[i].born = generation;
                 if
-                :: row[i].done -> first_answer = row[i].answer
+                :: row[i].done && row[i].failure ->
+                    assert(effects == 0);
+                    first_answer = row[i].answer; told_failed = true
+                :: row[i].done && !row[i].failure ->
+                    first_answer = row[i].answer;
+                    newest_nonce = (newest_nonce == NONE -> NONE : row[i].nonce)
                 :: !row[i].done && !row[i].over ->
                     newest_nonce = (row[i].nonce == NONE -> PAUSED : row[i].nonce)
                 :: !row[i].done && row[i].over -> newest_nonce = NONE  /* released */
@@ -209,6 +231,7 @@ inline publish(t) {
         od;
         i = 0;
         effect[t] = false;
+        grants[t] = 0;
         tx[t] = idle
     }
 }
@@ -228,6 +251,7 @@ inline undo(t) {
         od;
         i = 0;
         effect[t] = false;
+        grants[t] = 0;
         tx[t] = idle
     }
 }
@@ -269,9 +293,10 @@ inline speculative_decided() { (speculative == 0) }
 /* ---- The probe and the decision -------------------------------------------------------------------- */
 
 mtype = { absent, inserting, deleting, committed, own };
-mtype = { complete, renew, release, pause };
-mtype = { claim, take_over, in_flight, leased, serialization_failure, replay, refused };
-mtype = { current, lost, in_progress, written, alone, beside };  /* in traces */
+mtype = { complete, fail, renew, release, pause };
+mtype = { claim, take_over, in_flight, leased, exhausted, serialization_failure, replay, refused };
+mtype = { current, lost, in_progress, completed, failed, written, alone, beside };  /* in traces */
+#define ENDED (row[found].failure -> failed : completed)
 
 /* As DigestScan::find(): the version that binds the key, even while another transaction changes it; a
  * row that is being inserted only if there is no other. */
@@ -308,6 +333,14 @@ inline probe(t) {
     }
 }
 
+/* As exhausted() in core/decision.hpp: no attempts are left. Derived from the row, never written. */
+#define LAST_ATTEMPT(r) (row[r].attempt >= MAX_ATTEMPTS + row[r].extra)
+#ifdef F_EXHAUSTED_IS_CLAIMED
+#define LAPSED (take_over)
+#else
+#define LAPSED (LAST_ATTEMPT(found) -> exhausted : take_over)
+#endif
+
 /* As decide() in core/decision.hpp. */
 inline decide() {
     d_step {
@@ -338,7 +371,7 @@ inline decide() {
 #else
                 verdict = leased
 #endif
-            :: !row[found].done && row[found].over -> verdict = take_over
+            :: !row[found].done && row[found].over -> verdict = LAPSED
             fi
         fi;
         if
@@ -371,6 +404,9 @@ inline look(t) {
 #else
 #define NOT_IN_VAIN skip
 #endif
+
+/* What has failed is not begun again. */
+#define FINAL assert(!GRANTS || !told_failed)
 
 /* A bounded wait: what is waited for, or the deadline, whichever comes first. */
 #if defined(CALLS)
@@ -470,8 +506,12 @@ judged:
             i++
         :: else -> break
         od;
-        i = 0
+        i = 0;
+        FINAL
     }
+#ifdef F_CLAIM_CALLS_EXHAUSTED_FAILED
+    ; told_failed = told_failed || verdict == exhausted
+#endif
 #ifdef F_LOCK_FREED_WHEN_CLAIMED
     ; free_lock(t)
 #endif
@@ -506,9 +546,16 @@ inline take_key(t) {
     :: else
     fi;
 #endif
+#ifdef F_EXHAUSTED_IS_TAKEN
     if
-    :: verdict == take_over
-    :: verdict == serialization_failure && !row[found].done && row[found].over -> give_lock_back(t)
+    :: verdict == exhausted -> verdict = take_over; attempt = row[found].attempt + 1
+    :: else
+    fi;
+#endif
+    if
+    :: verdict == take_over -> FINAL
+    :: verdict == serialization_failure && !row[found].done && row[found].over && !LAST_ATTEMPT(found) ->
+        give_lock_back(t)
     :: else -> verdict = in_flight; give_lock_back(t)
     fi
 }
@@ -525,6 +572,7 @@ inline free_row() {
 }
 
 inline new_row(t, finish) {
+    assert(attempt <= allowed);
     free_row();
     row[slot].used = true;
     row[slot].by = t;
@@ -549,6 +597,12 @@ inline others(t, mine) {
     i = 0
 }
 
+#ifdef F_REVOKE_REOPENS_FAILURE
+#define CONTINUES(r) (!row[r].done || row[r].failure)
+#else
+#define CONTINUES(r) (!row[r].done)
+#endif
+
 /* As write_record(): verdict == serialization_failure when a writer past the lock came first, refused when
  * the wait for one was too long. */
 inline write(t, finish) {
@@ -565,16 +619,18 @@ inline write(t, finish) {
                     :: !row[found].used || (row[found].by != NONE && row[found].by != t) -> skip  /* moved: look again */
                     :: row[found].used && (row[found].by == NONE || row[found].by == t) &&
                        !(row[found].expired && row[found].by != t) &&
-                       !(!row[found].done && row[found].attempt <= attempt) ->
+                       !(CONTINUES(found) && row[found].attempt <= attempt) ->
                         verdict = serialization_failure
                     :: row[found].used && (row[found].by == NONE || row[found].by == t) &&
                        ((row[found].expired && row[found].by != t) ||
-                        (!row[found].done && row[found].attempt <= attempt)) ->
+                        (CONTINUES(found) && row[found].attempt <= attempt)) ->
                         if
                         :: row[found].gone_by == NONE ->
                             /* only the holder writes over a running lease, and revoke() for it */
                             assert(!RUNNING_LEASE(found) || row[found].nonce == nonce);
-                            new_row(t, finish); row[found].gone_by = t; verdict = replay; TELL(("STEP write over a row\n"))
+                            new_row(t, finish); row[found].gone_by = t; verdict = replay;
+                            row[slot].extra = (finish || row[found].expired -> 0 : row[found].extra);
+                            TELL(("STEP write over a row\n"))
                         :: row[found].gone_by != NONE -> working = row[found].gone_by; verdict = in_flight
                         fi
                     fi
@@ -668,9 +724,9 @@ rested:
     fi
 }
 
-/* A row that is at rest, binds its key and is unfinished. */
-#define UNFINISHED \
-    ((presence == committed || presence == own) && !row[found].expired && !row[found].done)
+/* A row that is at rest and binds its key; and is unfinished. */
+#define LIVE       ((presence == committed || presence == own) && !row[found].expired)
+#define UNFINISHED (LIVE && !row[found].done)
 
 /* A leased token's call: the row at rest, then the fencing rules of judge_token().
  * verdict == take_over: the attempt is the current one; serialization_failure: the lease is lost. */
@@ -682,12 +738,18 @@ inline hold(t) {
             if
 #ifdef F_FENCE_IGNORES_TOKEN
             :: UNFINISHED -> verdict = take_over
+#elif defined(F_EXHAUSTED_LOSES_TOKEN)
+            :: UNFINISHED && row[found].nonce == token_nonce && row[found].attempt == token_attempt &&
+               !(row[found].over && LAST_ATTEMPT(found)) ->
+                verdict = take_over
 #else
             :: UNFINISHED && row[found].nonce == token_nonce && row[found].attempt == token_attempt ->
                 verdict = take_over
 #endif
             :: else -> verdict = serialization_failure
             fi;
+            /* an attempt is fenced by what follows it, not by the end of its lease */
+            assert(verdict == take_over || newest_nonce != token_nonce || expired_open);
             TELL(("STEP hold %e %e\n", presence, (verdict == take_over -> current : lost)))
         };
         if
@@ -701,8 +763,9 @@ inline hold(t) {
 inline say_claim(t) {
     if
     :: GRANTS -> SAY(("STEP granted %e\n", verdict))
-    :: verdict == replay -> SAY(("EVENT %d gets completed %d\n", t, row[found].answer))
-    :: else -> SAY(("EVENT %d gets %e\n", t, (verdict == serialization_failure -> serialization_failure : in_progress)))
+    :: verdict == replay -> SAY(("EVENT %d gets %e %d\n", t, ENDED, row[found].answer))
+    :: verdict == serialization_failure || verdict == exhausted -> SAY(("EVENT %d gets %e\n", t, verdict))
+    :: else -> SAY(("EVENT %d gets in_progress\n", t))
     fi
 }
 
@@ -834,7 +897,7 @@ end_client:
 #ifdef FAIR_TAKER
 #define FAIR takes
 #define SETTLED (finished == CLIENTS - 1 && !IS_OPEN(0) && !IS_OPEN(1) && !IS_OPEN(2) && !IS_OPEN(ROWS - 1))
-#define IS_OPEN(r) (row[r].used && row[r].by == NONE && !row[r].done)
+#define IS_OPEN(r) (row[r].used && row[r].by == NONE && !row[r].done && row[r].attempt < allowed)
 #else
 #define FAIR    false
 #define SETTLED false
@@ -912,6 +975,9 @@ next:
             if
             :: !FAIR -> call = renew
             :: call = complete
+#ifdef FAIL
+            :: !FAIR -> call = fail
+#endif
 #ifdef RELEASE
             :: !FAIR -> call = release
 #endif
@@ -927,12 +993,18 @@ next:
                 :: verdict == take_over ->
                     attempt = token_attempt; nonce = token_nonce; outlived = true;
                     effect[t] = (call == complete);
-                    write(t, call == complete);
+                    write(t, call == complete || call == fail);
+#ifdef FAIL
+                    if
+                    :: call == fail && (verdict == claim || verdict == replay) -> row[slot].failure = true
+                    :: else
+                    fi;
+#endif
 #if defined(RELEASE) || defined(PAUSE)
                     atomic {
                         if
                         :: (call == release || call == pause) && (verdict == claim || verdict == replay) ->
-                            row[slot].over = (call == release);
+                            row[slot].over = (call == release || LAST_ATTEMPT(slot));
 #ifndef F_RELEASE_KEEPS_NONCE
                             row[slot].nonce = NONE
 #endif
@@ -962,7 +1034,7 @@ next:
                 if
                 :: CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) };
                    if
-                   :: call == complete -> token_nonce = 0
+                   :: call == complete || call == fail -> token_nonce = 0
                    :: else
                    fi
                 :: !FAIR -> CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
@@ -975,6 +1047,13 @@ end_client:
     finished++
 }
 
+/* As granted_attempts(): as many as one attempt more needs. */
+#if defined(F_REVOKE_GRANTS_NOTHING)
+#define EXTRA row[slot].extra
+#else
+#define EXTRA (LAST_ATTEMPT(slot) -> row[slot].attempt + 1 - MAX_ATTEMPTS : row[slot].extra)
+#endif
+
 /* revoke() and COMMIT. It keeps the lock no longer than the call. */
 proctype Revoker(byte t) {
     LOCALS;
@@ -986,13 +1065,15 @@ proctype Revoker(byte t) {
             TELL(("EVENT %d calls revoke\n", t))
             rest(t);
             if
-            :: verdict == claim && UNFINISHED ->
+            :: verdict == claim && (LIVE && CONTINUES(found)) ->
                 attempt = row[found].attempt; nonce = row[found].nonce; outlived = true;
                 write(t, false);
                 atomic {
                     if
                     :: verdict == claim || verdict == replay ->
                         row[slot].over = true;
+                        grants[t] = (row[slot].attempt >= allowed -> row[slot].attempt + 1 : 0);
+                        row[slot].extra = EXTRA;
 #ifndef F_REVOKE_KEEPS_NONCE
                         row[slot].nonce = NONE
 #endif
@@ -1001,7 +1082,7 @@ proctype Revoker(byte t) {
                 };
                 TELL_REVOKED(t)
                 give_lock_back(t)
-            :: verdict == claim && !UNFINISHED -> SAY(("EVENT %d gets absent\n", t)); give_lock_back(t)
+            :: verdict == claim && !(LIVE && CONTINUES(found)) -> SAY(("EVENT %d gets absent\n", t)); give_lock_back(t)
             :: else -> SAY(("EVENT %d gets in_progress\n", t))
             fi;
             ERROR_ABORTS(t)
@@ -1009,6 +1090,93 @@ proctype Revoker(byte t) {
         if
         :: verdict != serialization_failure && verdict != refused && verdict != in_flight ->
             CALL { TURN commit(t); SAY(("EVENT %d commit\n", t)) }
+        :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
+        fi
+    } unless { CALL { DEAD(t); abort(t) } };
+    finished++
+}
+
+/* As look_up(): what is committed, without a wait. */
+inline look_up(t) {
+    atomic {
+        speculative_decided();
+        probe(t);
+        presence = (presence == deleting -> committed : presence);
+        decide()
+    }
+}
+
+#ifdef F_CANCEL_DECIDES_EXHAUSTED
+#define CANCELLABLE (!LIVE || (UNFINISHED && row[found].over && LAST_ATTEMPT(found)))
+#else
+#define CANCELLABLE (!LIVE)
+#endif
+
+/* cancel() and COMMIT: stores a failure under a key that has no record, and keeps the lock until the
+ * transaction ends. Otherwise it says what a lookup says. */
+proctype Canceller(byte t) {
+    LOCALS;
+    bool stores = false;
+    WHEN_THERE_IS(AN_OPEN_ROW)
+    {
+        CALL { TURN begin(t); SAY(("EVENT %d begin\n", t)) };
+        CALL {
+            TURN SCOPE_PATIENCE
+            d_step { nonce = next_nonce; next_nonce++ };
+            TELL(("EVENT %d calls cancel %d\n", t, nonce))
+#if defined(F_CANCEL_WITHOUT_LOCK)
+            atomic { speculative_decided(); probe(t); verdict = (working == NONE -> claim : in_flight) };
+#elif defined(F_CANCEL_ANSWERS_UNCOMMITTED)
+            atomic {
+                probe(t);
+                if
+                :: presence == inserting && row[found].failure -> told_failed = true; verdict = replay; goto answered
+                :: else
+                fi
+            };
+            rest(t);
+#else
+            rest(t);
+#endif
+            if
+            :: verdict == claim && CANCELLABLE ->
+                attempt = 1; outlived = (presence != absent);
+                write(t, true);
+#ifdef F_CANCEL_IGNORES_CONFLICTS
+                verdict = claim;
+#endif
+                NOT_IN_VAIN;
+                if
+                :: verdict == claim || verdict == replay ->
+                    row[slot].failure = true; stores = true;
+                    SAY(("EVENT %d gets failed %d\n", t, nonce))
+                :: else -> SAY(("EVENT %d gets %e\n", t, WRITTEN))
+                fi
+            :: verdict == claim && !CANCELLABLE ->
+                give_lock_back(t);
+                look_up(t);
+#ifdef F_CANCEL_CALLS_EXHAUSTED_FAILED
+                told_failed = told_failed || verdict == exhausted;
+#endif
+                if
+                :: verdict == replay || verdict == exhausted -> say_claim(t)
+                :: verdict == claim && lock == NONE -> SAY(("EVENT %d gets absent\n", t))
+                :: else -> verdict = leased; SAY(("EVENT %d gets in_progress\n", t))
+                fi
+            :: else -> SAY(("EVENT %d gets in_progress\n", t))
+            fi;
+            ERROR_ABORTS(t)
+        };
+answered:
+        if
+        :: verdict != serialization_failure && verdict != refused && verdict != in_flight ->
+            CALL {
+                TURN
+                /* a failure is answered only with the transaction that stores it */
+                atomic { publish(t); assert(!stores || first_answer == nonce) };
+                free_lock(t);
+                SAY(("EVENT %d commit\n", t))
+            }
         :: CALL { TURN abort(t); SAY(("EVENT %d rollback\n", t)) }
         fi
     } unless { CALL { DEAD(t); abort(t) } };
@@ -1031,7 +1199,7 @@ next:
         do
         :: look(t);
            if
-           :: verdict == replay || verdict == leased -> TELL(("EVENT %d gets known\n", t)) break
+           :: verdict == replay || verdict == leased || verdict == exhausted -> TELL(("EVENT %d gets known\n", t)) break
            :: verdict == serialization_failure -> TELL(("EVENT %d gets serialization_failure\n", t)) break
            :: verdict == in_flight ->
                 WAITS_FOR_WRITER(t, working)
@@ -1215,7 +1383,7 @@ end_world:
 #endif
     :: d_step {
         lives < LIVES && first_answer != 0 && CLOCK_MAY_TURN ->
-        lives++; SAY(("EVENT 0 expire\n")); first_answer = 0; effects = 0;
+        lives++; SAY(("EVENT 0 expire\n")); first_answer = 0; effects = 0; told_failed = false;
         i = 0;
         do
         :: i < ROWS -> if :: row[i].used && row[i].by == NONE && row[i].done -> row[i].expired = true :: else fi; i++
@@ -1239,7 +1407,7 @@ end_world:
 #if defined(FAIR_TAKER) || (defined(CALLS) && TAKE + REVOKE > 0)
                 :: row[i].over  /* stays until it is taken */
 #else
-                :: row[i].over -> row[i].expired = true
+                :: row[i].over -> row[i].expired = true; expired_open = true; told_failed = false
 #endif
                 :: else -> row[i].over = true
                 fi
@@ -1276,6 +1444,7 @@ next_trace:
         do :: n < LEASED -> run Leased(t, false); t++; n++ :: else -> break od; n = 0;
         do :: n < TAKE -> run Leased(t, true); t++; n++ :: else -> break od; n = 0;
         do :: n < REVOKE -> run Revoker(t); t++; n++ :: else -> break od; n = 0;
+        do :: n < CANCEL -> run Canceller(t); t++; n++ :: else -> break od; n = 0;
         do :: n < ONCE_EACH -> run OnceEach(t); t++; n++ :: else -> break od; n = 0;
         do :: n < BYPASS -> run Bypass(t); t++; n++ :: else -> break od; n = 0;
         do :: n < PURGE -> run Purger(t); t++; n++ :: else -> break od; n = 0;
@@ -1288,7 +1457,8 @@ next_trace:
         n = 0;
         do :: n < ROWS -> clear_row(n); n++ :: else -> break od;
         generation = 0; next_nonce = 1; kills = 0; lives = 0; lapses = 0; finished = 0;
-        effects = 0; first_answer = 0; newest_nonce = 0; n = 0; t = 1;
+        effects = 0; first_answer = 0; newest_nonce = 0; allowed = MAX_ATTEMPTS; told_failed = false;
+        expired_open = false; n = 0; t = 1;
         if
         :: runs < RUNS -> goto next_trace
         :: else
