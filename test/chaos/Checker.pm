@@ -8,6 +8,9 @@ use warnings;
 
 use List::Util qw(any first max min);
 
+# What a call is told of an operation without attempts left.
+my $undecided = qr/^(?:exhausted|ID014)/;
+
 # What a call is told that a rule for new keys refuses.
 my $new_key_rules = qr/^(?:22004|22023|ID007|ID009|ID010|ID013|limited)/;
 
@@ -24,6 +27,7 @@ sub new
 		done  => {},
 		count => {},
 		clock => [ [ 0, 0, 0 ] ],
+		allowed => {},
 		acknowledged => 0,
 		unknown      => 0,
 		found        => [],
@@ -32,7 +36,8 @@ sub new
 
 # What happened ----------------------------------------------------------------------------------
 
-# A line of Client.pm, or "invoked TAB returned TAB clock TAB seconds".
+# A line of Client.pm, or "invoked TAB returned TAB clock TAB seconds", or "invoked TAB returned TAB
+# allow TAB letter": the keys of a letter are allowed more attempts.
 sub line
 {
 	my ($self, $line) = @_;
@@ -41,6 +46,11 @@ sub line
 	if ($client eq 'clock')
 	{
 		push @{ $self->{clock} }, [ $invoked, $returned, $kind ];
+		return;
+	}
+	if ($client eq 'allow')
+	{
+		push @{ $self->{allowed}{$kind} }, { invoked => $invoked, returned => $returned };
 		return;
 	}
 	if ($kind ne 'each')
@@ -123,6 +133,8 @@ sub check
 		next if $self->is_reset($key);
 		$self->check_rules($key, \@calls);
 		$self->check_end($key, \@calls);
+		$self->check_attempts($key, \@calls, [ grep { $_->{call} } @effects ]);
+		$self->check_failed($key, \@calls, \@effects);
 		$self->check_pauses($key, \@calls);
 		$self->check_points($key, \@calls);
 	}
@@ -358,14 +370,58 @@ sub check_end
 	for my $call (grep { $_->{invoked} > $end->{returned} } @$calls)
 	{
 		$self->violation($key, 'claimed after the end', "$call->{kind} of $call->{uid}, after $end->{uid}")
-		  if $call->{answer} =~ /^hold/ || $call->{answer} eq 'free' && $call->{kind} =~ /^(?:release|undo|other)$/;
+		  if is_granted($call) && $call->{answer} ne 'did';
 		$self->violation($key, 'unfinished after the end', "$call->{uid} did not see the end, after $end->{uid}")
-		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|cancel)$/ || $call->{answer} eq 'revoked';
+		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|cancel)$/ || $call->{answer} =~ /^(?:revoked$|$undecided)/;
 	}
 	# A cancelled key answers every request.
 	my ($ban) = grep { $_->{kind} eq 'cancel' && $_->{answer} eq 'did' } @$calls or return;
 	my $refused = first { $_->{invoked} > $ban->{returned} && $_->{answer} =~ /^(?:conflict|ID002)/ } @$calls or return;
 	$self->violation($key, 'conflict with a cancelled key', "$refused->{uid}, after $ban->{uid}");
+	return;
+}
+
+# A claim that was told that the key is its own, and did not roll this back: take() and cancel() are
+# claims as well.
+sub is_granted
+{
+	my ($call) = @_;
+	return !$call->{of} && $call->{answer} =~ /^(?:did|hold)/ || $call->{answer} eq 'free' && $call->{kind} =~ /^(?:release|undo|other)$/;
+}
+
+# An operation without attempts left is claimed only after it was revoked, or its scope allowed more.
+# Its last attempt may still end it.
+sub check_attempts
+{
+	my ($self, $key, $calls, $effects) = @_;
+	my @told = grep { $_->{answer} =~ $undecided } @$calls or return;
+	my @more = (@{ $self->{allowed}{ substr $key, 0, 1 } // [] }, grep { $_->{kind} eq 'revoke' && $_->{answer} =~ /^(?:revoked|\?)$/ } @$calls);
+	my @unknown = map { $_->{call} } grep { $_->{call}{answer} eq '?' && !$_->{call}{of} } @$effects;
+	for my $claim (grep({ is_granted($_) } @$calls), @unknown)
+	{
+		my $before = first
+		{
+			my $told = $_;
+			$told->{returned} < $claim->{invoked} && !any { $_->{returned} >= $told->{invoked} && $_->{invoked} <= $claim->{returned} } @more
+		} @told or next;
+		$self->violation($key, 'claimed without attempts left', "$claim->{kind} of $claim->{uid}, after $before->{uid}");
+	}
+	my %hold = map { $_->{uid} => $_ } grep { $_->{answer} =~ /^hold/ } @$calls;
+	for my $end (grep { $_->{answer} eq 'did' && $hold{ $_->{of} } } @$calls)
+	{
+		my $own = $hold{ $end->{of} };
+		$self->{count}{'late: did'}++ if any { $_->{invoked} > $own->{returned} && $_->{returned} < $end->{invoked} } @told;
+	}
+	return;
+}
+
+# What was called failed, also by cancel(), never completes.
+sub check_failed
+{
+	my ($self, $key, $calls, $effects) = @_;
+	my $failed = first { $_->{answer} =~ /^had \S+ [^c]$/ } @$calls or return;
+	my $done = first { $_->{result} eq 'c' } @$effects or return;
+	$self->violation($key, 'called failed', "$failed->{uid} was told so, but $done->{uid} has completed it");
 	return;
 }
 

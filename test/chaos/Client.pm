@@ -13,6 +13,8 @@ my @atomic = (('claim') x 6, ('wait') x 3, ('try') x 4, ('try_wait') x 2, ('exec
 	qw(fail release undo other lookup await await));
 my @leased = qw(lease lease_wait);
 my @token = (('complete') x 5, qw(give_up renew renew checkpoint drop pause pause));
+# Of the scope whose operations have few attempts.
+my @few = (('lease') x 9, ('lease_wait') x 2, qw(claim try execute execute lookup await cancel revoke));
 my @take = qw(take take take_end);
 my @rare = qw(forget forget forget_all purge);
 my @administration = qw(revoke revoke revoke erase erase erase_all cancel rehearse);
@@ -92,6 +94,7 @@ sub key
 	my ($self, $letter) = @_;
 	my $progress = int($self->{calls} / $stride);
 	my $n = rand() < 0.1 ? int rand($progress + $window) : $progress + int rand $window;
+	$n = int($n / 6) if $letter eq 'f';    # they are to be called often
 	return $letter . md5_hex($n);
 }
 
@@ -115,15 +118,16 @@ sub call
 	}
 	return { %call, kind => 'once', key => $self->key('e') } if $luck < 0.30;
 	return { %call, kind => pick(@rare), key => $self->key('b') } if $luck < 0.33;
-	return { %call, kind => pick(@take), key => pick('a', 'b') } if $luck < 0.38;
+	return { %call, kind => pick(@take), key => pick('a', 'b', 'f') } if $luck < 0.38;
 	if ($luck < 0.42)
 	{
 		my $kind = pick(@administration);
 		my $key = $kind eq 'revoke' && @$tokens ? pick(@$tokens)->{key} : $self->key(pick('a', 'a', 'b'));
 		return { %call, kind => $kind, key => $key };
 	}
+	return { %call, kind => pick(@few), key => $self->key('f') } if $luck < 0.50;
 	my $retry = rand() < 0.2 && @{ $self->{retry} } ? shift @{ $self->{retry} } : undef;
-	return { %call, kind => $luck < 0.54 ? pick(@leased) : pick(@atomic), key => $retry // $self->key($luck < 0.88 ? 'a' : 'b') };
+	return { %call, kind => $luck < 0.62 ? pick(@leased) : pick(@atomic), key => $retry // $self->key($luck < 0.90 ? 'a' : 'b') };
 }
 
 sub plan

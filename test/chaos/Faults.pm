@@ -278,7 +278,7 @@ sub do_scope
 {
 	my ($self) = @_;
 	return $self->job(scope => 'SELECT idem.rotate_secret()') if rand() < 0.15;
-	my $scope = (qw(lasting lasting lasting brief brief events streams))[ int rand 7 ];
+	my $scope = (qw(lasting lasting lasting brief brief few events streams))[ int rand 8 ];
 	my $exclude = ('{sent_at}', '{sent_at, amount}', '{key, sent_at}', '{sent_at, note.a}')[ int rand 4 ];
 	return $self->job(scope => "SELECT idem.alter_scope('$scope', request_exclude => '$exclude')") if rand() < 0.4;
 	my ($rule, $on, $off) = @{ $rules[ int rand @rules ] };
@@ -294,7 +294,7 @@ sub do_identity { my ($self) = @_; return $self->job(identity => 'CALL chaos.cha
 sub restore_rules
 {
 	my ($self) = @_;
-	for my $scope (qw(lasting brief events streams))
+	for my $scope (qw(lasting brief few events streams))
 	{
 		$self->{servers}->sql("SELECT idem.alter_scope('$scope', " . join(', ', map { "$_->[0] => $_->[2]" } @rules) . ')');
 	}

@@ -33,7 +33,8 @@ my %ttl = (b => 300);
 my $pause = 0.3;
 # Calls of every new kind have had the answer that they are made for.
 my @must_happen = ('take: hold', 'take_end: did', 'pause: free', 'revoke: revoked', 'erase: erased',
-	'cancel: did', 'await: had', 'lookup: had', $managed ? () : 'rehearse: free');
+	'cancel: did', 'await: had', 'lookup: had', 'lease: exhausted', 'lease_wait: ID014', 'execute: ID014',
+	'lookup: exhausted', 'cancel: exhausted', 'late: did', $managed ? () : 'rehearse: free');
 my %happened;
 
 my $directory = PostgreSQL::Test::Utils::tempdir;
@@ -105,30 +106,60 @@ sub keys_of
 	for my $n (1 .. $clients)
 	{
 		open my $in, '<', history($epoch, $n) or die $!;
-		while (<$in>) { $keys{$1} = 1 if /^(?:[^\t]*\t){4}([ab][0-9a-f]+)\t/; }
+		while (<$in>) { $keys{$1} = 1 if /^(?:[^\t]*\t){4}([abf][0-9a-f]+)\t/; }
 	}
 	return sort keys %keys;
 }
 
-# idem.take() finds every operation that was begun and abandoned. Returns how many it was asked for.
+my $asked = 0;
+
+# Many calls of one kind, each with an answer of its own.
+sub ask
+{
+	my ($dbh, $out, $client, $kind, @keys) = @_;
+	while (my @some = splice @keys, 0, 500)
+	{
+		my @uids = map { 'finish.' . ++$asked } @some;
+		my $invoked = clock_gettime(CLOCK_MONOTONIC);
+		my ($answers) = $dbh->selectrow_array('SELECT chaos.calls($1, $2, $3, $4)', undef,
+			[ map { $kind } @some ], \@some, \@uids, [ map { undef } @some ]);
+		my $returned = clock_gettime(CLOCK_MONOTONIC);
+		print $out join("\t", $invoked, $returned, $client, $kind, $some[$_], $uids[$_], $answers->[$_], ''), "\n" for 0 .. $#some;
+	}
+	return;
+}
+
+# idem.take() finds every operation that was begun and abandoned.
 sub take_all
 {
-	my ($epoch, $dbh, $out) = @_;
-	my $uid = 0;
-	return $uid unless $dbh->selectrow_array(q{SELECT to_regtype('idem.take_result') IS NOT NULL});
-	for my $scope (keys %ttl, 'a')
+	my ($dbh, $out, @scopes) = @_;
+	for my $scope (@scopes)
 	{
 		my $answer = '';
 		while ($answer ne 'idle')
 		{
-			my ($id, $invoked) = ('finish.' . ++$uid, clock_gettime(CLOCK_MONOTONIC));
+			my ($id, $invoked) = ('finish.' . ++$asked, clock_gettime(CLOCK_MONOTONIC));
 			($answer) = $dbh->selectrow_array(q{SELECT chaos.call('take_end', ?, ?, NULL)}, undef, $scope, $id);
 			my ($key) = $answer =~ /^took (\S+) did$/ or next;
 			print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'finish', 'take_end', $key, $id, 'did', ''), "\n";
 		}
 	}
-	is($dbh->selectrow_array('SELECT count(*) FROM idem.in_flight'), 0, "epoch $epoch: every operation that was left was taken");
-	return $uid;
+	return;
+}
+
+# No caller can begin or cancel an operation without attempts left. Then all are allowed more.
+sub allow_more
+{
+	my ($epoch, $dbh, $out, @keys) = @_;
+	is($dbh->selectrow_array(q{SELECT count(*) FROM idem.in_flight WHERE state <> 'exhausted'}), 0,
+		"epoch $epoch: every operation that was left was taken");
+	ask($dbh, $out, 'last', 'cancel', @keys);
+	my $invoked = clock_gettime(CLOCK_MONOTONIC);
+	$dbh->do(q{SELECT idem.alter_scope('few', max_attempts => -1)});
+	print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'allow', 'f'), "\n";
+	take_all($dbh, $out, 'f');
+	is($dbh->selectrow_array('SELECT count(*) FROM idem.in_flight'), 0, "epoch $epoch: every operation that got more attempts was taken");
+	return;
 }
 
 # Every key can be brought to an end, once its lease has ended.
@@ -138,17 +169,13 @@ sub finish_keys
 	$servers->set_clock($servers->{highest} + 60);
 	my $dbh = $servers->connect_to($servers->{primary}, $servers->{database});
 	open my $out, '>', history($epoch, 'finish') or die $!;
-	my $uid = $unprotected ? 0 : take_all($epoch, $dbh, $out);
 	my @keys = keys_of($epoch);
-	while (my @some = splice @keys, 0, 500)
+	if (!$unprotected)
 	{
-		my @uids = map { 'finish.' . ++$uid } @some;
-		my $invoked = clock_gettime(CLOCK_MONOTONIC);
-		my ($answers) = $dbh->selectrow_array('SELECT chaos.calls($1, $2, $3, $4)', undef,
-			[ map { 'claim' } @some ], \@some, \@uids, [ map { undef } @some ]);
-		my $returned = clock_gettime(CLOCK_MONOTONIC);
-		print $out join("\t", $invoked, $returned, 'finish', 'claim', $some[$_], $uids[$_], $answers->[$_], ''), "\n" for 0 .. $#some;
+		take_all($dbh, $out, qw(a b f));
+		allow_more($epoch, $dbh, $out, grep { /^f/ } @keys);
 	}
+	ask($dbh, $out, 'finish', 'claim', @keys);
 	close $out or die $!;
 	$dbh->disconnect;
 	return;

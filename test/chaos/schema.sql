@@ -8,6 +8,10 @@ SELECT idem.create_scope('lasting', ttl => '30 days', wait => '100 ms', lease =>
 SELECT idem.create_scope('brief', ttl => '5 minutes', wait => '100 ms', lease => '2 s',
                          request_exclude => '{sent_at}', final_sqlstates => '{CH}',
                          store_request => 'unfinished');
+-- Its operations are soon without attempts left.
+SELECT idem.create_scope('few', ttl => '30 days', wait => '100 ms', max_attempts => 2,
+                         request_exclude => '{sent_at}', final_sqlstates => '{CH}',
+                         store_request => 'unfinished');
 SELECT idem.create_scope('events', ttl => '30 days', wait => '100 ms');
 SELECT idem.create_scope('streams', wait => '100 ms');
 
@@ -19,8 +23,8 @@ CREATE FUNCTION chaos.choose() RETURNS void LANGUAGE sql AS '';
 CREATE TABLE chaos.effect (key text, uid text, result "char" DEFAULT 'c', seq bigint);
 
 CREATE FUNCTION chaos.scope(key text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-  SELECT CASE left(key, 1) WHEN 'a' THEN 'lasting' WHEN 'b' THEN 'brief' WHEN 'e' THEN 'events'
-         ELSE 'streams' END
+  SELECT CASE left(key, 1) WHEN 'a' THEN 'lasting' WHEN 'b' THEN 'brief' WHEN 'f' THEN 'few'
+         WHEN 'e' THEN 'events' ELSE 'streams' END
 $$;
 
 -- Half of the operations have a request. A retry sends the same, except for its time, which every
@@ -114,7 +118,7 @@ $$;
 --   ok            renewed, or a checkpoint was set
 --   free          given up, nothing happened
 --   forgot, erased, revoked  what was done to the record
---   another word  nothing happened: in_progress, conflict, absent, idle
+--   another word  nothing happened: in_progress, exhausted, conflict, absent, idle
 -- A call that takes an operation is told its key: "took KEY", then one of these.
 CREATE FUNCTION chaos.call(kind text, key text, uid text, token text) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -140,7 +144,9 @@ BEGIN
   WHEN 'other' THEN
     c := idem.try_claim(scope, key, '{"another": "request"}');
   WHEN 'lease' THEN
-    c := idem.try_claim(scope, key, request, lease => '1 second');
+    c := idem.try_claim(scope, key, request,
+                        lease => CASE scope WHEN 'few' THEN interval '50 ms'
+                                      ELSE '1 second' END);
   WHEN 'lease_wait' THEN
     c := idem.claim(scope, key, request, lease => '3 seconds', wait => '50 ms');
   WHEN 'execute' THEN

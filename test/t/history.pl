@@ -9,9 +9,9 @@ use lib "$FindBin::Bin/../chaos";
 use Checker;
 use Test::More;
 
-# A case: calls ("invoked returned client kind key uid answer of"), effects ("key uid result seq"), and
-# settings of the clock ("before after clock seconds"), as one text. Returns the rules that are
-# violated.
+# A case: calls ("invoked returned client kind key uid answer of"), effects ("key uid result seq"),
+# settings of the clock ("before after clock seconds"), and more attempts for the keys of a letter
+# ("before after allow letter"), as one text. Returns the rules that are violated.
 sub verdict
 {
 	my ($text) = @_;
@@ -20,7 +20,7 @@ sub verdict
 	{
 		my @field = grep { length } split /\s\s+/, $line;
 		if ($field[0] eq 'effect') { $checker->effect(@field[ 1 .. 3 ], $field[4] // ''); next; }
-		push @field, '' while $field[2] ne 'clock' && @field < 8;
+		push @field, '' while $field[2] !~ /^(?:clock|allow)$/ && @field < 8;
 		$checker->line(join "\t", @field);
 	}
 	return join ', ', map { $_->{rule} } $checker->check;
@@ -501,6 +501,129 @@ finds('two effects', <<'END', 'the effect runs again after its answer was erased
 5  6  c3  claim  a1  u3  did
 effect  a1  u1  c
 effect  a1  u3  c
+END
+
+# Attempts that are used up ----------------------------------------------------------------------
+
+accepts('the last attempt completes late', <<'END');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lease  a1  h2  exhausted
+3  4  c2  lease_wait  a1  h3  ID014
+5  6  c3  cancel  a1  u1  exhausted
+7  8  c1  complete  a1  u2  did  h1
+9  10  c2  cancel  a1  u3  had u2 c
+effect  a1  u2  c
+END
+accepts('one more attempt after a revocation', <<'END');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  exhausted
+5  6  c3  revoke  a1  u2  revoked
+7  8  c2  lease  a1  h2  hold 3 -
+9  10  c2  give_up  a1  u3  did  h2
+11  12  c2  cancel  a1  u4  had u3 f
+effect  a1  u3  f
+END
+accepts('one more attempt after a revocation whose answer was lost', <<'END');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  exhausted
+5  inf  c3  revoke  a1  u2  ?
+7  8  c2  claim  a1  u3  did
+effect  a1  u3  c
+END
+accepts('one more attempt that a higher limit allows', <<'END');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  take_end  *  u1  idle
+3  4  c2  lookup  a1  u2  exhausted
+5  6  allow  a
+7  8  c2  take_end  a1  u3  did
+effect  a1  u3  c
+END
+finds('claimed without attempts left', <<'END');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lease  a1  h2  exhausted
+5  6  c3  lease_wait  a1  h3  hold 3 -
+END
+finds('claimed without attempts left', <<'END', 'an operation without attempts left is taken');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  claim  a1  u1  ID014
+5  6  c3  take_end  a1  u2  did
+effect  a1  u2  c
+END
+finds('claimed without attempts left', <<'END', 'taken by a call whose answer was lost');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  exhausted
+5  inf  c3  take_end  *  u2  ?
+effect  a1  u2  c
+END
+finds('claimed without attempts left', <<'END', 'claimed and released');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  cancel  a1  u1  exhausted
+5  6  c3  release  a1  u2  free
+END
+finds('claimed without attempts left', <<'END', 'a revocation and a higher limit that came before');
+0  0.5  allow  a
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c3  revoke  a1  u1  revoked
+5  6  c1  lease  a1  h2  hold 3 -
+7  8  c2  lookup  a1  u2  exhausted
+9  10  c1  lease  a1  h3  hold 4 -
+END
+finds('claimed without attempts left', <<'END', 'a higher limit for other keys');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  exhausted
+5  6  allow  b
+7  8  c1  lease  a1  h2  hold 3 -
+END
+finds('claimed without attempts left', <<'END', 'cancelled after all');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  cancel  a1  u1  exhausted
+5  6  c2  cancel  a1  u2  did
+effect  a1  u2  x
+END
+finds('revoked attempt', <<'END', 'the last attempt completes after it was revoked');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  exhausted
+5  6  c3  revoke  a1  u2  revoked
+7  8  c1  complete  a1  u3  did  h1
+effect  a1  u3  c
+END
+finds('unfinished after the end', <<'END', 'a failure is called undecided');
+1  2  c1  fail  a1  u1  did
+3  4  c2  claim  a1  u2  ID014
+effect  a1  u1  f
+END
+finds('effect of a cancelled key', <<'END', 'an undecided operation is cancelled, and its last attempt completes');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  cancel  a1  u1  did
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u1  x
+effect  a1  u2  c
+END
+finds('unfinished after the end', <<'END', 'what was cancelled is revoked');
+1  2  c2  cancel  a1  u1  did
+3  4  c3  revoke  a1  u2  revoked
+effect  a1  u1  x
+END
+finds('two effects, called failed', <<'END', 'a failure that is revoked silently, and completes');
+1  2  c1  fail  a1  u1  did
+3  4  c2  cancel  a1  u2  had u1 f
+5  6  c3  take_end  a1  u3  did
+effect  a1  u1  f
+effect  a1  u3  c
+END
+finds('answer missing, answer without an effect, called failed', <<'END', 'an undecided operation is called failed');
+1  2  c1  lease  a1  h1  hold 2 -
+3  4  c2  lookup  a1  u1  had - ?
+5  6  c1  complete  a1  u2  did  h1
+effect  a1  u2  c
+END
+accepts('a failure, forgotten, and then completed', <<'END');
+1  2  c1  fail  b1  u1  did
+3  4  c2  claim  b1  u2  had u1 f
+5  6  c2  forget  b1  u3  forgot
+7  8  c2  claim  b1  u4  did
+effect  b1  u1  f
+effect  b1  u4  c
 END
 
 # Consumers --------------------------------------------------------------------------------------
