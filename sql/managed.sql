@@ -511,7 +511,8 @@ BEGIN
         PERFORM idem_internal.refuse(
             argument, '',
             format('A key is a text or a uuid, and the argument has the type %s.', type),
-            'Pass the key as text, such as 4711::text.');
+            'Pass a text that is the same in every session, such as 4711::text. '
+                'That of a timestamp depends on TimeZone, that of a bytea on bytea_output.');
     END IF;
 END
 $$;

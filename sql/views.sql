@@ -67,7 +67,7 @@ COMMENT ON COLUMN idem.scopes.response_exclude IS
 COMMENT ON COLUMN idem.scopes.final_sqlstates IS
     'Which SQLSTATEs, or classes of two characters, idem.execute() stores as final failures.';
 COMMENT ON COLUMN idem.scopes.store_request IS
-    'How long a record keeps the request: never, unfinished or always.';
+    'How long a record keeps the request in clear text: never, unfinished or always.';
 COMMENT ON COLUMN idem.scopes.answer_ttl IS
     'How long an answer is kept, if not as long as its record.';
 COMMENT ON COLUMN idem.scopes.min_ttl IS

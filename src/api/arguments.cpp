@@ -180,11 +180,12 @@ text* key_text(Datum key, Oid declared, const char* argument) {
     const Oid type = declared == UUIDOID ? declared : getBaseType(declared);
     if (type == BPCHAROID) return DatumGetTextPP(DirectFunctionCall1(rtrim1, key));
     if (type != UUIDOID && TypeCategory(type) != TYPCATEGORY_STRING)
-        report::invalid_argument(argument,
-                                 psprintf("A key is a text or a uuid, and the argument has the "
-                                          "type %s.",
-                                          format_type_be(declared)),
-                                 "Pass the key as text, such as 4711::text.");
+        report::invalid_argument(
+            argument,
+            psprintf("A key is a text or a uuid, and the argument has the type %s.",
+                     format_type_be(declared)),
+            "Pass a text that is the same in every session, such as 4711::text. "
+            "That of a timestamp depends on TimeZone, that of a bytea on bytea_output.");
     Oid output;
     bool is_varlena;
     getTypeOutputInfo(type, &output, &is_varlena);

@@ -53,6 +53,7 @@ ROLLBACK;
 SELECT regexp_replace(attempt($$DO $do$ DECLARE c idem.claim_result; BEGIN
   SELECT idem.claim('wrong', 'into') INTO c;
 END $do$ $$), '"\(t,claimed,.*', '"(t,claimed,...)"');
+SELECT attempt($$DO 'DECLARE c record; BEGIN SELECT idem.claim(''wrong'', ''into'') INTO c; PERFORM c.token; END'$$);
 DO $$ DECLARE c idem.claim_result; BEGIN
   c := idem.claim('wrong', 'assigned');
   RAISE NOTICE 'claimed: %, token: %', c.claimed, length(c.token);
@@ -63,6 +64,11 @@ DO $$ DECLARE c idem.claim_result; BEGIN
   SELECT (idem.try_claim('wrong', 'twice')).response INTO c.response;
   RAISE NOTICE 'response: %', c.response;
 END $$;
+
+-- types that PostgreSQL does not convert, and what cures it
+SELECT attempt($$SELECT idem.claim('wrong', 'types', '{}'::json, tenant => 42, lease => 60)$$);
+SELECT claimed FROM idem.claim('wrong', 'types', '{}'::json::jsonb, tenant => 42::text, lease => interval '60 seconds');
+SELECT attempt($$SELECT idem.execute('wrong', 'types', 'make_payment')$$);
 
 -- durations
 SELECT attempt(format('SELECT idem.claim(%L, %L, %s => %L)', 'wrong', 'k', a, v))

@@ -161,7 +161,7 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"final_sqlstates", TEXTARRAYOID, "{}", check_sqlstates, read<&Scope::final_sqlstates>,
      "which SQLSTATEs, or classes of two characters, idem.execute() stores as final failures"},
     {"store_request", TEXTOID, "never", check_word_of<StoreRequest>, read<&Scope::store_request>,
-     "how long a record keeps the request: never, unfinished or always"},
+     "how long a record keeps the request in clear text: never, unfinished or always"},
     {"answer_ttl", INTERVALOID, nullptr, check_duration<Sign::positive>, read<&Scope::answer_ttl>,
      "how long an answer is kept, if not as long as its record"},
     {"min_ttl", INTERVALOID, nullptr, check_duration<Sign::positive>, read<&Scope::min_ttl>,
