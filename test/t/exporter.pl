@@ -11,12 +11,6 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-sub installed
-{
-	my ($path) = grep { -x } map { my $name = $_; map { "$_/$name" } split /:/, $ENV{PATH} } @_;
-	return $path;
-}
-
 my $exporter = installed('prometheus-postgres-exporter', 'postgres_exporter')
   or plan skip_all => 'postgres_exporter is not installed';
 my $monitoring = "$ENV{TESTDIR}/monitoring";

@@ -116,7 +116,7 @@ DECLARE n integer := 0;
 BEGIN
   FOR i IN 1 .. 20000 LOOP
     BEGIN
-      n := n + (NOT idem_internal.is_within((clock_timestamp() + i % 20 * interval '1 us', true)))::integer;
+      n := n + (NOT idem_internal.is_within((clock_timestamp() + i % 20 * interval '1 us', 'lock_timeout')))::integer;
     EXCEPTION WHEN lock_not_available THEN
     END;
   END LOOP;

@@ -49,6 +49,14 @@ my %models = (
 	'once_each in REPEATABLE READ' => '-DATOMIC=0 -DONCE_EACH=2 -DTRIES=3 -DREPEATABLE',
 	'once_each, a claim and the purger' => '-DATOMIC=1 -DONCE_EACH=1 -DPURGE=1 -DTRIES=2 -DLIVES=2',
 	'once_each and a writer past the lock' => '-DATOMIC=0 -DONCE_EACH=1 -DBYPASS=1 -DTRIES=2',
+	'a last attempt and an atomic claim' => '-DATOMIC=1 -DLEASED=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 -DKILL=1 -DSCOPE_WAITS=true',
+	'a last attempt and a taker' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DMAX_ATTEMPTS=1 -DPAUSE -DTRIES=2 -DLAPSES=4',
+	'a last attempt and revoke' => '-DATOMIC=0 -DLEASED=2 -DREVOKE=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=4',
+	'a last attempt and cancel' => '-DATOMIC=0 -DLEASED=1 -DCANCEL=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 -DSCOPE_WAITS=true',
+	'a last attempt and once_each' => '-DATOMIC=0 -DLEASED=1 -DONCE_EACH=1 -DMAX_ATTEMPTS=1 -DTRIES=2 -DLAPSES=3',
+	'cancel, revoke and a leased claim' => '-DATOMIC=0 -DLEASED=1 -DCANCEL=1 -DREVOKE=1 -DFAIL -DTRIES=2 -DLAPSES=3',
+	'cancel and atomic claims' => '-DATOMIC=1 -DCANCEL=2 -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
+	'cancel and once_each' => '-DATOMIC=0 -DCANCEL=2 -DONCE_EACH=1 -DTRIES=2',
 );
 my $seeds = $ENV{SEEDS} // 2;
 my $traces_per_seed = 100;
@@ -58,10 +66,18 @@ my $enough = 5;  # mismatches: a worker then replays no more
 # What every run must have seen, lest the test shrinks unnoticed: all that the model can print...
 my @must_be_seen = split /\n/, <<'SEEN';
 begin
+cancel: completed
+cancel: completed after a wait
+cancel: exhausted
+cancel: failed
+cancel: failed after a wait
+cancel: in_progress
 claim: claimed
 claim: claimed after a wait
 claim: completed
 claim: completed after a wait
+claim: exhausted
+claim: exhausted after a wait
 claim: in_progress
 claim: serialization_failure
 claim: serialization_failure after a wait
@@ -74,6 +90,8 @@ complete: serialization_failure
 complete: serialization_failure after a wait
 complete: written
 expire
+fail: lost
+fail: written
 insert: inserted
 insert: unique_violation
 insert: unique_violation after a wait
@@ -82,6 +100,8 @@ kill of a call that waits
 lapse
 lease: completed
 lease: completed after a wait
+lease: exhausted
+lease: exhausted after a wait
 lease: in_progress
 lease: leased
 lease: leased after a wait
@@ -113,6 +133,7 @@ step: complete refused
 step: complete written
 step: decide absent claim
 step: decide committed claim
+step: decide committed exhausted
 step: decide committed leased
 step: decide committed replay
 step: decide committed serialization_failure
@@ -148,6 +169,15 @@ pause: written after a wait
 revoke: absent after a wait
 revoke: in_progress after a wait
 take: serialization_failure
+cancel: exhausted after a wait
+cancel: in_progress after a wait
+claim: failed
+claim: failed after a wait
+fail: in_progress
+fail: lost after a wait
+lease: failed
+lease: failed after a wait
+renew: written after a wait
 SEEN
 
 # ---- A server's sessions ------------------------------------------------------------------------
@@ -289,11 +319,13 @@ SQL
 		{
 			my $wait = $words[0] ? '1 day' : '0';
 			my $lease = $call eq 'lease' ? ", lease => '1 hour'" : '';
-			return "SELECT outcome, attempt, token, response FROM idem.try_claim('$scope', 'k', wait => '$wait'$lease)";
+			return "SELECT outcome, attempt, token, coalesce(response #>> '{}', error ->> 'message') FROM idem.try_claim('$scope', 'k', wait => '$wait'$lease)";
 		}
 		my $token = $self->{tokens}{ $words[0] // '' } // $self->{open}{$t} // '';
 		return "SELECT 'written', idem.complete('$token', '$words[0]')" if $call eq 'complete';
 		return "SELECT CASE WHEN token IS NULL THEN 'nothing' ELSE 'claimed' END, attempt, token FROM idem.take('$scope', lease => '1 hour')" if $call eq 'take';
+		return "SELECT state, NULL, NULL, coalesce(response #>> '{}', error ->> 'message') FROM idem.cancel('$scope', 'k', error => '{\"message\": \"$words[0]\"}')" if $call eq 'cancel';
+		return "SELECT 'written', idem.fail('$token', '{\"message\": \"$words[0]\"}')" if $call eq 'fail';
 		return "SELECT CASE WHEN idem.revoke('$scope', 'k') THEN 'revoked' ELSE 'absent' END" if $call eq 'revoke';
 		return "SELECT 'written', idem.release('$token', retry_after => '1 hour', error => '{\"message\": \"later\"}')" if $call eq 'pause';
 		return "SELECT 'written', idem.$call('$token')" if $call eq 'renew' || $call eq 'release';
@@ -315,7 +347,7 @@ SQL
 			$self->{open}{$t} = $token;
 			return ($self->{call}{$t} eq 'claim' ? 'claimed' : 'leased') . " $attempt";
 		}
-		return 'completed ' . ($response // 'null') if $outcome eq 'completed';
+		return "$outcome " . ($response // 'null') if $outcome eq 'completed' || $outcome eq 'failed';
 		return "purged $attempt" if $outcome eq 'purged';
 		return $outcome;
 	}
@@ -330,14 +362,14 @@ SQL
 			return "leased $words[0]";
 		}
 		$self->{answers}{ $words[0] } = 'null' if $outcome eq 'new';
-		$self->{answers}{ $words[0] } = "\"$self->{scope}\"" if $outcome eq 'inserted';
+		$self->{answers}{ $words[0] } = $self->{scope} if $outcome eq 'inserted';
 		return $outcome if $outcome eq 'new' || $outcome eq 'inserted';
 		return 'completed ' . ($self->{answers}{ $words[0] } // $words[0]) if $outcome eq 'completed';
 		return join ' ', $outcome, @words;
 	}
 
 	my %clock = (
-		expire => q{UPDATE idem.record SET expires = now() - interval '1 s' WHERE state = 'c'},
+		expire => q{UPDATE idem.record SET expires = now() - interval '1 s' WHERE state <> 'p'},
 		lapse => q{UPDATE idem.record SET lease_end = now() - interval '1 s',
 			expires = CASE WHEN lease_end <= now() THEN now() - interval '1 s' ELSE expires END WHERE state = 'p'});
 
@@ -394,7 +426,7 @@ SQL
 	sub trace
 	{
 		my ($self, $model, @events) = @_;
-		$self->{scope} = $model =~ /SCOPE_WAITS/ ? 'patient' : 'hasty';
+		$self->{scope} = ($model =~ /SCOPE_WAITS/ ? 'patient' : 'hasty') . ($model =~ /MAX_ATTEMPTS/ ? '_once' : '');
 		$self->{repeatable} = $model =~ /REPEATABLE/;
 		$self->{$_} = {} for qw(tokens open answers call waiting);
 		my ($done, $wrong) = (0, '');
@@ -494,7 +526,9 @@ sub create_database
 	$node->safe_psql('postgres', "CREATE DATABASE $database");
 	$node->safe_psql($database, <<'SQL');
 CREATE EXTENSION idem;
-SELECT idem.create_scope('patient', wait => '1 day', lease => '1 hour'), idem.create_scope('hasty', wait => '0', lease => '1 hour');
+SELECT idem.create_scope('patient' || suffix, wait => '1 day', lease => '1 hour', max_attempts => attempts),
+       idem.create_scope('hasty' || suffix, wait => '0', lease => '1 hour', max_attempts => attempts)
+FROM (VALUES ('', NULL), ('_once', 1)) v (suffix, attempts);
 SELECT idem.complete(token, to_jsonb(scope)) FROM (VALUES ('patient'), ('hasty')) s (scope), idem.claim(scope, 'k');
 CREATE TABLE past AS SELECT * FROM idem.record;
 TRUNCATE idem.record;
