@@ -39,6 +39,8 @@ known AS MATERIALIZED (
         t.late_replays,
         t.stale,
         t.expired_reused,
+        t.limited_tenants,
+        t.limited_tenants_room,
         t.stats_reset,
         statement_timestamp() - t.stats_reset AS counted_for,
         ceil(t.claims / greatest(extract(epoch FROM statement_timestamp() - t.stats_reset), 1)
@@ -226,6 +228,15 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'limit: idem is not preloaded.', k.scope, k.claims_per_minute),
          format('Add idem to shared_preload_libraries and restart the server; or remove the '
                 'limit: SELECT idem.alter_scope(%L, claims_per_minute => -1)', k.scope)),
+        (k.claims_per_minute IS NOT NULL AND k.limited_tenants_room <= k.limited_tenants / 10,
+         'limits', 'warn',
+         format('Scope "%s" counts the claims of %s tenant%s for claims_per_minute, and has room '
+                'for %s more. When there is none, it refuses tenants that are not counted (ID009).',
+                k.scope, k.limited_tenants, CASE k.limited_tenants WHEN 1 THEN '' ELSE 's' END,
+                k.limited_tenants_room),
+         format('If clients invent tenants, authenticate them before the claim. Else raise the '
+                'setting, and restart the server: ALTER SYSTEM SET idem.limited_tenants = %s',
+                3 * current_setting('idem.limited_tenants', true)::bigint)),
         (k.claims IS NULL AND v.preloaded, 'statistics', 'warn',
          format('Scope "%s" has no statistics: other scopes take all %s places of '
                 'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes', true)),

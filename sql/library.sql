@@ -84,7 +84,9 @@ COMMENT ON FUNCTION idem_internal.preloaded IS
 CREATE FUNCTION idem_internal.scope_counters(
     scope_id integer,
     OUT since timestamptz,
-    OUT numbers bigint[]
+    OUT numbers bigint[],
+    OUT tenants integer,
+    OUT room integer
 )
 RETURNS SETOF record
 AS 'MODULE_PATHNAME', 'idem_scope_counters'
@@ -92,7 +94,8 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.scope_counters IS
     'Returns what is counted in the scope: 19 counters, then 40 buckets and the sum in '
-    'microseconds of each histogram. No row if idem is not preloaded, if the scope has no place in '
+    'microseconds of each histogram; and how many tenants are counted for claims_per_minute, and '
+    'how many more could be. No row if idem is not preloaded, if the scope has no place in '
     'the statistics, or if the current role neither may use the scope nor is a member of '
     'pg_monitor.';
 
@@ -119,7 +122,9 @@ CREATE VIEW idem.stats WITH (security_barrier) AS
         c.numbers[16] AS advances,
         c.numbers[17] AS duplicates,
         c.numbers[18] AS exhausted,
-        c.numbers[19] AS late_replays
+        c.numbers[19] AS late_replays,
+        c.tenants AS limited_tenants,
+        c.room AS limited_tenants_room
     FROM idem.scope s
         CROSS JOIN LATERAL idem_internal.scope_counters(s.id) c
     OFFSET 0;

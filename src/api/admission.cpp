@@ -7,7 +7,6 @@
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
 #include "pg/shared/open_claims.hpp"
-#include "pg/shared/rate_limiter.hpp"
 #include "pg/shared/stats.hpp"
 
 namespace idem::api {
@@ -70,25 +69,30 @@ bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl
 
 // A server without shared memory of idem's, such as one that has restored a dump, admits the claim
 // and warns once per session: refusing every claim would do more harm.
-std::int64_t charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
-                            TimestampTz now) {
+pg::Charge charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                          TimestampTz now) {
     check_strength(scope, key);
-    if (!scope.claims_per_minute) return 0;
+    if (!scope.claims_per_minute) return {};
     if (!pg::guc::preloaded) {
         warn_of_missing_limit(scope);
-        return 0;
+        return {};
     }
-    const std::int64_t wait = pg::charge_bucket(scope.id, tenant, *scope.claims_per_minute, now);
-    if (wait > 0) pg::count(scope.id, pg::Counter::limited);
-    return wait;
+    const pg::Charge charge = pg::charge_bucket(scope.id, tenant, *scope.claims_per_minute, now);
+    if (charge.is_refused()) pg::count(scope.id, pg::Counter::limited);
+    return charge;
+}
+
+void refuse_limited(const pg::Scope& scope, const pg::Charge& charge) {
+    if (!charge.has_room) report::too_many_tenants(scope.name, charge.wait);
+    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, charge.wait);
 }
 
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                    TimestampTz now) {
     require_tenant(scope, tenant);
     if (is_stale_key(scope, key, scope.ttl, now)) refuse_stale_key(key);
-    const std::int64_t wait = charge_new_key(scope, tenant, key, now);
-    if (wait > 0) report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, wait);
+    const pg::Charge charge = charge_new_key(scope, tenant, key, now);
+    if (charge.is_refused()) refuse_limited(scope, charge);
 }
 
 void refuse_stale_key(std::string_view key) {

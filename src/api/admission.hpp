@@ -5,6 +5,7 @@
 #pragma once
 
 #include "pg/server/postgres.hpp"
+#include "pg/shared/rate_limiter.hpp"
 #include "pg/store/scope.hpp"
 
 namespace idem::api {
@@ -18,11 +19,13 @@ void check_open_claims(std::int32_t scope_id);
 // the key may have existed and expired, or too far in the future.
 bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl, TimestampTz now);
 
-// Charges the tenant for a key. Returns the microseconds to wait if the tenant has made too many
-// new claims, and 0 otherwise. For a weak key: raises ID007, warns or does nothing, depending on
+// Charges the tenant for a key. For a weak key: raises ID007, warns or does nothing, depending on
 // the scope's weak_keys.
-std::int64_t charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
-                            TimestampTz now);
+pg::Charge charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
+                          TimestampTz now);
+
+// ID009, for a charge that is refused.
+[[noreturn]] void refuse_limited(const pg::Scope& scope, const pg::Charge& charge);
 
 // Both, for a record with the scope's TTL. Raises ID010 or ID009, and ID013 without a tenant that
 // the scope requires.

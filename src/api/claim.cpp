@@ -186,9 +186,11 @@ ClaimResult admit(const ClaimCall& call, const KeyState& state, pg::WaitBound& b
         check_new_claim(call);
         if (is_stale_key(*call.scope, call.key.key, call.ttl, state.now))
             return {.outcome = Outcome::stale_key};
-        const std::int64_t pause =
+        const pg::Charge charge =
             charge_new_key(*call.scope, call.key.tenant, call.key.key, state.now);
-        if (pause > 0) return {.outcome = Outcome::limited, .retry_after = pause};
+        if (charge.is_refused())
+            return {.outcome = charge.has_room ? Outcome::limited : Outcome::no_room,
+                    .retry_after = charge.wait};
     }
     return make_claim(call, state, bound);
 }
@@ -283,6 +285,7 @@ constexpr Shown shown[] = {{"claimed"},
                            {"in_progress", Counter::in_flight},
                            {"conflict", Counter::conflicts},
                            {"stale_key"},
+                           {"limited"},
                            {"limited"}};
 
 const Shown& shown_of(const ClaimResult& result) {
@@ -369,8 +372,8 @@ void refuse(const ClaimCall& call, const ClaimResult& result) {
         case Outcome::stale_key:
             refuse_stale_key(key);
         case Outcome::limited:
-            report::too_many_claims_per_minute(call.scope->name, *call.scope->claims_per_minute,
-                                               result.retry_after);
+        case Outcome::no_room:
+            refuse_limited(*call.scope, {result.outcome == Outcome::limited, result.retry_after});
         case Outcome::claimed:
         case Outcome::completed:
             break;
@@ -470,6 +473,7 @@ Result row_of(const ClaimResult& result) {
             row.set_time(column_created_at, result.holder.since);
             [[fallthrough]];
         case Outcome::limited:
+        case Outcome::no_room:
             row.set_pointer(column_retry_after, pg::interval_of(result.retry_after));
             break;
         case Outcome::conflict:

@@ -33,6 +33,7 @@ enum class Outcome {
     conflict,     // the key belongs to a different request
     stale_key,    // a new key that is older than what the scope can remember
     limited,      // the tenant has made too many new claims
+    no_room,      // nothing can count the claims of one tenant more
 };
 
 struct ClaimResult {
@@ -41,7 +42,7 @@ struct ClaimResult {
     pg::Record record{};           // completed, failed, exhausted; or the attempt taken over
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
     pg::report::Holder holder{};   // in_progress
-    std::int64_t retry_after = 0;  // microseconds; in_progress, exhausted, limited
+    std::int64_t retry_after = 0;  // microseconds; in_progress, exhausted, limited, no_room
     pg::report::WaitSetBy wait{};  // in_progress: what bounded the wait
     Conflict conflict{};           // conflict
 };

@@ -10,6 +10,7 @@
 #include "pg/server/values.hpp"
 #include "pg/server/wakeup.hpp"
 #include "pg/shared/held_claims.hpp"
+#include "pg/shared/rate_limiter.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/table.hpp"
@@ -19,7 +20,13 @@ namespace {
 
 // ---- Counters -----------------------------------------------------------------------------------
 
-enum CountersColumn { counters_since, counters_numbers, counters_columns };
+enum CountersColumn {
+    counters_since,
+    counters_numbers,
+    counters_tenants,
+    counters_room,
+    counters_columns
+};
 
 // ---- Keys that transactions hold ----------------------------------------------------------------
 
@@ -71,6 +78,9 @@ IDEM_FUNCTION(idem_scope_counters) {
     pg::Row<api::counters_columns> row;
     row.set_time(api::counters_since, stats->since);
     row.set_pointer(api::counters_numbers, stats->numbers);
+    const pg::Room room = pg::room_of(scope->id);
+    row.set_int(api::counters_tenants, room.taken);
+    row.set_int(api::counters_room, room.left);
     row.add_to_result_of(fcinfo);
     return Datum{0};
 }

@@ -34,7 +34,7 @@ SELECT set_eq(
     ('key_holders', 'OUT pid integer, OUT gid text, OUT since timestamp with time zone, OUT keys text', 'SETOF record'),
     ('own_checks', 'OUT n integer, OUT check_name text, OUT status text, OUT detail text, OUT hint text', 'SETOF record'),
     ('held_keys', 'with_prepared boolean, OUT scope text, OUT tenant text, OUT key text, OUT attempt integer, OUT since timestamp with time zone, OUT pid integer, OUT transaction xid, OUT state text, OUT keys integer', 'SETOF record'),
-    ('scope_counters', 'scope_id integer, OUT since timestamp with time zone, OUT numbers bigint[]', 'SETOF record'),
+    ('scope_counters', 'scope_id integer, OUT since timestamp with time zone, OUT numbers bigint[], OUT tenants integer, OUT room integer', 'SETOF record'),
     ('make_record_table', 'name text, tenant_column name, tenant_type regtype, default_schema name', 'regclass'),
     ('preloaded', '', 'boolean'),
     ('figures', 'ids integer[], ttls interval[], max_attempts integer[]', 'SETOF idem_internal.figures'),

@@ -552,6 +552,13 @@ sub worker_findings
 		provoke => $no_preload,
 		detail => qr/^Scope "bounded" allows 1000 new claims .* idem is not preloaded\.$/,
 		undo => $preload);
+	sql("SELECT idem.create_scope('crowded', claims_per_minute => 1)");
+	follow('limits: no room',
+		check => 'limits',
+		first => with_conf('idem.limited_tenants = 64'),
+		provoke => "SELECT count(*) FROM generate_series(1, 30) i, idem.try_claim('crowded', 'k', tenant => 't' || i, lease => '1 us')",
+		detail => qr/^Scope "crowded" counts the claims of 22 tenants for claims_per_minute, and has room for 0 more\./,
+		after => sub { $node->restart; });
 	follow('statistics',
 		check => 'statistics',
 		provoke => with_conf('idem.counted_scopes = 1'),

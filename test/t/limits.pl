@@ -162,19 +162,34 @@ pass('after retry_after the claim is admitted');
 # More tenants than buckets -----------------------------------------------------------------------
 
 $node->restart;
-is( $node->safe_psql('postgres',
-		"SELECT DISTINCT attempt('single', 'many ' || i) FROM generate_series(1, 64) i"),
-	'claimed', 'as many tenants as buckets are granted claims');
+# Nobody can take the places of others: a scope stops at a third, the database at a half.
+my $many = "SELECT string_agg(DISTINCT n || ' ' || outcome, ', ')
+  FROM (SELECT outcome, count(*) AS n FROM (SELECT attempt('%s', 'many ' || i) AS outcome
+        FROM generate_series(1, 200) i) a GROUP BY 1) b";
+my $room = "SELECT string_agg(limited_tenants || '/' || limited_tenants_room, ' ' ORDER BY scope COLLATE \"C\")
+  FROM idem.stats WHERE scope IN ('fast', 'single')";
+is($node->safe_psql('postgres', $room), '0/22 0/22', 'a scope may count a third of the tenants');
+is($node->safe_psql('postgres', sprintf $many, 'single'), '178 limited, 22 claimed', 'which are granted claims');
+is($node->safe_psql('postgres', $room), '0/7 22/0', 'others then have less room, but room');
 is(outcome('single', 'one more'), 'limited', 'a tenant without a bucket is refused');
-is(outcome('fast', 'one more'), 'limited', 'a tenant without a bucket is refused in every scope');
+is(outcome('fast', 'one more'), 'claimed', 'but not in another scope');
 is(outcome('single', 'many 7'), 'limited', 'a tenant with a bucket is counted as before');
 is(outcome('unlimited', 'one more'), 'claimed', 'a scope without a limit is not affected');
+$node->safe_psql('postgres', "SELECT idem.create_scope('taker ' || i, claims_per_minute => 1) FROM generate_series(1, 20) i");
+$node->safe_psql('postgres', "SELECT attempt('taker ' || s, 'many ' || i) FROM generate_series(1, 20) s, generate_series(1, 100) i");
+is($node->safe_psql('other', sprintf $many, 'single'), '11 claimed, 189 limited', 'nor in another database, when twenty scopes of this one want all');
+(undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.claim('single', 'crowded out', tenant => 'one more')");
+like($stderr, qr/ID009: too many tenants in scope "single"\n.*share of the places.*\nHINT:  Retry with the same key after \d+\.\d seconds\..* "idem\.limited_tenants"/,
+	'the error says what happened');
+is($node->safe_psql('postgres', "SELECT detail FROM idem.health() WHERE check_name = 'limits' AND scope = 'single'"),
+	'Scope "single" counts the claims of 22 tenants for claims_per_minute, and has room for 0 more. When there is none, it refuses tenants that are not counted (ID009).',
+	'health() sees that the places are taken');
 is( $node->safe_psql('postgres', <<'SQL'), 0, 'the refusal says when a bucket becomes free');
-SELECT count(*) FROM attempt WHERE tenant = 'one more' AND outcome = 'limited'
+SELECT count(*) FROM attempt WHERE tenant ~ 'one more|many' AND outcome = 'limited'
    AND NOT retry_after BETWEEN '0.000001' AND '1 minute'
 SQL
 
-# Full buckets are reused: a thousand tenants pass through sixty-four. While there is none, retry_after says
+# Full buckets are reused: a thousand tenants pass through twenty-two. While there is none, retry_after says
 # when to look again.
 $node->restart;
 $node->safe_psql('postgres', <<'SQL');
@@ -205,7 +220,7 @@ SELECT tenant, count(*) FROM attempt WHERE outcome = 'claimed' GROUP BY 1
 HAVING count(*) > 1 + floor(extract(epoch FROM max(at) - min(at)) / 60)
 SQL
 cmp_ok($node->safe_psql('postgres', "SELECT count(*) FROM attempt WHERE outcome = 'claimed'"),
-	'>=', 63, 'every bucket was used');
+	'>=', 21, 'every bucket of the scope was used');
 
 $node->stop;
 log_is_clean($node);

@@ -148,6 +148,18 @@ void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int6
                             seconds_of(retry_after))));
 }
 
+void too_many_tenants(const char* scope, std::int64_t retry_after) {
+    ereport(ERROR,
+            (own_error("limit_exceeded"), errretry(retry_after),
+             errmsg("too many tenants in scope \"%s\"", scope),
+             errdetail("The claims of each tenant are counted for \"claims_per_minute\", and the "
+                       "scope has its share of the places for that. Other tenants are not "
+                       "affected."),
+             errhint("Retry with the same key after %.1f seconds. An administrator can raise "
+                     "\"idem.limited_tenants\"; idem.stats shows how many tenants are counted.",
+                     seconds_of(retry_after))));
+}
+
 void missing_argument(const char* name) {
     ereport(
         ERROR,

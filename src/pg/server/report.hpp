@@ -79,6 +79,7 @@ void log_transition(const char* what, std::string_view scope, std::string_view t
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 bool creatable);
 
+[[noreturn]] void too_many_tenants(const char* scope, std::int64_t retry_after);
 [[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
                                              std::int64_t retry_after);
 

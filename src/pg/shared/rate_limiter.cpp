@@ -24,14 +24,29 @@ struct Entry {
     core::Bucket bucket;
 };
 
-// In shared memory, beside the table.
+// Who has buckets: a scope, or as scope 0 all scopes of a database. Changed under the exclusive
+// lock.
+struct HolderKey {
+    Oid database;
+    std::int32_t scope_id;
+};
+static_assert(std::has_unique_object_representations_v<HolderKey>);
+
+struct Holder {
+    HolderKey key;
+    std::int32_t buckets;
+    TimestampTz next_idle;  // when the first of them may be idle: until then, no search is made
+};
+
+// In shared memory, beside the tables.
 struct Shared {
     std::uint64_t seed;
-    TimestampTz next_search;  // until then, a full table stays full; under the exclusive lock
+    TimestampTz next_search;  // of all scopes; under the exclusive lock
 };
 
 constinit Shared* shared = nullptr;
 constinit HTAB* table = nullptr;
+constinit HTAB* holders = nullptr;
 constinit LWLock* lock = nullptr;
 
 BucketKey key_of(std::int32_t scope_id, std::string_view tenant) {
@@ -45,40 +60,85 @@ Entry* search(const BucketKey& key, HASHACTION action) {
     return static_cast<Entry*>(hash_search(table, &key, action, nullptr));
 }
 
-bool is_full() {
-    return hash_get_num_entries(table) >= guc::limited_tenants;
+Holder* search_holder(const HolderKey& key, HASHACTION action) {
+    return static_cast<Holder*>(hash_search(holders, &key, action, nullptr));
 }
 
-// Under the exclusive lock. While no bucket can be removed, no search is made; and in any case the
-// next one waits for a microsecond for each bucket, so that searches take a few percent of the time
-// at most.
-void remove_idle(TimestampTz now) {
+// The holders of a bucket.
+std::array<HolderKey, 2> holders_of(const BucketKey& key) {
+    return {HolderKey{key.database, key.scope_id}, HolderKey{key.database, 0}};
+}
+
+void count_bucket(const BucketKey& key) {
+    for (const HolderKey& holder_key : holders_of(key)) {
+        bool found;
+        auto* holder = static_cast<Holder*>(hash_search(holders, &holder_key, HASH_ENTER, &found));
+        if (!found) *holder = {holder_key, 0, PG_INT64_MIN};
+        ++holder->buckets;
+    }
+}
+
+void remove_bucket(const BucketKey& key) {
+    for (const HolderKey& holder_key : holders_of(key)) {
+        Holder* holder = search_holder(holder_key, HASH_FIND);
+        Assert(holder != nullptr && holder->buckets > 0);
+        if (--holder->buckets == 0) (void)search_holder(holder_key, HASH_REMOVE);
+    }
+    (void)search(key, HASH_REMOVE);
+}
+
+std::int32_t buckets_of(const HolderKey& key) {
+    const Holder* holder = search_holder(key, HASH_FIND);
+    return holder == nullptr ? 0 : holder->buckets;
+}
+
+// Every bucket that a scope gets takes three from what it may still get: that one is no longer
+// free, and the scope and its database have it.
+Room room_of(const HolderKey& scope) {
+    const auto free = guc::limited_tenants - static_cast<std::int32_t>(hash_get_num_entries(table));
+    const std::int32_t taken = buckets_of(scope);
+    const std::int32_t more = free - buckets_of({scope.database, 0}) - taken;
+    return {taken, more <= 0 ? 0 : (more + 2) / 3};
+}
+
+// How long it is until then. A time that is more than two minutes ahead is of a clock that was set
+// back.
+std::int64_t time_to(TimestampTz until, TimestampTz now) {
+    return until <= now || until > now + 2 * core::usecs_per_minute ? 0 : until - now;
+}
+
+// How long a scope without room stays so: no search is made while none of its own buckets can be
+// removed.
+std::int64_t full_for(const HolderKey& scope, TimestampTz now) {
+    const Holder* holder = search_holder(scope, HASH_FIND);
+    const TimestampTz own = holder == nullptr ? PG_INT64_MIN : holder->next_idle;
+    return std::max(time_to(own, now), time_to(shared->next_search, now));
+}
+
+// Under the exclusive lock. The next search waits for a microsecond for each bucket, so that
+// searches take a few percent of the time at most.
+void remove_idle(const HolderKey& scope, TimestampTz now) {
     TimestampTz first_idle = PG_INT64_MAX;
     HASH_SEQ_STATUS status;
     hash_seq_init(&status, table);
     while (auto* entry = static_cast<Entry*>(hash_seq_search(&status))) {
         core::cap_arrival(entry->bucket, now);
         if (core::is_idle(entry->bucket, now))
-            (void)search(entry->key, HASH_REMOVE);
-        else
+            remove_bucket(entry->key);
+        else if (entry->key.database == scope.database && entry->key.scope_id == scope.scope_id)
             first_idle = std::min(first_idle, core::idle_from(entry->bucket));
     }
-    const TimestampTz soonest = now + guc::limited_tenants;
-    shared->next_search = is_full() ? std::max(first_idle, soonest) : soonest;
-}
-
-// How long a full table stays so. A time that is more than two minutes ahead is of a clock that was
-// set back.
-std::int64_t full_for(TimestampTz now) {
-    const TimestampTz until = shared->next_search;
-    return until <= now || until > now + 2 * core::usecs_per_minute ? 0 : until - now;
+    shared->next_search = now + guc::limited_tenants;
+    if (Holder* holder = search_holder(scope, HASH_FIND)) holder->next_idle = first_idle;
 }
 
 // Under the exclusive lock. NULL when there is no room.
 Entry* find_or_add(const BucketKey& key, TimestampTz now) {
     if (Entry* entry = search(key, HASH_FIND)) return entry;
-    if (is_full() && full_for(now) == 0) remove_idle(now);
-    if (is_full()) return nullptr;
+    const HolderKey scope{key.database, key.scope_id};
+    if (room_of(scope).left == 0 && full_for(scope, now) == 0) remove_idle(scope, now);
+    if (room_of(scope).left == 0) return nullptr;
+    count_bucket(key);
     Entry* entry = search(key, HASH_ENTER);
     SpinLockInit(&entry->mutex);
     entry->bucket = core::Bucket{};
@@ -94,8 +154,8 @@ std::int64_t charge(Entry& entry, std::int32_t per_minute, TimestampTz now) {
 
 }  // namespace
 
-std::int64_t charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
-                           TimestampTz now) {
+Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
+                     TimestampTz now) {
     Assert(per_minute >= 1);
     const BucketKey key = key_of(scope_id, tenant);
     LWLockAcquire(lock, LW_SHARED);
@@ -105,10 +165,19 @@ std::int64_t charge_bucket(std::int32_t scope_id, std::string_view tenant, std::
         LWLockAcquire(lock, LW_EXCLUSIVE);
         entry = find_or_add(key, now);
     }
-    const std::int64_t wait = entry != nullptr ? charge(*entry, per_minute, now)
-                                               : std::max<std::int64_t>(full_for(now), 1);
+    const Charge result =
+        entry != nullptr
+            ? Charge{true, charge(*entry, per_minute, now)}
+            : Charge{false, std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1)};
     LWLockRelease(lock);
-    return wait;
+    return result;
+}
+
+Room room_of(std::int32_t scope_id) {
+    LWLockAcquire(lock, LW_SHARED);
+    const Room room = room_of(HolderKey{MyDatabaseId, scope_id});
+    LWLockRelease(lock);
+    return room;
 }
 
 Size limiter_size() {
@@ -116,13 +185,16 @@ Size limiter_size() {
 }
 
 Size limiter_table_size() {
-    return hash_estimate_size(guc::limited_tenants, sizeof(Entry));
+    return add_size(hash_estimate_size(guc::limited_tenants, sizeof(Entry)),
+                    hash_estimate_size(2 * guc::limited_tenants, sizeof(Holder)));
 }
 
 void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
     shared = static_cast<Shared*>(memory);
     lock = &locks->lock;
     table = compat::shared_hash<BucketKey, Entry>("idem_limiter buckets", guc::limited_tenants);
+    holders =
+        compat::shared_hash<HolderKey, Holder>("idem_limiter holders", 2 * guc::limited_tenants);
     if (found) return;
     if (!pg_strong_random(&shared->seed, sizeof shared->seed)) report::crypto_failure();
     shared->next_search = PG_INT64_MIN;
