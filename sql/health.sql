@@ -423,6 +423,34 @@ test (found, check_name, status, scope, detail, hint) AS (
                             AND f.pronamespace = 'idem'::regnamespace
                             AND f.provolatile = 'v'))
 ),
+-- One cause may be found in ten thousand scopes.
+finding AS MATERIALIZED (
+    SELECT
+        check_name,
+        status,
+        scope,
+        detail,
+        hint,
+        row_number() OVER (PARTITION BY check_name ORDER BY status, scope, detail) AS i
+    FROM test
+    WHERE found
+),
+shown AS (
+    SELECT check_name, status, scope, detail, hint
+    FROM finding
+    WHERE i <= 10
+
+    UNION ALL
+    SELECT
+        check_name,
+        min(status),
+        NULL,
+        format('%s more findings like these.', count(*)),
+        'Correct those above: what has the same cause goes with them, and others are shown then.'
+    FROM finding
+    WHERE i > 10
+    GROUP BY check_name
+),
 -- Every check, in the order of the result, with its detail if there is no finding; those of scopes
 -- are for every role that may use one.
 checked (n, of_scopes, check_name, detail) AS (
@@ -474,7 +502,7 @@ SELECT
         THEN 'On the primary: ' ELSE '' END || f.hint
 FROM checked c
     CROSS JOIN server v
-    LEFT JOIN test f ON f.check_name = c.check_name AND f.found
+    LEFT JOIN shown f ON f.check_name = c.check_name
 WHERE c.of_scopes OR pg_has_role('pg_monitor', 'USAGE')
 ORDER BY c.n, f.scope, f.detail
 $$;

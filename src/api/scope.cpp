@@ -108,9 +108,8 @@ void check_abandoned(std::int32_t scope, std::string_view name) {
                      "none must be continued, pass \"force\" => true.")));
 }
 
-// The tenant is a part of a key's digest, and the table is where it is looked for. Counting waits
-// for the transactions that have a claim, and keeps others from claiming until this one ends; they
-// then ask again.
+// The tenant is a part of a key's digest, and the table is where it is looked for. Where there are
+// no keys, others are kept from claiming until this transaction ends; they then ask again.
 void check_identity(const pg::ScopeRow& before, const pg::ScopeRow& after) {
     using namespace pg::scope_row;
     const auto differs = [&](int column, Oid type) {

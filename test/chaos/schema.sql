@@ -52,32 +52,33 @@ BEGIN
   END;
 END $$;
 
--- A copy of idem.record that a trigger keeps: now and then made, and later compared. What it lacks,
--- or has besides, is in chaos.unseen.
-CREATE TABLE chaos.mirror (LIKE idem.record);
+-- The rows of idem.record, and what a trigger has seen of their changes: now and then begun anew, and
+-- later compared. What it lacks, or has besides, is in chaos.unseen. It is only added to: a
+-- transaction that took its snapshot before does not see its rows.
+CREATE TABLE chaos.mirror (n integer, record jsonb);
 CREATE TABLE chaos.unseen (place text, record jsonb);
 CREATE FUNCTION chaos.reflect() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_OP <> 'INSERT' THEN
-    DELETE FROM chaos.mirror WHERE digest = OLD.digest;
+    INSERT INTO chaos.mirror VALUES (-1, to_jsonb(OLD));
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    INSERT INTO chaos.mirror SELECT (NEW).*;
+    INSERT INTO chaos.mirror VALUES (1, to_jsonb(NEW));
   END IF;
   RETURN NULL;
 END $$;
-CREATE INDEX ON chaos.mirror (digest);
 CREATE PROCEDURE chaos.audit() LANGUAGE plpgsql AS $$
 BEGIN
   LOCK TABLE idem.record IN SHARE ROW EXCLUSIVE MODE;
   IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'idem.record'::regclass AND tgname = 'mirror') THEN
     DROP TRIGGER mirror ON idem.record;
     INSERT INTO chaos.unseen
-      SELECT 'table', to_jsonb(a) FROM (TABLE idem.record EXCEPT ALL TABLE chaos.mirror) a
-      UNION ALL SELECT 'mirror', to_jsonb(b) FROM (TABLE chaos.mirror EXCEPT ALL TABLE idem.record) b;
+      SELECT CASE WHEN sum(n) > 0 THEN 'mirror' ELSE 'table' END, record
+      FROM (TABLE chaos.mirror UNION ALL SELECT -1, to_jsonb(r) FROM idem.record r) a
+      GROUP BY record HAVING sum(n) <> 0;
   ELSE
-    DELETE FROM chaos.mirror;  -- a dump has it, but no triggers of an extension's tables
-    INSERT INTO chaos.mirror TABLE idem.record;
+    TRUNCATE chaos.mirror;  -- a dump has it, but no triggers of an extension's tables
+    INSERT INTO chaos.mirror SELECT 1, to_jsonb(r) FROM idem.record r;
     CREATE TRIGGER mirror AFTER INSERT OR UPDATE OR DELETE ON idem.record
       FOR EACH ROW EXECUTE FUNCTION chaos.reflect();
   END IF;

@@ -20,6 +20,7 @@ struct Claims {
     int count;  // with a key lock
     int open;   // atomic and open
     bool durable;
+    SubTransactionId latest;  // the innermost subtransaction of those that have changed a claim
     std::array<Claim*, 64> buckets;
 };
 
@@ -189,7 +190,7 @@ Claim& remember_claim(const Claim& from) {
            find_claim(from.token.digest)->phase != Phase::open);
     Claim* claim = copy_of(from);
     claim->phase = Phase::open;
-    claim->claimed_in = GetCurrentSubTransactionId();
+    claim->claimed_in = claims->latest = GetCurrentSubTransactionId();
     claim->closed_in = InvalidSubTransactionId;
 
     claim->older = claims->newest;
@@ -209,7 +210,7 @@ void close_claim(Claim& claim, Phase phase) {
     if (is_open_atomic(claim)) --claims->open;
     Assert(claims->open >= 0);
     claim.phase = phase;
-    claim.closed_in = GetCurrentSubTransactionId();
+    claim.closed_in = claims->latest = GetCurrentSubTransactionId();
     show();
     if (phase == Phase::finished) (void)at_seam(seam::Event::finished);
 }
@@ -254,9 +255,12 @@ void forget_claims() {
     claims = nullptr;
 }
 
+// The subtransactions around one that ends have lower numbers, and those inside it have ended. A
+// loop with an EXCEPTION block may end any number that have changed nothing.
 void undo_claims(SubTransactionId sub) {
-    if (claims == nullptr) return;
+    if (claims == nullptr || claims->latest != sub) return;
     claims->open = 0;
+    claims->latest = InvalidSubTransactionId;
     for (Claim** link = &claims->newest; *link != nullptr;) {
         Claim* claim = *link;
         if (claim->claimed_in == sub) {
@@ -265,7 +269,11 @@ void undo_claims(SubTransactionId sub) {
             pfree(claim);  // at once, because a transaction may roll back any number of savepoints
             continue;
         }
-        if (claim->phase != Phase::open && claim->closed_in == sub) claim->phase = Phase::open;
+        if (claim->phase != Phase::open && claim->closed_in == sub) {
+            claim->phase = Phase::open;
+            claim->closed_in = InvalidSubTransactionId;
+        }
+        claims->latest = std::max({claims->latest, claim->claimed_in, claim->closed_in});
         if (is_open_atomic(*claim)) ++claims->open;
         link = &claim->older;
     }
@@ -273,7 +281,8 @@ void undo_claims(SubTransactionId sub) {
 }
 
 void hand_over_claims(SubTransactionId sub, SubTransactionId parent) {
-    if (claims == nullptr) return;
+    if (claims == nullptr || claims->latest != sub) return;
+    claims->latest = parent;
     for (Claim* claim = claims->newest; claim != nullptr; claim = claim->older) {
         if (claim->claimed_in == sub) claim->claimed_in = parent;
         if (claim->closed_in == sub) claim->closed_in = parent;

@@ -299,23 +299,26 @@ void hide_expired_answer(Record& record, std::optional<std::int64_t> answer_ttl,
 std::span<const RecordPlace> records_of_tenant(const List* tables,
                                                std::optional<std::int32_t> scope,
                                                std::string_view tenant) {
-    StringInfoData found;  // places
-    initStringInfo(&found);
+    std::span<RecordPlace> room = {static_cast<RecordPlace*>(palloc(1024)),
+                                   1024 / sizeof(RecordPlace)};
+    std::size_t size = 0;
     for (int i = 0; i < list_length(tables); ++i) {
         Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
         if (table == nullptr) continue;
         scan_committed_rows(table, [&](TupleTableSlot* slot) {
             const Record row(slot);
             if ((scope && row.scope_id() != *scope) || row.tenant() != tenant) return;
-            const RecordPlace place{row.digest(), RelationGetRelid(table)};
-            appendBinaryStringInfo(&found, reinterpret_cast<const char*>(&place), sizeof place);
+            if (size == room.size())  // of more than 1 GB, if need be
+                room = {
+                    static_cast<RecordPlace*>(repalloc_huge(room.data(), 2 * room.size_bytes())),
+                    2 * room.size()};
+            room[size++] = {row.digest(), RelationGetRelid(table)};
         });
         table_close(table, AccessShareLock);
     }
-    auto* places = reinterpret_cast<RecordPlace*>(found.data);
-    const std::size_t size = static_cast<std::size_t>(found.len) / sizeof(RecordPlace);
-    std::sort(places, places + size);
-    return {places, size};
+    const std::span places = room.first(size);
+    std::sort(places.begin(), places.end());
+    return places;
 }
 
 Found probe(const Records& records, const Key& key) {

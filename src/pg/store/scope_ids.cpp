@@ -87,18 +87,26 @@ std::int64_t highest_id_in_records(bool common_too) {
     return highest;
 }
 
-}  // namespace
+enum class Blocks { all, not_all_visible };
 
-// The lock on each table is kept until the transaction ends.
-Keys keys_of(std::optional<std::int32_t> scope) {
+template <class Visit>
+void scan_keys(Relation table, Blocks blocks, Visit visit) {
+    if (blocks == Blocks::all) return scan_committed_rows(table, visit);
+    Buffer map = InvalidBuffer;
+    for (BlockNumber block = 0; block < RelationGetNumberOfBlocks(table); ++block)
+        if (!VM_ALL_VISIBLE(table, block, &map)) scan_blocks(table, block, 1, visit);
+    if (BufferIsValid(map)) ReleaseBuffer(map);
+}
+
+Keys count_keys(std::optional<std::int32_t> scope, LOCKMODE lock, Blocks blocks) {
     Keys keys;
     const TimestampTz now = GetCurrentTimestamp();
     for_each_marked_table([&](Relation table) {
         const AttrNumber ids = column_of(table, "scope", INT4OID);
         const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
         if (ids == InvalidAttrNumber) return;
-        LockRelationOid(RelationGetRelid(table), ShareRowExclusiveLock);
-        scan_committed_rows(table, [&](TupleTableSlot* slot) {
+        if (lock != NoLock) LockRelationOid(RelationGetRelid(table), lock);
+        scan_keys(table, blocks, [&](TupleTableSlot* slot) {
             const TimestampTz expiry =
                 DatumGetTimestampTz(value_in(slot, expires, TimestampTzGetDatum(DT_NOEND)));
             if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
@@ -106,10 +114,25 @@ Keys keys_of(std::optional<std::int32_t> scope) {
             ++keys.records;
         });
     });
-    LockRelationOid(table_oid(Table::watermark), ShareRowExclusiveLock);
-    scan_committed(Table::watermark, [&](TupleTableSlot* slot) {
+    Relation watermarks = open_table(Table::watermark, AccessShareLock);
+    if (lock != NoLock) LockRelationOid(RelationGetRelid(watermarks), lock);
+    scan_keys(watermarks, blocks, [&](TupleTableSlot* slot) {
         if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
     });
+    table_close(watermarks, AccessShareLock);
+    return keys;
+}
+
+}  // namespace
+
+// Claims of all scopes wait for the lock, so most of the reading comes before it. VACUUM marks no
+// block as visible to all that has a row which this snapshot does not see: what was written in
+// between is in the other blocks.
+Keys keys_of(std::optional<std::int32_t> scope) {
+    Snapshot before = RegisterSnapshot(GetLatestSnapshot());
+    Keys keys = count_keys(scope, NoLock, Blocks::all);
+    if (!keys.any()) keys = count_keys(scope, ShareRowExclusiveLock, Blocks::not_all_visible);
+    UnregisterSnapshot(before);
     return keys;
 }
 

@@ -19,8 +19,8 @@ std::int32_t next_scope_id();
 void note_dropped_scope(std::int32_t id);
 
 // What a scope has left behind, or all scopes if none is named: records that have not expired, and
-// watermarks. Waits until every transaction that writes to these tables has ended, and keeps others
-// from writing until this one ends.
+// watermarks. If it finds nothing, it has waited until every transaction that writes to these
+// tables had ended, and keeps others from writing until this one ends.
 struct Keys {
     std::int64_t records = 0;
     std::int64_t watermarks = 0;

@@ -222,22 +222,16 @@ inline std::string_view name_of(TupleTableSlot* slot) {
 // The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
 
-// Calls use(slot) for the committed row with this id or name. False when there is none.
-inline bool is_named(TupleTableSlot* slot, std::int32_t id) {
-    return id_of(slot) == id;
+// Calls use(slot) for the committed row with this id or name. False when there is none. A session
+// may use thousands of scopes, so an index finds it.
+template <class Use>
+bool with_row(std::int32_t id, Use use) {
+    return with_committed_row(Table::scope, column_id + 1, F_INT4EQ, Int32GetDatum(id), use);
 }
-inline bool is_named(TupleTableSlot* slot, std::string_view name) {
-    return name_of(slot) == name;
-}
-template <class Name, class Use>
-bool with_row(Name name, Use use) {
-    bool found = false;
-    scan_committed(Table::scope, [&](TupleTableSlot* slot) {
-        found = is_named(slot, name);
-        if (found) use(slot);
-        return !found;
-    });
-    return found;
+template <class Use>
+bool with_row(std::string_view name, Use use) {
+    return with_committed_row(Table::scope, column_name + 1, F_TEXTEQ,
+                              PointerGetDatum(text_of(name)), use);
 }
 
 }  // namespace scope_row

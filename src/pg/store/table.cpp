@@ -196,6 +196,41 @@ bool is_digest_index(Relation index, Relation table) {
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
 
+namespace {
+
+Oid collation_of(Relation table, AttrNumber column) {
+    return TupleDescAttr(RelationGetDescr(table), column - 1)->attcollation;
+}
+
+// A unique btree of this column alone finds its values, whoever made it.
+Oid find_unique_index(Relation table, AttrNumber column) {
+    Oid found = InvalidOid;
+    List* indexes = RelationGetIndexList(table);
+    for (int i = 0; i < list_length(indexes) && !OidIsValid(found); ++i) {
+        Relation index = index_open(list_nth_oid(indexes, i), AccessShareLock);
+        const FormData_pg_index* form = index->rd_index;
+        if (form->indisvalid && form->indisunique && form->indnkeyatts == 1 &&
+            form->indkey.values[0] == column && index->rd_rel->relam == BTREE_AM_OID &&
+            index->rd_indcollation[0] == collation_of(table, column) &&
+            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr))
+            found = RelationGetRelid(index);
+        index_close(index, AccessShareLock);
+    }
+    list_free(indexes);
+    return found;
+}
+
+}  // namespace
+
+SysScanDesc begin_search(Relation table, AttrNumber column, RegProcedure equal, Datum value,
+                         Snapshot snapshot) {
+    const Oid index = find_unique_index(table, column);
+    ScanKeyData key;
+    ScanKeyEntryInitialize(&key, 0, column, BTEqualStrategyNumber, InvalidOid,
+                           collation_of(table, column), equal, value);
+    return systable_beginscan(table, index, OidIsValid(index), snapshot, 1, &key);
+}
+
 Oid find_unfinished_index(Relation table) {
     return indexes_of(table).unfinished;
 }

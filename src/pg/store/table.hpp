@@ -115,6 +115,26 @@ void scan_committed(Table table, Visit visit) {
     table_close(relation, AccessShareLock);
 }
 
+// Begins a search for the rows with this value in a column, equal by this function: in an index, or
+// in the whole table if others have dropped that. Ends with systable_endscan().
+SysScanDesc begin_search(Relation table, AttrNumber column, RegProcedure equal, Datum value,
+                         Snapshot snapshot);
+
+// Calls use(slot) for the row that is committed now and has this value. False when there is none.
+template <class Use>
+bool with_committed_row(Table table, AttrNumber column, RegProcedure equal, Datum value, Use use) {
+    trivial<Use>();
+    Relation relation = open_table(table, AccessShareLock);
+    Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+    SysScanDesc scan = begin_search(relation, column, equal, value, snapshot);
+    const bool found = HeapTupleIsValid(systable_getnext(scan));
+    if (found) use(scan->slot);
+    systable_endscan(scan);
+    UnregisterSnapshot(snapshot);
+    table_close(relation, AccessShareLock);
+    return found;
+}
+
 // Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
 // read through a small ring of buffers, so that the scan does not evict others' pages.
 template <class Visit>

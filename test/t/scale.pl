@@ -1,0 +1,103 @@
+# Ten thousand scopes, and long transactions: what is read and returned does not grow with what has
+# nothing to do with the call.
+use strict;
+use warnings;
+
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = idem_node('scale', bare => 1, conf => "max_locks_per_transaction = 256\nidem.max_open_claims = 3000");
+$node->safe_psql('postgres', <<'SQL');
+CREATE EXTENSION idem;
+SELECT idem.create_scope('s' || i) FROM generate_series(1, 1000) i;
+SQL
+
+# Scopes are found by an index, also those that a session has to read again
+
+# How many rows of idem.scope a call reads: in scans of the whole table, and by an index.
+sub rows_read
+{
+	my ($session, $call) = @_;
+	my $read = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_all_tables WHERE relid = 'idem.scope'::regclass";
+	my ($seq, $idx, $result, $seq_after, $idx_after) = split /[|\s]+/, $session->query_safe("BEGIN; $read; $call; $read; COMMIT");
+	return ($seq_after - $seq) . ' ' . ($idx_after - $idx);
+}
+
+my $session = $node->background_psql('postgres');
+$session->query_safe("SELECT idem.lookup('s1', 'k')");
+my $use_all = "SELECT count(idem.lookup('s' || i, 'k')) FROM generate_series(1, 1000) i";
+is(rows_read($session, $use_all), '0 999', 'each scope is one row read');
+is(rows_read($session, $use_all), '0 0', 'once');
+$node->safe_psql('postgres', "SELECT idem.alter_scope('s1', ttl => '2 days')");
+is(rows_read($session, $use_all), '0 1000', 'and once more after a change');
+$session->quit;
+$node->safe_psql('postgres', 'ALTER TABLE idem.scope DROP CONSTRAINT scope_name_key');
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('s999', 'k')"), 'absent', 'without the index, the table is read');
+$node->safe_psql('postgres', 'ALTER TABLE idem.scope ADD CONSTRAINT scope_name_key UNIQUE (name)');
+
+# A cause that a thousand scopes have
+
+$node->safe_psql('postgres', 'UPDATE idem.scope SET claims_per_minute = 100');  # as restored from a server that preloads idem
+is($node->safe_psql('postgres', "SELECT count(*), max(detail) FILTER (WHERE scope IS NULL) FROM idem.health() WHERE check_name = 'limits'"),
+	'11|990 more findings like these.', 'health() shows ten scopes with the same finding, and counts the others');
+$node->safe_psql('postgres', 'UPDATE idem.scope SET claims_per_minute = NULL');
+
+# A scope without keys is changed under a lock on all claims, but the records are read before
+
+$node->safe_psql('postgres', "SELECT count(*) FROM idem.once_each('s3', ARRAY(SELECT 'key ' || i FROM generate_series(1, 3000) i), tenant => '')");
+$node->safe_psql('postgres', 'VACUUM idem.record');
+is($node->safe_psql('postgres', "BEGIN; SELECT idem.alter_scope('s4', tenant_from => 'role');
+	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'idem.record'::regclass; ROLLBACK"), "\n3000", 'and once');
+my $claimer = $node->background_psql('postgres');
+$claimer->query_safe("BEGIN; SELECT idem.once('s5', 'open')");
+my (undef, undef, $stderr) = $node->psql('postgres', "SET lock_timeout = '1 ms'; SELECT idem.alter_scope('s3', tenant_from => 'role')");
+like($stderr, qr/cannot change "tenant_from" of scope "s3" while it has live keys/, 'a scope with keys is refused without waiting for a claim');
+my $changer = $node->background_psql('postgres', on_error_stop => 0);
+my $pid = $changer->query('SELECT pg_backend_pid()');
+$changer->query_until(qr/changing/, "\\echo changing\nSELECT idem.alter_scope('s5', tenant_from => 'role');\n");
+waits_for($node, $pid, 'Lock');
+$claimer->query_safe('COMMIT');
+$changer->query('SELECT 1');
+like($changer->{stderr}, qr/cannot change "tenant_from" of scope "s5".*\n.*Unexpired records: 1;/, 'what was claimed meanwhile is seen');
+eval { $_->quit } for $claimer, $changer;
+
+# The end of a subtransaction that has changed no claim costs the same, whatever the transaction has claimed
+
+$node->safe_psql('postgres', <<'SQL');
+CREATE PROCEDURE rolled_back(n integer, INOUT took interval) LANGUAGE plpgsql AS $$
+DECLARE
+  began timestamptz := clock_timestamp();
+BEGIN
+  FOR i IN 1 .. n LOOP
+    BEGIN PERFORM 1/0; EXCEPTION WHEN division_by_zero THEN END;
+  END LOOP;
+  took := clock_timestamp() - began;
+END $$;
+SQL
+my $times = $node->safe_psql('postgres', <<'SQL');
+DO $$
+DECLARE
+  took interval;
+  free interval := '1 hour';
+  held interval := '1 hour';
+BEGIN
+  FOR round IN 1 .. 5 LOOP
+    CALL rolled_back(4000, took);
+    free := least(free, took);
+    PERFORM idem.once('s2', 'key ' || round || ' ' || i) FROM generate_series(1, 2500) i;
+    CALL rolled_back(4000, took);
+    held := least(held, took);
+    COMMIT;
+  END LOOP;
+  CREATE TABLE took AS SELECT held, free;
+END $$;
+SELECT extract(epoch FROM held) / extract(epoch FROM free) FROM took;
+SQL
+note "with 2,500 claims: $times times as long";
+cmp_ok($times, '<', 2, 'subtransactions cost the same beside many claims');
+
+log_is_clean($node);
+$node->stop;
+done_testing();
