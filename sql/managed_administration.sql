@@ -836,12 +836,13 @@ BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     s := idem_internal.usable_scope(caller, scope, 'scope_ddl');
     stored := idem_internal.settings_of(s.id);
-    RETURN format('SELECT idem.create_scope(%L%s, owner => %L);', scope, (
+    RETURN format('SELECT idem.create_scope(%L%s%s);', scope, (
         SELECT string_agg(format(', %s => %s', x.name, CASE
                    WHEN x.type IN ('boolean'::regtype, 'integer') THEN stored ->> x.name
                    ELSE quote_literal(stored ->> x.name) END), '' ORDER BY x.n)
         FROM idem_internal.settings() AS x
-        WHERE NOT idem_internal.same_setting(x.type, stored ->> x.name, x.preset)), s.owner);
+        WHERE NOT idem_internal.same_setting(x.type, stored ->> x.name, x.preset)), (
+        SELECT format(', owner => %L', s.owner) FROM pg_roles AS r WHERE r.oid = s.owner));
 END
 $$;
 

@@ -9,6 +9,53 @@ REVOKE ALL ON TYPE idem.key_digest FROM PUBLIC;
 COMMENT ON DOMAIN idem.key_digest IS
     'The digest of a key, in the tables that idem.create_record_table() creates.';
 
+-- A regrole whose role was dropped is written as a number, and read as whichever role has that
+-- number on the server that a dump is restored to: it would own the scope, and read its answers.
+-- This type is written as a name or as nobody, and reads no number.
+CREATE TYPE idem_internal.role;
+
+CREATE FUNCTION idem_internal.role_in(name cstring)
+RETURNS idem_internal.role
+AS 'MODULE_PATHNAME', 'idem_role_in'
+LANGUAGE C STABLE STRICT PARALLEL SAFE;
+
+CREATE FUNCTION idem_internal.role_out(owner idem_internal.role)
+RETURNS cstring
+AS 'MODULE_PATHNAME', 'idem_role_out'
+LANGUAGE C STABLE STRICT PARALLEL SAFE;
+
+CREATE TYPE idem_internal.role (
+    INPUT = idem_internal.role_in,
+    OUTPUT = idem_internal.role_out,
+    LIKE = pg_catalog.oid
+);
+
+CREATE CAST (idem_internal.role AS pg_catalog.oid) WITHOUT FUNCTION AS IMPLICIT;
+
+CREATE CAST (idem_internal.role AS pg_catalog.regrole) WITHOUT FUNCTION AS IMPLICIT;
+
+CREATE CAST (pg_catalog.regrole AS idem_internal.role) WITHOUT FUNCTION AS ASSIGNMENT;
+
+COMMENT ON TYPE idem_internal.role IS
+    'The owner of a scope: a role, or nobody (-) if the role was dropped.';
+
+COMMENT ON CAST (idem_internal.role AS pg_catalog.oid) IS
+    'The number of a role.';
+
+COMMENT ON CAST (idem_internal.role AS pg_catalog.regrole) IS
+    'The role, with what PostgreSQL does with roles.';
+
+COMMENT ON CAST (pg_catalog.regrole AS idem_internal.role) IS
+    'The role as the owner of a scope.';
+
+COMMENT ON FUNCTION idem_internal.role_in IS
+    'Reads the name of a role; for a number, or -, nobody.';
+
+COMMENT ON FUNCTION idem_internal.role_out IS
+    'Writes the name of a role; - if there is none, or if it was dropped.';
+
+ALTER TABLE idem.scope ALTER COLUMN owner TYPE idem_internal.role;
+
 -- One row per operation, written when an atomic claim finishes or a leased claim begins. The digest
 -- finds the row, and the full identity in the row decides. Columns of fixed width come first, so
 -- that a row has no padding. New columns come last, so that an update adds the same; up to 72

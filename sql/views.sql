@@ -9,7 +9,7 @@
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT
         name,
-        owner,
+        owner::pg_catalog.regrole AS owner,
         ttl,
         lease,
         wait,
@@ -344,7 +344,7 @@ COMMENT ON FUNCTION idem_internal.totals IS
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
         s.name AS scope,
-        s.owner,
+        s.owner::pg_catalog.regrole AS owner,
         s.ttl,
         s.lease,
         s.wait,

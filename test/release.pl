@@ -208,7 +208,7 @@ my ($columns) = $script =~ /^CREATE TABLE idem\.scope \(.*?-- The settings.*?\n(
 is(words($columns), join(' ', map { "$_->{name} $_->{type}" . ($_->{default} eq 'NULL' ? '' : " NOT NULL DEFAULT $_->{default}") . ',' } @settings),
 	'the columns of idem.scope are the settings');
 my ($columns_shown) = $script =~ /^CREATE VIEW idem\.scopes .*?\bSELECT(.*?)\bFROM/ms;
-is(words($columns_shown), join(', ', qw(name owner), map { $_->{name} } @settings), 'the view idem.scopes shows them');
+is(words($columns_shown) =~ s/owner::pg_catalog.regrole AS //r, join(', ', qw(name owner), map { $_->{name} } @settings), 'the view idem.scopes shows them');
 is_deeply([ map { s/'\n    '//gr =~ s/''/'/gr } $script =~ /^COMMENT ON COLUMN idem\.scopes\.\w+ IS\n    '(.*?)';$/msg ], [ map { ucfirst "$_->{says}." } @settings ],
 	'the comments on its columns are what they say');
 

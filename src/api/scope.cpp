@@ -139,6 +139,19 @@ void check_identity(const pg::ScopeRow& before, const pg::ScopeRow& after) {
 }  // namespace
 }  // namespace idem::api
 
+// The type of the column "owner". What looks like a number is no role: one whose name does is
+// quoted.
+IDEM_FUNCTION(idem_role_in) {
+    const char* name = PG_GETARG_CSTRING(0);
+    if (strspn(name, "0123456789") == strlen(name)) PG_RETURN_OID(InvalidOid);
+    return DirectFunctionCall1(regrolein, CStringGetDatum(name));
+}
+
+IDEM_FUNCTION(idem_role_out) {
+    const char* name = idem::pg::role_name(PG_GETARG_OID(0));
+    PG_RETURN_CSTRING(pstrdup(name == nullptr ? "-" : name));
+}
+
 IDEM_FUNCTION(idem_create_scope) {
     using namespace idem;
     api::require_writable("create_scope");

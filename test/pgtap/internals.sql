@@ -43,6 +43,8 @@ SELECT set_eq(
     ('own_tables', 'OUT name regclass, OUT fault text, OUT remedy text', 'SETOF record'),
     ('record_tables', 'OUT records regclass, OUT fault text, OUT remedy text, OUT passed_over text', 'SETOF record'),
     ('refuse', 'argument text, value text, detail text, hint text', 'text'),
+    ('role_in', 'name cstring', 'idem_internal.role'),
+    ('role_out', 'owner idem_internal.role', 'cstring'),
     ('sqlstate_of', 'outcome text', 'text')
     $$, 'the functions, their arguments, defaults and results');
 
@@ -60,7 +62,7 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict <> (proname = 'backoff') OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'health', 'once_each', 'totals')) OR prokind <> 'f'
+       WHERE proisstrict <> (proname IN ('backoff', 'role_in', 'role_out')) OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'health', 'once_each', 'totals')) OR prokind <> 'f'
           OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('derive_key', 'differences', 'header_lines', 'http_headers', 'http_status', 'import_identity', 'make_record_table', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
                                                                                 WHEN proname IN ('backoff', 'create_record_table', 'edition', 'error_of', 'errors', 'export_identity', 'health', 'key_holders', 'key_text', 'own_checks', 'path_fault', 'quantile', 'sqlstate_of', 'totals') THEN 'sql' ELSE 'c' END
           OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres', 'jit=off']
@@ -70,7 +72,7 @@ SELECT is_empty(
                                                  WHEN proname IN ('export_identity', 'import_identity') THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
                                                  WHEN proname = 'scope_ddl' THEN ARRAY['IntervalStyle=postgres']
                                                  WHEN (SELECT lanname FROM pg_language l WHERE l.oid = prolang) = 'plpgsql' THEN ARRAY['search_path=pg_catalog, pg_temp'] END$$,
-    'every function is C, but for arithmetic, derived keys, differences, HTTP, identities, DDL and reports, under a fixed search path unless it is one expression; none is STRICT, but for backoff, or SECURITY DEFINER');
+    'every function is C, but for arithmetic, derived keys, differences, HTTP, identities, DDL and reports, under a fixed search path unless it is one expression; none is STRICT, but for backoff and the functions of a type, or SECURITY DEFINER');
 SELECT set_eq(
     $$SELECT p.proname::text, provolatile::text, proparallel::text
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
@@ -84,6 +86,8 @@ SELECT set_eq(
     ('key_text', 'i', 's'),
     ('key_weakness', 'i', 's'),
     ('refuse', 'i', 's'),
+    ('role_in', 's', 's'),
+    ('role_out', 's', 's'),
     ('sqlstate_of', 'i', 's'),
     ('quantile', 'i', 's')
     $$, 'every function is VOLATILE and PARALLEL UNSAFE, but for those that only compute');

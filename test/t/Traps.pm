@@ -120,6 +120,7 @@ SELECT idem.derive_key('a', 'b');
 SELECT idem_internal.key_weakness('4711'), idem_internal.key_text(NULL), idem.edition();
 SELECT idem_internal.error_of('ID001'), idem_internal.errors(), idem_internal.sqlstate_of('failed');
 SELECT idem_internal.path_fault('"a".b[0]');
+SELECT idem_internal.role_out(idem_internal.role_in('shop'));
 SELECT idem_internal.differences('{"a": {"b": 1}}', '{"c": 1}');
 SELECT idem_internal.header_lines('headers', '{"Vary": ["Accept", "Origin"]}');
 SELECT idem_internal.refuse(name, '', '', '') FROM idem.scopes WHERE false;

@@ -160,6 +160,7 @@ $node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
 # What SQL can call at all.
 is( $node->safe_psql($evil, <<'SQL'), '', 'no function takes or returns what SQL cannot make');
 SELECT oid::regprocedure FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+   AND NOT EXISTS (SELECT FROM pg_type WHERE pg_proc.oid IN (typinput, typoutput))
    AND ('internal'::regtype = ANY (proargtypes::oid[]) OR 'cstring'::regtype = ANY (proargtypes::oid[]) OR prorettype IN ('internal'::regtype, 'cstring'::regtype))
 SQL
 is(run_sql(q{SET ROLE clerk; CREATE FUNCTION pg_temp.claim(internal) RETURNS internal AS '$libdir/idem', 'idem_claim' LANGUAGE C}, $evil),
@@ -596,12 +597,15 @@ for my $database (qw(tables own))
 sleep 2;    # for the worker
 is(join("\n", slurp_file($power->logfile) =~ /sprung with power: .*/g), '', 'nothing that was planted ran with the rights of a superuser');
 is($power->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'app'}), 'f', 'the role is no superuser');
-my $health = $power->safe_psql('tables', 'SELECT detail FROM idem.health()');
-for my $n (0 .. $#planted)
+# health() names ten tables and counts the others: what it names is mended by a superuser, until it names none.
+my %planted = map { $_ => 1 } grep { $power->safe_psql('tables', "SELECT count(*) > 0 FROM ONLY app.t$_ WHERE response IS NOT NULL") eq 't' } 0 .. $#planted;
+while (%planted)
 {
-	ok($power->safe_psql('tables', "SELECT count(*) = 0 FROM ONLY app.t$n WHERE response IS NOT NULL") eq 't' || $health =~ /app\.t$n\b/,
-		"a record table with $planted[$n] is purged, or named by health()");
+	my @named = grep { delete $planted{$_} } $power->safe_psql('tables', 'SELECT detail FROM idem.health()') =~ /\bapp\.t(\d+)\b/g;
+	last if !@named;
+	$power->safe_psql('tables', join ';', map { "DROP TABLE app.t$_ CASCADE" } @named);
 }
+is(join(', ', map { $planted[$_] } sort keys %planted), '', 'every record table is purged, or named by health()');
 log_is_clean($power);
 $power->stop;
 

@@ -88,10 +88,17 @@ StoredScope copy_row(TupleTableSlot* slot) {
                                                        TupleDescAttr(table, i)->attlen)
                                            : *value);
     }
+    if (role_name(DatumGetObjectId(value_in(stored.row, column_owner).value)) == nullptr)
+        stored.row.set(column_owner, ObjectIdGetDatum(InvalidOid));
     return stored;
 }
 
 }  // namespace
+
+const char* role_name(Oid role) {
+    const char* name = GetUserNameFromId(role, true);
+    return name == nullptr ? nullptr : quote_identifier(name);
+}
 
 void require_same(const ScopeRow& stored, const ScopeRow& given, const char* hint) {
     StringInfoData text;
@@ -179,9 +186,9 @@ const char* scope_definition(std::int32_t id) {
             &call, ", settings => %s",
             quote_literal_cstr(text_of_value(
                 TEXTARRAYOID, {makeArrayResult(unnamed, CurrentMemoryContext), false})));
-    appendStringInfo(
-        &call, ", owner => %s);",
-        quote_literal_cstr(text_of_value(REGROLEOID, value_in(scope.row, column_owner))));
+    const char* owner = role_name(DatumGetObjectId(value_in(scope.row, column_owner).value));
+    if (owner != nullptr) appendStringInfo(&call, ", owner => %s", quote_literal_cstr(owner));
+    appendStringInfoString(&call, ");");
     return call.data;
 }
 
@@ -253,7 +260,8 @@ ScopeRow checked_row(HeapTupleHeader scope) {
     }
     complete(row);
     check_name(name_of(row));
-    change_owner(row, DatumGetObjectId(value_in(row, column_owner).value));
+    const Oid owner = DatumGetObjectId(value_in(row, column_owner).value);
+    if (OidIsValid(owner)) change_owner(row, owner);
     return row;
 }
 

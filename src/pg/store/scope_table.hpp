@@ -70,6 +70,9 @@ void remove_scope(std::int32_t id);
 // A value of the type idem.scope as a row, checked as what create_scope() is given.
 ScopeRow checked_row(HeapTupleHeader scope);
 
+// The role's name as SQL writes it; NULL if there is none, or if it was dropped.
+const char* role_name(Oid role);
+
 // Raises 42710 unless the given scope has the settings of the stored one.
 void require_same(const ScopeRow& stored, const ScopeRow& given, const char* hint);
 
