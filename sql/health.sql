@@ -35,6 +35,7 @@ known AS MATERIALIZED (
         least(o.wait, '30 days') + interval '35 seconds'
             + least(o.lease, '30 days') * least(coalesce(o.max_attempts, 1), 100) AS horizon,
         t.claims,
+        t.claims + t.completions + t.failures AS made,
         t.conflicts,
         t.late_replays,
         t.stale,
@@ -215,6 +216,16 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'SELECT tenant, key, weakness, completed_at FROM idem.records WHERE scope = %L '
                 'ORDER BY weakness IS NULL, completed_at LIMIT 10. When the clients are correct, '
                 'count anew: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
+        (k.newest > k.stats_reset AND k.made = 0 AND v.naptime > '0' AND NOT v.standby
+             AND NOT EXISTS (SELECT FROM pg_subscription_rel
+                             WHERE srrelid = 'idem.record'::regclass),
+         'worker', 'warn',
+         format('Scope "%s" has a record that was made at %s, but since %s no call on this server '
+                'has made one: if a tool copies records from another server, the worker may delete '
+                'what can still change there.', k.scope, date_trunc('second', k.newest),
+                date_trunc('second', k.stats_reset)),
+         'Until the clients use this server, stop the worker: '
+         'ALTER SYSTEM SET idem.purge_naptime = 0; SELECT pg_reload_conf()'),
         (k.weak > 0 AND k.weak_keys <> 'reject', 'weak keys', 'warn',
          format('Scope "%s" has %s%s weak key%s: such keys are likely to be used for two '
                 'different operations.', k.scope, k.about, k.weak,

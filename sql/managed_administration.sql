@@ -160,9 +160,48 @@ AS $$
                       WHERE g.tgrelid = 'idem.record'::regclass AND g.tgname = 'claim_incomplete'
                           AND g.tgenabled IN ('O', 'A'))
     UNION ALL
+    SELECT NULL, 'record tables', 'fail', format('%s: %s', c.oid::regclass, f.fault), f.remedy
+    FROM pg_class AS c
+        CROSS JOIN LATERAL (
+            SELECT 'It is unlogged: a crash would empty it, and operations would run again.',
+                   format('ALTER TABLE %s SET LOGGED', c.oid::regclass)
+            WHERE c.relpersistence <> 'p'
+            UNION ALL
+            SELECT 'Its row security is forced, and may hide rows from idem.',
+                   format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', c.oid::regclass)
+            WHERE c.relforcerowsecurity
+            UNION ALL
+            SELECT format('Its rule "%s" could suppress what idem writes.', r.rulename),
+                   format('DROP RULE %I ON %s', r.rulename, c.oid::regclass)
+            FROM pg_rewrite AS r
+            WHERE r.ev_class = c.oid
+            UNION ALL
+            SELECT format('Its trigger "%s" fires before a row is written, and could change or '
+                          'suppress it.', g.tgname),
+                   format('ALTER TABLE %s DISABLE TRIGGER %I', c.oid::regclass, g.tgname)
+            FROM pg_trigger AS g
+            WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3 AND g.tgenabled <> 'D'
+            UNION ALL
+            SELECT format('%s may change it, and could write answers that idem then returns.',
+                          w.name),
+                   format('REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER '
+                          'ON %s FROM %s CASCADE', c.oid::regclass, w.name)
+            FROM (SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC'
+                                                 ELSE a.grantee::regrole::text END
+                  FROM (SELECT c.relacl
+                        UNION ALL
+                        SELECT t.attacl FROM pg_attribute AS t WHERE t.attrelid = c.oid
+                       ) AS l (acl), aclexplode(l.acl) AS a
+                  WHERE a.grantee <> c.relowner AND a.privilege_type
+                      IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER')
+                 ) AS w (name)
+        ) AS f (fault, remedy)
+    WHERE c.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
+    UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),
            (12, 'indexes', 'ok', 'The indexes are in place and valid.', NULL),
-           (18, 'triggers', 'ok', 'No transaction can commit with an open claim.', NULL)
+           (18, 'triggers', 'ok', 'No transaction can commit with an open claim.', NULL),
+           (23, 'record tables', 'ok', 'Nothing keeps idem from its records.', NULL)
 $$;
 
 \ir views.sql
@@ -1297,6 +1336,9 @@ BEGIN
             HINT = 'If this server has become the primary, drop the subscription.';
         RETURN 0;
     END IF;
+    -- A dump would have the number of a dropped role, which is another role's on the next server.
+    UPDATE idem.scope AS s SET owner = 0
+    WHERE s.owner <> 0 AND NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = s.owner);
     SELECT p.ctid, p.position INTO place, block
     FROM idem.purge_progress AS p
     FOR UPDATE SKIP LOCKED;

@@ -178,8 +178,6 @@ INSERT INTO call VALUES
     ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse(rolname::text, '', 'b', 'c') FROM pg_roles WHERE false$$),
     ('idem_internal.differences(jsonb,jsonb)', 'every role', $$SELECT idem_internal.differences('{}', '{}')$$),
     ('idem_internal.path_fault(text)', 'every role', $$SELECT idem_internal.path_fault('a..b')$$),
-    ('idem_internal.role_in(cstring)', 'every role', $$SELECT idem_internal.role_in('10')$$),
-    ('idem_internal.role_out(idem_internal.role)', 'every role', $$SELECT idem_internal.role_out('10')$$),
     ('idem_internal.errors()', 'every role', $$SELECT idem_internal.errors()$$),
     ('idem_internal.error_of(text)', 'every role', $$SELECT idem_internal.error_of('ID001')$$),
     ('idem_internal.sqlstate_of(text)', 'every role', $$SELECT idem_internal.sqlstate_of('claimed')$$),
@@ -218,6 +216,11 @@ INSERT INTO query
      WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S') AND strpos(kinds, relkind::text) > 0;
 
 -- The SQL edition lacks some of these.
+\if :extension
+INSERT INTO call VALUES
+    ('idem_internal.role_in(cstring)', 'every role', $$SELECT idem_internal.role_in('10')$$),
+    ('idem_internal.role_out(idem_internal.role)', 'every role', $$SELECT idem_internal.role_out('10')$$);
+\endif
 DELETE FROM call WHERE NOT :'extension' AND (to_regprocedure(function) IS NULL OR function ~ 'use_records');
 DELETE FROM query WHERE NOT :'extension' AND to_regclass(relation) IS NULL;
 

@@ -107,7 +107,7 @@ INSERT INTO fuzz.documented
 SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 
 -- As CREATE TABLE, when another session creates a table of this name.
-INSERT INTO fuzz.documented VALUES ('create_record_table', '23505'), ('make_record_table', '23505');
+INSERT INTO fuzz.documented VALUES ('create_record_table', '23505'), ('make_record_table', '23505'), ('role_in', '42602'), ('role_in', '42704');
 
 -- The honest operations, with one row per effect.
 CREATE TABLE fuzz.effect (tenant text, key text, answer jsonb);
@@ -346,6 +346,8 @@ my %values = (
 	'default_schema name' => [ q('elsewhere'), q('public'), 'NULL', q('nowhere') ],
 	'tenant_type regtype' => [ 'NULL', q('bigint'), q('text'), q('uuid'), q('elsewhere.plain'), q('record'), q('anyelement'), '0::oid::regtype', '4294967295::oid::regtype' ],
 	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole', '0::oid::regrole' ],
+	'cstring' => [ q('owner'), q('"owner"'), q('10'), q('-'), q(''), q('"'), q('a.b'), 'NULL' ],
+	'idem_internal.role' => [ q('owner'), q('10'), '4294967295::oid::regrole::idem_internal.role', 'NULL' ],
 	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],
 	'max_records integer' => [ 'NULL', 1, 10, 0, 2147483647 ],
 	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],

@@ -516,6 +516,19 @@ health_becomes('worker', 'warn', 'worker: it runs again, but purging is off');
 follow_hint('worker');
 health_becomes('worker', 'ok', 'worker: cured');
 
+# As a tool for replication that is no subscription writes it.
+sql(<<'SQL');
+SELECT idem.create_scope('copied'), idem.once('payments', 'payment-4711');
+SELECT count(*) FROM idem.stats;
+INSERT INTO idem.record
+SELECT (jsonb_populate_record(r, jsonb_build_object('scope', s.id, 'digest', gen_random_uuid(), 'created', now()))).*
+  FROM idem.record r, idem.scope s WHERE r.key = 'payment-4711' AND s.name = 'copied'
+SQL
+is(health('worker', column => 'scope, status'), 'copied|warn', 'worker: a record that no call on this server has made');
+is(sql("SELECT idem.once('copied', 'payment-4712')"), 't', 'a switch-over');
+is(health('worker'), 'ok', 'worker: the clients use this server');
+sql(q{SELECT idem.drop_scope('copied', force => true)});
+
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
 $node->restart;
 is(health('worker'), 'fail', 'worker: no launcher');

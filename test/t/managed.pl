@@ -125,6 +125,7 @@ ask(q{SELECT idem.once('orphan', 'k')}, 'first');
 my $gone = ask(q{SELECT 'gone'::regrole::oid});
 ask(qq{DROP ROLE gone; ALTER ROLE follower RENAME TO "unknown (OID=$gone)"});
 is(as(qq{"unknown (OID=$gone)"}, "SELECT idem_internal.lookup($gone, c.proof, 'orphan', 'k', 'text', NULL, NULL) FROM idem_internal.caller c"), '42501', 'no role follows one that was dropped');
+is(ask(q{SET search_path = pg_catalog; SELECT 1 FROM idem.purge(); SELECT owner FROM idem.scope WHERE name = 'orphan'}, 'first'), "1\n-", 'nor does a purge leave the number of such a role, which a dump would carry to another server');
 ask(q{SELECT idem.forget('orphan', 'k'), idem.drop_scope('orphan')}, 'first');
 my $proof = ask("SET ROLE app; SELECT proof FROM idem_internal.caller", 'first');
 is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')"), '42501', 'a proof ends with its transaction');
@@ -198,6 +199,19 @@ is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health
 ask('ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete', 'first');
 is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail', 'but a trigger that is missing');
 ask('ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete', 'first');
+ask(q{CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'}, 'first');
+my %breaks = (
+	'ALTER TABLE idem.record SET UNLOGGED' => 'unlogged', 'ALTER TABLE idem.watermark FORCE ROW LEVEL SECURITY' => 'security',
+	'GRANT UPDATE (key), SELECT ON idem.record TO app' => 'app may change', 'GRANT INSERT ON idem.watermark TO PUBLIC' => 'PUBLIC may change',
+	'CREATE RULE "50% off" AS ON INSERT TO idem.record DO INSTEAD NOTHING' => '50% off', 'CREATE TRIGGER "keep%s" BEFORE INSERT ON idem.record FOR EACH ROW EXECUTE FUNCTION public.keep()' => 'keep%s');
+for my $statement (sort keys %breaks)
+{
+	ask($statement, 'first');
+	my $found = ask(q{SELECT detail || E'\n' || hint FROM idem.health() WHERE check_name = 'record tables' AND status = 'fail'}, 'first');
+	like($found, qr/\Q$breaks{$statement}\E.*\n[^\n]*\z/, "health() finds: $statement");
+	ask($found =~ s/.*\n//r, 'first');
+	is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'record tables'}, 'first'), 'ok', 'and its hint cures it');
+}
 
 # Dump and restore, and a standby -----------------------------------------------------------------
 
