@@ -63,6 +63,34 @@ $changer->query('SELECT 1');
 like($changer->{stderr}, qr/cannot change "tenant_from" of scope "s5".*\n.*Unexpired records: 1;/, 'what was claimed meanwhile is seen');
 eval { $_->quit } for $claimer, $changer;
 
+# A new scope's id is above those in other record tables, which are read before others have to wait
+
+$node->safe_psql('postgres', <<'SQL');
+SELECT idem.create_scope('r', records => true);
+SELECT idem.create_record_table('public.records');
+BEGIN;
+SELECT idem.use_records('records');
+SELECT count(*) FROM idem.once_each('r', ARRAY(SELECT 'key ' || i FROM generate_series(1, 3000) i));
+COMMIT;
+VACUUM records;
+SQL
+is($node->safe_psql('postgres', "BEGIN; SELECT idem.create_scope('new');
+	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'records'::regclass; ROLLBACK"), "\n3000", 'and once');
+$claimer = $node->background_psql('postgres');
+$claimer->query_safe('BEGIN; LOCK records');
+is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.create_scope('s6', if_not_exists => true)"), '', 'not for a scope that exists');
+$changer = $node->background_psql('postgres');
+$pid = $changer->query('SELECT pg_backend_pid()');
+$changer->query_until(qr/creating/, "\\echo creating\nSELECT idem.create_scope('new');\n");
+waits_for($node, $pid, 'Lock');
+is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.alter_scope('s6', ttl => '3 days'); SELECT idem.create_scope('s6', ttl => '3 days', if_not_exists => true)"),
+	"\n", 'and changes of other scopes do not wait for it');
+$claimer->query_safe("SELECT idem.use_records('records'); SELECT idem.once('r', 'while it waits')");
+$claimer->query_safe('COMMIT');
+$changer->query_safe('SELECT 1');
+is($node->safe_psql('postgres', "SELECT count(*) FROM idem.scope WHERE name = 'new'"), '1', 'and the scope is created');
+eval { $_->quit } for $claimer, $changer;
+
 # The end of a subtransaction that has changed no claim costs the same, whatever the transaction has claimed
 
 $node->safe_psql('postgres', <<'SQL');

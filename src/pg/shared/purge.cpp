@@ -288,7 +288,7 @@ ErrorData* read_stretch(Purge& purge, BlockNumber first, BlockNumber size, Rows 
     ErrorData* of_a_row = nullptr;
     next = first + size;
     ErrorData* error = attempt_on_table(purge, [&] {
-        scan_blocks(purge.records, first, size, [&](TupleTableSlot* slot) {
+        scan_blocks(purge.records, SnapshotSelf, first, size, [&](TupleTableSlot* slot) {
             if (purge.result.purged == purge.limits.records) {
                 next = ItemPointerGetBlockNumber(&slot->tts_tid);
                 return false;

@@ -73,32 +73,51 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
     return DatumGetInt32(value_in(slot, column, Int32GetDatum(0)));
 }
 
+// A search of all record tables that reads them twice: before its caller takes a lock that stops
+// others, and then, under it, only the blocks that may have changed since. VACUUM marks no block as
+// visible to all that has a row which the held snapshot does not see; a table whose file was not
+// read before is read as a whole.
+struct Search {
+    Snapshot held;
+    List* files;
+};
+
+Search begin_reading() {
+    return {RegisterSnapshot(GetLatestSnapshot()), NIL};
+}
+
+void end_reading(const Search& search) {
+    UnregisterSnapshot(search.held);
+}
+
+template <class Visit>
+void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
+    const Oid file = table->rd_rel->relfilenode;
+    if (!list_member_oid(search.files, file)) {
+        search.files = lappend_oid(search.files, file);
+        return scan_rows(table, snapshot, visit);
+    }
+    Buffer map = InvalidBuffer;
+    for (BlockNumber block = 0; block < RelationGetNumberOfBlocks(table); ++block)
+        if (!VM_ALL_VISIBLE(table, block, &map)) scan_blocks(table, snapshot, block, 1, visit);
+    if (BufferIsValid(map)) ReleaseBuffer(map);
+}
+
 // In any state, as highest_id().
-std::int64_t highest_id_in_records(bool common_too) {
+std::int64_t highest_id_in_records(Search& search, bool common_too) {
     std::int64_t highest = 0;
     for_each_marked_table([&](Relation table) {
         const AttrNumber column = column_of(table, "scope", INT4OID);
         if (column == InvalidAttrNumber) return;
         if (!common_too && normalize_table(RelationGetRelid(table)) == common_records) return;
-        scan_rows(table, SnapshotAny, [&](TupleTableSlot* slot) {
+        read_on(search, table, SnapshotAny, [&](TupleTableSlot* slot) {
             highest = std::max<std::int64_t>(highest, id_in(slot, column));
         });
     });
     return highest;
 }
 
-enum class Blocks { all, not_all_visible };
-
-template <class Visit>
-void scan_keys(Relation table, Blocks blocks, Visit visit) {
-    if (blocks == Blocks::all) return scan_committed_rows(table, visit);
-    Buffer map = InvalidBuffer;
-    for (BlockNumber block = 0; block < RelationGetNumberOfBlocks(table); ++block)
-        if (!VM_ALL_VISIBLE(table, block, &map)) scan_blocks(table, block, 1, visit);
-    if (BufferIsValid(map)) ReleaseBuffer(map);
-}
-
-Keys count_keys(std::optional<std::int32_t> scope, LOCKMODE lock, Blocks blocks) {
+Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock) {
     Keys keys;
     const TimestampTz now = GetCurrentTimestamp();
     for_each_marked_table([&](Relation table) {
@@ -106,43 +125,47 @@ Keys count_keys(std::optional<std::int32_t> scope, LOCKMODE lock, Blocks blocks)
         const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
         if (ids == InvalidAttrNumber) return;
         if (lock != NoLock) LockRelationOid(RelationGetRelid(table), lock);
-        scan_keys(table, blocks, [&](TupleTableSlot* slot) {
-            const TimestampTz expiry =
-                DatumGetTimestampTz(value_in(slot, expires, TimestampTzGetDatum(DT_NOEND)));
-            if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
-            keys.until = std::max(keys.until, expiry);
-            ++keys.records;
-        });
+        read_on(search, table, lock == NoLock ? search.held : SnapshotSelf,
+                [&](TupleTableSlot* slot) {
+                    const TimestampTz expiry =
+                        DatumGetTimestampTz(value_in(slot, expires, TimestampTzGetDatum(DT_NOEND)));
+                    if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
+                    keys.until = std::max(keys.until, expiry);
+                    ++keys.records;
+                });
     });
     Relation watermarks = open_table(Table::watermark, AccessShareLock);
     if (lock != NoLock) LockRelationOid(RelationGetRelid(watermarks), lock);
-    scan_keys(watermarks, blocks, [&](TupleTableSlot* slot) {
-        if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
-    });
+    read_on(search, watermarks, lock == NoLock ? search.held : SnapshotSelf,
+            [&](TupleTableSlot* slot) {
+                if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;
+            });
     table_close(watermarks, AccessShareLock);
     return keys;
 }
 
 }  // namespace
 
-// Claims of all scopes wait for the lock, so most of the reading comes before it. VACUUM marks no
-// block as visible to all that has a row which this snapshot does not see: what was written in
-// between is in the other blocks.
+// Claims of all scopes wait for the lock.
 Keys keys_of(std::optional<std::int32_t> scope) {
-    Snapshot before = RegisterSnapshot(GetLatestSnapshot());
-    Keys keys = count_keys(scope, NoLock, Blocks::all);
-    if (!keys.any()) keys = count_keys(scope, ShareRowExclusiveLock, Blocks::not_all_visible);
-    UnregisterSnapshot(before);
+    Search search = begin_reading();
+    Keys keys = count_keys(search, scope, NoLock);
+    if (!keys.any()) keys = count_keys(search, scope, ShareRowExclusiveLock);
+    end_reading(search);
     return keys;
 }
 
-std::int32_t next_scope_id() {
+std::int32_t lock_next_scope_id() {
+    Search search = begin_reading();
+    std::int64_t highest = highest_id_in_records(search, false);
+    lock_changes(Table::scope);
     const SequenceState sequence = read_sequence();
     const std::int64_t noted = std::max(highest_id(Table::scope, scope_row::id_of),
                                         highest_id(Table::dropped_scope, id_of_dropped));
     const bool is_behind = !sequence.called || sequence.last < noted;
-    std::int64_t highest = std::max({sequence.last, noted, highest_id_in_records(is_behind)});
+    highest = std::max({highest, sequence.last, noted, highest_id_in_records(search, is_behind)});
     if (is_behind) highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
+    end_reading(search);
     const std::int64_t id = highest + 1;
     if (id > PG_INT32_MAX)
         ereport(

@@ -11,9 +11,10 @@
 
 namespace idem::pg {
 
-// The id of a new scope. The caller has locked the scope table. The first call in a database that
-// was restored or replicated reads all records; no claim waits for it.
-std::int32_t next_scope_id();
+// The id of a new scope. Reads the other record tables, and then locks the scope table against
+// changes, until the end of the transaction. The first call in a database that was restored or
+// replicated also reads idem.record, under that lock; no claim waits for it.
+std::int32_t lock_next_scope_id();
 
 // Notes that the scope is dropped, as part of the caller's transaction and under the same lock.
 void note_dropped_scope(std::int32_t id);

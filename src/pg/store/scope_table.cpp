@@ -196,7 +196,11 @@ const char* scope_definition(std::int32_t id) {
 
 bool insert_scope(ScopeRow& row, bool if_not_exists) {
     const std::string_view name = name_of(row);
-    lock_changes(Table::scope);
+    std::optional<std::int32_t> id;
+    if (find_scope(name) == nullptr)
+        id = lock_next_scope_id();
+    else
+        lock_changes(Table::scope);
     complete(row);
     if (const Scope* existing = find_scope(name)) {
         // Its settings are shown to its users only.
@@ -214,7 +218,7 @@ bool insert_scope(ScopeRow& row, bool if_not_exists) {
                      "change them first with idem.alter_scope().");
         return false;
     }
-    row.set_int(column_id, next_scope_id());
+    row.set_int(column_id, id ? *id : lock_next_scope_id());
     place_scope(row);
     return true;
 }

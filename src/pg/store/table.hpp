@@ -135,11 +135,12 @@ bool with_committed_row(Table table, AttrNumber column, RegProcedure equal, Datu
     return found;
 }
 
-// Scans a number of blocks for the newest committed rows, without predicate locks. A large table is
-// read through a small ring of buffers, so that the scan does not evict others' pages.
+// Scans a number of blocks, as scan_rows() does. A large table is read through a small ring of
+// buffers, so that the scan does not evict others' pages.
 template <class Visit>
-void scan_blocks(Relation relation, BlockNumber first, BlockNumber size, Visit visit) {
-    TableScanDesc scan = table_beginscan_strat(relation, SnapshotSelf, 0, nullptr, true, false);
+void scan_blocks(Relation relation, Snapshot snapshot, BlockNumber first, BlockNumber size,
+                 Visit visit) {
+    TableScanDesc scan = table_beginscan_strat(relation, snapshot, 0, nullptr, true, false);
     heap_setscanlimits(scan, first, size);
     run_scan(relation, scan, visit);
 }
