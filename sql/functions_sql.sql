@@ -67,11 +67,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT f.fault
-    FROM regexp_matches('.' || path, '\.("(?:[^"\\]|\\.)*"(?=\.|$)|[^.]*)', 'g')
+    FROM regexp_matches('.' || path, E'\\.("(?:[^"\\\\]|\\\\.)*"(?=\\.|$)|[^.]*)', 'g')
             WITH ORDINALITY AS m (names, n)
         CROSS JOIN LATERAL (SELECT m.names[1]) AS s (name)
         CROSS JOIN LATERAL (SELECT CASE
-            WHEN s.name ~ '^"(?:[^"\\]|\\.)*"$' THEN NULL
+            WHEN s.name ~ E'^"(?:[^"\\\\]|\\\\.)*"$' THEN NULL
             WHEN s.name LIKE '"%'
                 THEN 'has a double quote that does not enclose the whole name of a member'
             WHEN m.n = 1 AND s.name IN ('$', 'lax $', 'strict $')
@@ -125,9 +125,9 @@ BEGIN
             ) d(name, place, value, before)
             CROSS JOIN LATERAL (
                 SELECT m.path || CASE WHEN m.path <> '' THEN '.' ELSE '' END || CASE
-                    WHEN name ~ '[][{}/,."]|->|#>|^-?[0-9]+$|^\*{0,2}$'
+                    WHEN name ~ E'[][{}/,."]|->|#>|^-?[0-9]+$|^\\*{0,2}$'
                         OR (m.path = '' AND name IN ('$', 'lax $', 'strict $'))
-                    THEN '"' || regexp_replace(name, '(["\\])', '\\\1', 'g') || '"'
+                    THEN '"' || regexp_replace(name, E'(["\\\\])', E'\\\\\\1', 'g') || '"'
                     ELSE name
                 END
             ) n(path)

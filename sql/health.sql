@@ -418,11 +418,12 @@ test (found, check_name, status, scope, detail, hint) AS (
     FROM pg_proc p
     WHERE p.provolatile <> 'v'
         AND p.pronamespace <> 'idem'::regnamespace
-        AND (p.prosrc ~* '\midem'
+        AND (p.prosrc ~* E'\\midem'
              -- A comment calls nothing; -- and /* within a string begin none.
              AND regexp_replace(p.prosrc,
-                                '(''[^'']*'')|--[^\n]*|/\*(?:[^*]|\*+[^*/])*\*+/', '\1 ', 'g')
-                 ~* (SELECT '\m"?idem"?\s*\.\s*"?(' || string_agg(w.name, '|') || ')"?\s*\('
+                                E'(''[^'']*'')|--[^\\n]*|/\\*(?:[^*]|\\*+[^*/])*\\*+/',
+                                E'\\1 ', 'g')
+                 ~* (SELECT E'\\m"?idem"?\\s*\\.\\s*"?(' || string_agg(w.name, '|') || E')"?\\s*\\('
                      FROM writer w)
              OR EXISTS (SELECT
                         FROM pg_depend d

@@ -321,7 +321,7 @@ stored_test_setting (name, setting, remedy) AS (
                              THEN format('DATABASE %I', current_database()) END),
                o.option_name)
     FROM pg_db_role_setting d, pg_options_to_table(d.setconfig) o
-    WHERE o.option_name LIKE 'idem\_test.%'
+    WHERE o.option_name LIKE E'idem\\_test.%'
         AND d.setdatabase IN (
             0, (SELECT oid FROM pg_database WHERE datname = current_database()))
 ),
@@ -402,8 +402,8 @@ test (found, check_name, status, detail, hint) AS (
         NOT EXISTS (
             SELECT FROM pg_index i
             WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
-                AND pg_get_indexdef(i.indexrelid)
-                    LIKE '% USING btree (scope) WHERE (state = ''p''::"char")')
+                AND replace(pg_get_indexdef(i.indexrelid), '"', '')
+                    LIKE '% USING btree (scope) WHERE (state = ''p''::char)')
             AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.relid = r.oid),
         'indexes',
         'warn',

@@ -753,13 +753,13 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    essence CONSTANT text := CASE WHEN key ~ '^[\x01-\x7f]*$'
+    essence CONSTANT text := CASE WHEN key ~ E'^[\\x01-\\x7f]*$'
         THEN lower(regexp_replace(key, '[^0-9A-Za-z]', '', 'g')) END;
     bytes bytea;
 BEGIN
     IF key IS NULL THEN
         PERFORM idem_internal.refuse('key', NULL, NULL, NULL);
-    ELSIF key ~ '^(\{\{.*\}\}|\$\{.*\}|<.*>)$'
+    ELSIF key ~ E'^(\\{\\{.*\\}\\}|\\$\\{.*\\}|<.*>)$'
         OR regexp_split_to_array(key, '[-_:/.#]') && '{undefined,"null",None}'
         OR essence IN (repeat('0', 32), repeat('f', 32))
         OR essence = ANY (
@@ -772,7 +772,7 @@ BEGIN
               uuid,xidempotencykey}')
     THEN
         RETURN 'generic';
-    ELSIF (CASE WHEN key ~ '^[0-9]{10}([0-9]{3}){0,3}(\.[0-9]+)?$'
+    ELSIF (CASE WHEN key ~ E'^[0-9]{10}([0-9]{3}){0,3}(\\.[0-9]+)?$'
                 THEN left(key, 10)::bigint BETWEEN 1000000000 AND 4102444799 END)
         OR key ~ ('^(19|20|21)[0-9]{2}(-(0[1-9]|1[0-2])-|(0[1-9]|1[0-2]))(0[1-9]|[12][0-9]|3[01])'
                   '([Tt ]?([01][0-9]|2[0-4]):?[0-5][0-9](:?([0-5][0-9]|60)([.,][0-9]+)?)?'
@@ -782,7 +782,9 @@ BEGIN
     ELSIF key ~ '^0*[0-9]{0,19}$' AND key <> '' THEN
         RETURN 'number';
     ELSIF octet_length(key) < 8 THEN
-        RETURN CASE WHEN key !~ '^[^\x01-\x40\x5b-\x60\x7b-\x7f]+[-_:/.#]?[0-9]+$' THEN 'short' END;
+        RETURN CASE
+            WHEN key !~ E'^[^\\x01-\\x40\\x5b-\\x60\\x7b-\\x7f]+[-_:/.#]?[0-9]+$' THEN 'short'
+        END;
     END IF;
     bytes := convert_to(key, getdatabaseencoding());
     RETURN (SELECT CASE WHEN n <= 2 OR n * 8 < length(bytes) THEN 'repetitive' END
@@ -890,16 +892,17 @@ RETURNS text
 LANGUAGE plpgsql IMMUTABLE
 AS $$
 BEGIN
-    IF request OPERATOR(pg_catalog.~) '\.[0-9]*0([],}]|$)' THEN
+    IF request OPERATOR(pg_catalog.~) E'\\.[0-9]*0([],}]|$)' THEN
         IF request OPERATOR(pg_catalog.~)
-            '^(?:[^"]|"(?:[^"\\.]|\\.|\.+(?:[^0-9"\\.]|\\.))*\.*")*$'
+            E'^(?:[^"]|"(?:[^"\\\\.]|\\\\.|\\.+(?:[^0-9"\\\\.]|\\\\.))*\\.*")*$'
         THEN
             RETURN pg_catalog.regexp_replace(
-                request, '(\.[0-9]*[1-9])0+(?=[],}]|$)|\.0+(?=[],}]|$)', '\1', 'g');
+                request, E'(\\.[0-9]*[1-9])0+(?=[],}]|$)|\\.0+(?=[],}]|$)', E'\\1', 'g');
         END IF;
         RETURN pg_catalog.regexp_replace(
             request,
-            '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?=[],}]|$)|\.0+(?=[],}]|$)', '\1\2', 'g');
+            E'("(?:[^"\\\\]|\\\\.)*")|(\\.[0-9]*[1-9])0+(?=[],}]|$)|\\.0+(?=[],}]|$)',
+            E'\\1\\2', 'g');
     END IF;
     RETURN request;
 END
@@ -912,9 +915,9 @@ LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
     SELECT string_agg(
         CASE WHEN name[1] LIKE '"%'
-             THEN regexp_replace(substr(name[1], 2, length(name[1]) - 2), '\\(.)', '\1', 'g')
+             THEN regexp_replace(substr(name[1], 2, length(name[1]) - 2), E'\\\\(.)', E'\\1', 'g')
              ELSE name[1] END, '.' ORDER BY n)
-    FROM regexp_matches(path, '"(?:[^"\\]|\\.)*"|[^.]+', 'g') WITH ORDINALITY AS m (name, n);
+    FROM regexp_matches(path, E'"(?:[^"\\\\]|\\\\.)*"|[^.]+', 'g') WITH ORDINALITY AS m (name, n);
 END;
 
 -- The document without the members that the plain paths name. Items of an array have no names.
@@ -1033,7 +1036,7 @@ BEGIN
                      ELSE jsonb_build_array(m.value) END) WITH ORDINALITY AS v (value, place)
             ON true
         WHERE m.name !~ '^[-0-9A-Za-z!#$%&''*+.^_`|~]+$' OR jsonb_typeof(v.value) <> 'string'
-            OR v.value #>> '{}' ~ '[\x01-\x1f\x7f]'
+            OR v.value #>> '{}' ~ E'[\\x01-\\x1f\\x7f]'
         ORDER BY m.n, v.place
         LIMIT 1;
     END IF;
@@ -1365,8 +1368,8 @@ END
 $$;
 
 -- Waits for the transaction that holds the key lock or, with a row, for the one that has locked the
--- row, and keeps neither lock: the rollback of the subtransaction gives them back. A shared lock
--- lets all that wait go on together. False when the bound has come.
+-- row, and keeps neither lock: the rollback of the subtransaction gives them back. False when the
+-- bound has come.
 CREATE FUNCTION idem_internal.wait_for(
     bound idem_internal.bound,
     lock_id bigint,
@@ -1389,6 +1392,42 @@ BEGIN
         FOR UPDATE;
     END IF;
     RAISE SQLSTATE 'ID000';
+EXCEPTION
+    WHEN SQLSTATE 'ID000' THEN RETURN true;
+    WHEN lock_not_available THEN RETURN idem_internal.is_within(bound);
+END
+$$;
+
+-- Waits for the key lock in the order of arrival, and keeps it: after a wait that keeps nothing,
+-- those that waited would find the lock taken by one another. If the key, given by name, has an
+-- answer or a holder by then, the lock is given back: replays do not wait for one another.
+CREATE FUNCTION idem_internal.wait_for_key(
+    bound idem_internal.bound,
+    lock_id bigint,
+    scope integer DEFAULT NULL,
+    tenant text DEFAULT NULL,
+    key text DEFAULT NULL
+)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = 0
+AS $$
+#variable_conflict use_variable
+BEGIN
+    IF NOT idem_internal.is_within(bound) THEN
+        RETURN false;
+    END IF;
+    PERFORM idem_internal.limit_waits(bound);
+    PERFORM pg_advisory_xact_lock(lock_id);
+    IF EXISTS (
+        SELECT FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (scope, tenant, key) AND x.expires > clock_timestamp()
+            AND (x.state <> 'p' OR x.lease_end > clock_timestamp()))
+    THEN
+        RAISE SQLSTATE 'ID000';
+    END IF;
+    RETURN true;
 EXCEPTION
     WHEN SQLSTATE 'ID000' THEN RETURN true;
     WHEN lock_not_available THEN RETURN idem_internal.is_within(bound);
@@ -1763,8 +1802,9 @@ BEGIN
                 CONTINUE WHEN is_locked;
                 SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
                 bound := coalesce(bound, idem_internal.new_bound(wait));
-                CONTINUE WHEN idem_internal.wait_for(
-                    bound, CASE WHEN NOT row_is_held THEN lock_id END, r);
+                CONTINUE WHEN CASE WHEN row_is_held
+                    THEN idem_internal.wait_for(bound, NULL, r)
+                    ELSE idem_internal.wait_for_key(bound, lock_id, s.id, tenant, key) END;
                 verdict := 'in_progress';
             ELSIF r.scope IS NOT NULL THEN
                 -- A transaction without the key lock may be changing the row.
@@ -2109,7 +2149,7 @@ BEGIN
                     WHEN pg_catalog.statement_timestamp()
                         OPERATOR(pg_catalog.=) pg_catalog.transaction_timestamp()
                         AND pg_catalog.current_query()
-                            OPERATOR(pg_catalog.!~*) '^\s*(begin|start)\M'
+                            OPERATOR(pg_catalog.!~*) E'^\\s*(begin|start)\\M'
                     THEN ' Outside a transaction block, each statement is a transaction of its '
                          'own: start one with BEGIN.' ELSE '' END);
     END IF;
@@ -2169,7 +2209,7 @@ BEGIN
             'The token is null.', 'A replay has no token. Test "claimed" first, and return the '
                                   'stored answer if it is false.');
     ELSIF length(token) <> 44
-        OR token !~ '^(L[0-9a-f]{43}|[0-9a-f-]{26}-*\([0-9]+,[0-9]+\))$'
+        OR token !~ E'^(L[0-9a-f]{43}|[0-9a-f-]{26}-*\\([0-9]+,[0-9]+\\))$'
     THEN
         PERFORM idem_internal.refuse_token(
             'The text is not a token of idem.claim().',
@@ -2265,7 +2305,9 @@ BEGIN
         END IF;
         SELECT * INTO holder FROM idem_internal.holder_of(lock_id, seen.locked_by);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-        IF NOT idem_internal.wait_for(bound, lock_id, r) THEN
+        IF NOT (CASE WHEN lock_id IS NULL THEN idem_internal.wait_for(bound, NULL, r)
+                     ELSE idem_internal.wait_for_key(bound, lock_id) END)
+        THEN
             PERFORM idem_internal.refuse_in_progress(r.key, holder, bound);
         END IF;
     END LOOP;
@@ -3106,7 +3148,7 @@ BEGIN
         IF NOT pg_try_advisory_xact_lock(lock_id) THEN
             SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
             bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-            CONTINUE WHEN idem_internal.wait_for(bound, lock_id);
+            CONTINUE WHEN idem_internal.wait_for_key(bound, lock_id);
             PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
         SELECT x AS row, x.xmax AS locked_by INTO seen FROM idem.record AS x
@@ -3227,7 +3269,7 @@ BEGIN
     WHILE NOT pg_try_advisory_xact_lock(lock_id) LOOP
         SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-        IF NOT idem_internal.wait_for(bound, lock_id) THEN
+        IF NOT idem_internal.wait_for_key(bound, lock_id) THEN
             PERFORM idem_internal.refuse_in_progress(source, holder, bound);
         END IF;
     END LOOP;

@@ -345,7 +345,7 @@ BEGIN
                 format('Write the names of members from the top, joined by dots, such as '
                        '"card.number". The items of an array have no step of their own. If a '
                        'single member has this name, write %L.',
-                       '"' || regexp_replace(element, '(["\\])', '\\\1', 'g') || '"'));
+                       '"' || regexp_replace(element, E'(["\\\\])', E'\\\\\\1', 'g') || '"'));
         END LOOP;
     END IF;
     RETURN value;

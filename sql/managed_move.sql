@@ -46,7 +46,7 @@ CREATE FUNCTION pg_temp.groups(number integer)
 RETURNS bytea
 LANGUAGE sql
 AS $$
-    SELECT string_agg(set_byte('\x00', 0, (number >> 7 * i) & 127
+    SELECT string_agg(set_byte(E'\\x00', 0, (number >> 7 * i) & 127
                | CASE WHEN i < 4 AND number >> 7 * (i + 1) > 0 THEN 128 ELSE 0 END), '' ORDER BY i)
     FROM generate_series(0, 4) AS i
     WHERE i = 0 OR number >> 7 * i > 0
@@ -58,9 +58,9 @@ RETURNS bytea
 LANGUAGE sql
 AS $$
     SELECT CASE
-        WHEN secret = 0 THEN '\x00'
+        WHEN secret = 0 THEN E'\\x00'
         WHEN made IS NOT NULL THEN
-            CASE list WHEN 0 THEN '\x02' ELSE '\x82' || pg_temp.groups(list) END
+            CASE list WHEN 0 THEN E'\\x02' ELSE E'\\x82' || pg_temp.groups(list) END
             || pg_temp.groups(secret) || made
     END
 $$;
@@ -124,7 +124,7 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
     SELECT NULL, format('ALTER ROUTINE %s SECURITY %s', p.oid::regprocedure,
                         CASE WHEN p.prosecdef THEN 'DEFINER' ELSE 'INVOKER' END)
     FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-    WHERE l.lanname = 'plpgsql' AND p.prosrc ~ '\midem\M'
+    WHERE l.lanname = 'plpgsql' AND p.prosrc ~ E'\\midem\\M'
         AND p.pronamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
     UNION ALL
     SELECT NULL, format('GRANT EXECUTE ON FUNCTION idem.%I%s TO %s%s', p.proname,
@@ -161,7 +161,7 @@ BEGIN
         JOIN part AS p ON d.refclassid = p.classid AND d.refobjid = p.oid
     WHERE NOT EXISTS (SELECT FROM part AS o WHERE o.classid = d.classid AND o.oid = d.objid)
         AND (pg_identify_object(d.classid, d.objid, d.objsubid)).identity
-            !~ '(^| )(idem|idem_internal|pg_toast)\.';
+            !~ E'(^| )(idem|idem_internal|pg_toast)\\.';
     IF others IS NOT NULL THEN
         RAISE dependent_objects_still_exist USING
             MESSAGE = 'other objects depend on the SQL edition of idem',

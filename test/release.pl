@@ -354,6 +354,9 @@ is_deeply([ grep { slurp($_) =~ /\b(?:ereport|elog)\(/ } glob 'src/core/*.?pp' ]
 my $index = slurp('docs/README.md');
 ok($index =~ /\Q($_)\E/, "docs/README.md lists $_") for map { s{^docs/}{}r } grep { !/README/ } glob('docs/*.md');
 
+# A literal with a backslash means something else to a session whose standard_conforming_strings is off.
+is(join('', grep { !/^\\|^\s*--/ && /(?<![EU&\w'])'(?:[^'\\]|'')*\\/ } map { split /^/ } slurp($_)), '', "$_: literals with a backslash are E''") for glob('sql/*.sql');
+
 # A page that is read in a terminal or beside code has short lines.
 sub longest { my ($page) = @_; my @lines = map { length } split /\n/, Encode::decode('UTF-8', slurp($page)); return (sort { $b <=> $a } @lines)[0]; }
 cmp_ok(longest($_), '<=', 100, "$_: lines of at most 100 columns")

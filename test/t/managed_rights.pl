@@ -186,20 +186,6 @@ like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known
 
 # Names in the search_path -----------------------------------------------------------------------
 
-# The tour of t/hostile.pl, but for what only the extension has.
-my $tour = join '', grep { !/idem_internal|identity|elsewhere|record_table|use_records|public\."record"|durations|stats/ } split /^/, $Traps::tour;
-# In a scope without rules, claims take a path of their own.
-$tour = <<'SQL' . $tour;
-SELECT idem.create_scope('without rules', owner => 'shop');
-SET ROLE clerk;
-BEGIN;
-SELECT token FROM idem.claim('without rules', 'order-1', '{"amount": 1}') \gset
-SELECT token AS second FROM idem.claim('without rules', 'order-2') \gset
-SELECT idem.complete(:'token', '{"answer": 1}'), idem.release(:'second');
-COMMIT;
-SELECT response FROM idem.claim('without rules', 'order-1', '{"amount": 1}');
-RESET ROLE;
-SQL
 my %said;
 $node->safe_psql('postgres', 'CREATE ROLE shop; CREATE ROLE clerk IN ROLE shop; CREATE ROLE stranger');
 for my $database ('plain', 'evil')
@@ -209,7 +195,7 @@ for my $database ('plain', 'evil')
 	$node->safe_psql($database, $Traps::objects);
 	$node->safe_psql($database, $Traps::traps) if $database eq 'evil';
 	my $path = $database eq 'evil' ? $Traps::path : '';
-	my (undef, $out, $err) = $node->psql($database, "\\set VERBOSITY sqlstate\n$path$tour", on_error_stop => 0);
+	my (undef, $out, $err) = $node->psql($database, "\\set VERBOSITY sqlstate\n$path$Traps::managed_tour", on_error_stop => 0);
 	$said{$database} = "$out\n" . join "\n", $err =~ /ERROR:\s+(\w{5})/g;
 }
 like($said{plain}, qr/"answer": 42.*\ncompleted\n.*completed\nfailed\n/s, 'the tour calls the functions');
