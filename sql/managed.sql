@@ -1389,7 +1389,7 @@ BEGIN
     ELSE
         PERFORM FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key)
-        FOR UPDATE;
+        FOR SHARE;  -- for a stronger lock, those that wait queue, and then wait a second time
     END IF;
     RAISE SQLSTATE 'ID000';
 EXCEPTION
