@@ -1237,15 +1237,17 @@ EXCEPTION WHEN invalid_parameter_value THEN  -- frozen, and the number would be 
 END
 $$;
 
--- Whether the row is of a claim that this transaction has made or gone on with, and not ended.
-CREATE FUNCTION idem_internal.is_open_here(r idem.record)
+-- Whether the row is of a claim that this transaction has made or gone on with, and not ended. An
+-- open one of another transaction has been committed with triggers switched off.
+CREATE FUNCTION idem_internal.is_open_here(r idem.record, written_by xid)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN r.open IS NOT NULL OR coalesce(r.state = 'p', false) AND EXISTS (
-        SELECT FROM idem_internal.claimed_here() AS c WHERE right(c.token, 19) = r.nonce);
+    RETURN r.open IS NOT NULL AND idem_internal.is_own(written_by)
+        OR coalesce(r.state = 'p' AND idem_internal.is_noted(
+            idem_internal.leased_entry(r.number, r.nonce)), false);
 END
 $$;
 
@@ -1264,7 +1266,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN CASE
-        WHEN idem_internal.is_open_here(r) THEN 'open_here'
+        WHEN idem_internal.is_open_here(r, written_by) THEN 'open_here'
         WHEN r.scope IS NULL
             OR r.expires <= now AND NOT idem_internal.is_own(written_by) THEN 'claim'
         WHEN NOT idem_internal.is_same_request(s, r, request) THEN 'conflict'
@@ -1497,26 +1499,24 @@ RETURN ROW(NULL, (r).created, (r).lease_end, (r).nonce IS NULL, NULL)::idem_inte
 -- What this transaction has claimed
 -- ---------------------------------------------------------------------------------------------
 
--- The setting idem_sql.claims has the names of the keys, the newest first, and how many they are.
--- It follows savepoints as the claims do. Roles can set it, so it only says where to look: the rows
--- say what is claimed. A name is ';', the scope's id, the lengths of tenant and key, these, and the
--- token. The setting idem.max_open_claims can only lower the limit, because any role can set it.
-CREATE FUNCTION idem_internal.remember(
-    scope integer, tenant text, key text, token text, is_locked boolean DEFAULT true
-)
+-- The setting idem_sql.claims has the number of key locks, and an entry for each claim, the newest
+-- first: ';', where the row is, and a digest of the secret part of the token. It follows savepoints
+-- as the claims do. Every role can read and set it: nothing in it completes a claim, and the rows
+-- say what is claimed. For the same reason, idem.max_open_claims can only lower the limit.
+CREATE FUNCTION idem_internal.note(entry text, is_locked boolean DEFAULT true)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    names CONSTANT pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
+    list CONSTANT pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
     n pg_catalog.int4 := 0;
     older pg_catalog.text := '';
     setting CONSTANT pg_catalog.text := pg_catalog.current_setting('idem.max_open_claims', true);
     most pg_catalog.int4 := 2000;
 BEGIN
-    IF pg_catalog.length(names) OPERATOR(pg_catalog.>) 0 THEN
-        n := pg_catalog.split_part(names, ';', 1);
-        older := pg_catalog.substr(names, pg_catalog.strpos(names, ';'));
+    IF pg_catalog.length(list) OPERATOR(pg_catalog.>) 0 THEN
+        n := pg_catalog.split_part(list, ';', 1);
+        older := pg_catalog.substr(list, pg_catalog.strpos(list, ';'));
     END IF;
     IF pg_catalog.length(setting) OPERATOR(pg_catalog.>) 0 THEN
         most := least(most, setting::pg_catalog.int4);
@@ -1532,53 +1532,74 @@ BEGIN
     END IF;
     PERFORM pg_catalog.set_config(
         'idem_sql.claims',
-        pg_catalog.concat(
-            n OPERATOR(pg_catalog.+) is_locked::pg_catalog.int4, ';', scope, ':',
-            pg_catalog.length(tenant), ':', pg_catalog.length(key), ':', tenant, key, token,
-            older),
+        pg_catalog.concat(n OPERATOR(pg_catalog.+) is_locked::pg_catalog.int4, ';', entry, older),
         true);
 END
 $$;
 
--- These claims, the newest first: the row of the key, and whether this transaction has written it.
--- A source that this transaction has advanced has a token with S, and counts as a finished claim.
-CREATE FUNCTION idem_internal.claimed_here(OUT token text, OUT r idem.record, OUT is_own boolean)
-RETURNS SETOF record
+CREATE FUNCTION idem_internal.is_noted(entry text)
+RETURNS boolean
+LANGUAGE sql
+RETURN strpos(current_setting('idem_sql.claims', true), ';' || entry) > 0;
+
+CREATE FUNCTION idem_internal.atomic_entry(token text)
+RETURNS text
+LANGUAGE sql
+RETURN ltrim(right(token, 18), '-') || left(md5(left(token, 26)), 16);
+
+-- A nonce is good for many transactions, its digest for this one.
+CREATE FUNCTION idem_internal.leased_entry(number bigint, nonce text)
+RETURNS text
+LANGUAGE sql
+RETURN 'L' || lpad(to_hex(number), 16, '0')
+    || left(md5(left(nonce, 19) || pg_current_xact_id_if_assigned()::text), 16);
+
+CREATE FUNCTION idem_internal.newest(relation regclass, place tid)
+RETURNS tid
+LANGUAGE sql
+RETURN CASE WHEN split_part(ltrim(place::text, '('), ',', 1)::bigint
+            < pg_relation_size(relation) / current_setting('block_size')::bigint
+       THEN currtid2(relation::text, place) END;
+
+-- The newest version of the row that an entry is of, whether this transaction has written it, and
+-- whether the claim is open. A source that this transaction has advanced is as a finished claim.
+CREATE FUNCTION idem_internal.noted(
+    entry text, OUT r idem.record, OUT is_own boolean, OUT is_open boolean
+)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    names text := current_setting('idem_sql.claims', true);
-    head text[];
-    its_tenant text;
-    its_key text;
+    place tid;
     seen record;
 BEGIN
-    names := substr(names, strpos(names, ';'));
-    WHILE names <> '' LOOP
-        -- The expression is applied to no more than it can match: the list may be long.
-        head := regexp_match(left(names, 40), '^;([0-9]+):([0-9]+):([0-9]+):');
-        EXIT WHEN head IS NULL;
-        names := substr(names, length(array_to_string(head, ':')) + 3);
-        its_tenant := left(names, head[2]::integer);
-        its_key := substr(names, head[2]::integer + 1, head[3]::integer);
+    SELECT NULL::idem.record AS row, NULL::xid AS written_by INTO seen;
+    -- Roles may have set anything.
+    IF entry ~ '^L[0-9a-f]{16}' THEN
         SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
-        WHERE (x.scope, x.tenant, x.key) = (head[1]::integer, its_tenant, its_key);
-        names := substr(names, head[2]::integer + head[3]::integer + 1);
-        token := left(names, 44);
-        r := seen.row;
-        is_own := idem_internal.is_own(seen.written_by);
-        IF token LIKE 'S%' THEN
-            SELECT w.scope, idem_internal.is_own(w.xmin) INTO r.scope, is_own
-            FROM idem.watermark AS w
-            WHERE (w.scope, w.tenant, w.source) = (head[1]::integer, its_tenant, its_key);
-            r.state := 'c';
-        END IF;
-        RETURN NEXT;
-        names := substr(names, 45);
-    END LOOP;
+        WHERE x.number = idem_internal.number_in(entry) AND x.leased IS NOT NULL;
+    ELSIF entry ~ E'^S\\([0-9]+,[0-9]+\\)$' THEN
+        place := idem_internal.newest('idem.watermark', substr(entry, 2)::tid);
+        SELECT jsonb_populate_record(
+                   NULL::idem.record, jsonb_build_object('scope', w.scope, 'state', 'c')) AS row,
+               w.xmin AS written_by
+        INTO seen FROM idem.watermark AS w WHERE w.ctid = place;
+    ELSIF entry ~ E'^\\([0-9]+,[0-9]+\\).{16}$' THEN
+        place := idem_internal.newest('idem.record', left(entry, -16)::tid);
+        SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
+        WHERE x.ctid = place;
+    END IF;
+    r := seen.row;
+    is_own := idem_internal.is_own(seen.written_by);
+    is_open := coalesce(r.open IS NOT NULL AND is_own
+                        OR entry = idem_internal.leased_entry(r.number, r.nonce), false);
 END
 $$;
+
+CREATE FUNCTION idem_internal.entries()
+RETURNS SETOF text
+LANGUAGE sql
+RETURN unnest((string_to_array(current_setting('idem_sql.claims', true), ';'))[2:]);
 
 -- ---------------------------------------------------------------------------------------------
 -- Claims
@@ -1626,7 +1647,9 @@ BEGIN
         c.outcome := 'claimed';
         c.token := CASE WHEN lease IS NULL THEN idem_internal.atomic_token(nonce, place)
                         ELSE idem_internal.leased_token(nonce, number, 1) END;
-        PERFORM idem_internal.remember(scope, tenant, key, c.token);
+        PERFORM idem_internal.note(
+            CASE WHEN lease IS NULL THEN idem_internal.atomic_entry(c.token)
+                 ELSE idem_internal.leased_entry(number, nonce) END);
         c.attempt := 1;
         c.created_at := now;
     END IF;
@@ -1969,7 +1992,9 @@ BEGIN
     c.outcome := 'claimed';
     c.token := CASE WHEN its_lease IS NULL THEN idem_internal.atomic_token(new_nonce, place)
                     ELSE idem_internal.leased_token(new_nonce, r.number, c.attempt) END;
-    PERFORM idem_internal.remember(r.scope, r.tenant, r.key, c.token);
+    PERFORM idem_internal.note(
+        CASE WHEN its_lease IS NULL THEN idem_internal.atomic_entry(c.token)
+             ELSE idem_internal.leased_entry(r.number, new_nonce) END);
     RETURN c;
 END
 $$;
@@ -2007,8 +2032,8 @@ DECLARE
     -- Not in the query: a volatile function in its list would add a node to the plan.
     nonce CONSTANT pg_catalog.text :=
         pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
-    scope_id pg_catalog.int4;
-    token pg_catalog.text;
+    place pg_catalog.text;
+    entry pg_catalog.text;
 BEGIN
     IF ttl IS NULL AND lease IS NULL AND wait IS NULL
         AND pg_catalog.octet_length(key) OPERATOR(pg_catalog.<=) 255
@@ -2047,21 +2072,20 @@ BEGIN
                     its_tenant OPERATOR(pg_catalog.||) E'\x1f' OPERATOR(pg_catalog.||) key,
                     s.lock_seed)) END
         ON CONFLICT DO NOTHING
-        RETURNING r.scope,
-            r.open OPERATOR(pg_catalog.||) pg_catalog.lpad(r.ctid::pg_catalog.text, 18, '-')
-        INTO scope_id, token;
-        IF token IS NOT NULL THEN
+        RETURNING r.ctid INTO place;
+        IF place IS NOT NULL THEN
+            entry := place OPERATOR(pg_catalog.||)
+                pg_catalog.left(pg_catalog.md5(nonce), 16);
             IF pg_catalog.current_setting('idem_sql.claims', true) OPERATOR(pg_catalog.<>) '' THEN
-                PERFORM idem_internal.remember(scope_id, its_tenant, key, token);
+                PERFORM idem_internal.note(entry);
             ELSE
-                tenant := pg_catalog.set_config(
-                    'idem_sql.claims',
-                    pg_catalog.concat('1;', scope_id, ':', pg_catalog.length(its_tenant), ':',
-                                      pg_catalog.length(key), ':', its_tenant, key, token),
-                    true);
+                entry := pg_catalog.set_config(
+                    'idem_sql.claims', '1;' OPERATOR(pg_catalog.||) entry, true);
             END IF;
-            RETURN ROW(true, 'claimed', token, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                       now, NULL, NULL, NULL, NULL)::idem.claim_result;
+            RETURN ROW(true, 'claimed',
+                       nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-'), 1, NULL,
+                       NULL, NULL, NULL, NULL, NULL, NULL, NULL, now, NULL, NULL, NULL, NULL
+                      )::idem.claim_result;
         END IF;
     END IF;
     RETURN idem_internal.claim_slowly(
@@ -2163,6 +2187,7 @@ CREATE CONSTRAINT TRIGGER claim_incomplete
     AFTER INSERT OR UPDATE OF attempt, redacted ON idem.record
     DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.open IS NOT NULL) EXECUTE FUNCTION idem_internal.refuse_open_claim();
+ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete;
 
 -- ---------------------------------------------------------------------------------------------
 -- The ends of claims
@@ -2223,6 +2248,38 @@ RETURNS bigint
 LANGUAGE sql IMMUTABLE
 RETURN ('x' || substr(token, 2, 16))::bit(64)::bigint;
 
+-- The row of a claim that a token names, and whether this transaction has written it, and has made
+-- or gone on with the claim. When the claim has ended, only the entry knows the token.
+CREATE FUNCTION idem_internal.claim_of(
+    token text, OUT r idem.record, OUT is_own boolean, OUT is_known boolean
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    entry CONSTANT text := CASE WHEN token LIKE 'L%' THEN left(token, 17)
+                                ELSE idem_internal.atomic_entry(token) END;
+    seen record;
+BEGIN
+    IF token LIKE '%)' THEN
+        SELECT x AS row, idem_internal.is_own(x.xmin) AS is_own INTO seen FROM idem.record AS x
+        WHERE x.ctid = ltrim(right(token, 18), '-')::tid AND starts_with(token, x.open);
+        IF seen.is_own THEN
+            r := seen.row;
+            is_own := true;
+            is_known := true;
+            RETURN;
+        END IF;
+    END IF;
+    is_known := coalesce(idem_internal.is_noted(entry), false);
+    IF is_known THEN
+        seen := idem_internal.noted(entry);
+        r := seen.r;
+        is_own := seen.is_own;
+    END IF;
+END
+$$;
+
 -- The row of a claim that a token names, and its scope, locked until the transaction ends.
 CREATE FUNCTION idem_internal.lock_claim(
     caller oid,
@@ -2240,21 +2297,22 @@ DECLARE
     bound idem_internal.bound;
     holder idem_internal.holder;
     known record;
+    is_known boolean;
     seen record;
 BEGIN
     PERFORM idem_internal.check_token(token);
-    SELECT c.* INTO known FROM idem_internal.claimed_here() AS c
-    WHERE c.token = lock_claim.token;
+    known := idem_internal.claim_of(token);
+    is_known := known.is_known;
     r := known.r;
-    IF NOT is_leased AND r.open IS NOT NULL AND starts_with(token, r.open) THEN
+    IF NOT is_leased AND known.is_own AND starts_with(token, r.open) THEN
         SELECT * INTO s FROM idem.scope AS x WHERE x.id = r.scope;
         RETURN;
-    ELSIF known.is_own AND r.state <> 'p' AND r.open IS NULL THEN
+    ELSIF is_known AND known.is_own AND r.state <> 'p' AND r.open IS NULL THEN
         PERFORM idem_internal.refuse_token(
             'The claim is already completed or failed.',
             'Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is '
             'stored.');
-    ELSIF known.token IS NOT NULL
+    ELSIF is_known
         AND (NOT is_leased AND NOT known.is_own
              OR known.is_own AND r.nonce IS NULL AND r.open IS NULL)
     THEN
@@ -2317,8 +2375,8 @@ BEGIN
             'Call idem.complete() or idem.fail() once per claim. idem.lookup() shows what is '
             'stored.');
     END IF;
-    IF known.token IS NULL THEN
-        PERFORM idem_internal.remember(r.scope, r.tenant, r.key, token);
+    IF NOT is_known THEN
+        PERFORM idem_internal.note(idem_internal.leased_entry(r.number, r.nonce));
     END IF;
 END
 $$;
@@ -2656,7 +2714,8 @@ BEGIN
     LOOP
         SELECT * INTO r FROM idem.record AS x
         WHERE x.scope = s.id AND x.leased AND x.lease_end <= clock_timestamp()
-            AND x.expires > clock_timestamp() AND x.open IS NULL
+            AND x.expires > clock_timestamp()
+            AND (x.open IS NULL OR NOT idem_internal.is_own(x.xmin))
             AND (meant IS NULL OR x.tenant = meant)
             AND (s.max_attempts IS NULL
                  OR x.attempt < s.max_attempts::bigint + x.extra_attempts)
@@ -2959,9 +3018,8 @@ BEGIN
                 EXIT;
             END LOOP;
             IF verdict = 'new' AND is_first THEN
-                PERFORM idem_internal.remember(
-                    s.id, tenant, k.key,
-                    idem_internal.atomic_token(idem_internal.random_digits(), '(0,0)'), false);
+                PERFORM idem_internal.note(x.ctid || repeat('-', 16), false) FROM idem.record AS x
+                WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
                 is_first := false;
             END IF;
             IF verdict = 'new' THEN
@@ -3151,12 +3209,12 @@ BEGIN
             CONTINUE WHEN idem_internal.wait_for_key(bound, lock_id);
             PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
-        SELECT x AS row, x.xmax AS locked_by INTO seen FROM idem.record AS x
+        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
         r := seen.row;
         IF r.scope IS NULL THEN
             RETURN;
-        ELSIF idem_internal.is_open_here(r) THEN
+        ELSIF idem_internal.is_open_here(r, seen.written_by) THEN
             PERFORM idem_internal.refuse_open_here(key, format(
                 'Release the claim with idem.release(), or call idem.%s() in another transaction '
                 'after this one has ended.', function));
@@ -3194,6 +3252,7 @@ AS $$
 DECLARE
     s idem.scope;
     r idem.record;
+    place tid;
     now timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
@@ -3213,13 +3272,13 @@ BEGIN
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
         PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
         DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
-        INSERT INTO idem.record (
+        INSERT INTO idem.record AS x (
             scope, tenant, key, attempt, created, expires, state, secret, fingerprint, error)
         VALUES (s.id, tenant, key, 1, now, now + s.fixed_ttl, 'f', 0, '', error)
-        ON CONFLICT DO NOTHING;
+        ON CONFLICT DO NOTHING
+        RETURNING x.ctid INTO place;
         CONTINUE WHEN NOT FOUND;  -- idem.once_each() takes no key lock
-        PERFORM idem_internal.remember(
-            s.id, tenant, key, idem_internal.atomic_token(idem_internal.random_digits(), '(0,0)'));
+        PERFORM idem_internal.note(place || repeat('-', 16));
         EXIT;
     END LOOP;
     RETURN idem_internal.look_up(s, tenant, key, '0');
@@ -3293,6 +3352,8 @@ AS $$
 DECLARE
     s idem.scope;
     mark bigint;
+    is_own boolean;
+    place tid;
     is_locked boolean := false;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
@@ -3307,7 +3368,7 @@ BEGIN
     s := idem_internal.scope_to_write(caller, scope, 'advance');
     tenant := idem_internal.tenant_in(s, tenant);
     LOOP
-        SELECT w.seq INTO mark FROM idem.watermark AS w
+        SELECT w.seq, idem_internal.is_own(w.xmin) INTO mark, is_own FROM idem.watermark AS w
         WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
         IF seq <= mark THEN
             RETURN false;
@@ -3327,15 +3388,12 @@ BEGIN
     INSERT INTO idem.watermark AS w (scope, tenant, source, seq, updated)
     VALUES (s.id, tenant, source, seq, clock_timestamp())
     ON CONFLICT ON CONSTRAINT watermark_pkey
-        DO UPDATE SET seq = excluded.seq, updated = excluded.updated WHERE w.seq < excluded.seq;
+        DO UPDATE SET seq = excluded.seq, updated = excluded.updated WHERE w.seq < excluded.seq
+    RETURNING w.ctid INTO place;
     IF NOT FOUND THEN
         RETURN false;  -- a subscription has moved the source on
-    END IF;
-    IF strpos(coalesce(current_setting('idem_sql.claims', true), ''),
-              concat(';', s.id, ':', length(tenant), ':', length(source), ':', tenant, source,
-                     'S-')) = 0
-    THEN
-        PERFORM idem_internal.remember(s.id, tenant, source, rpad('S', 44, '-'));
+    ELSIF is_own IS NOT TRUE THEN
+        PERFORM idem_internal.note(concat('S', place));
     END IF;
     RETURN true;
 END
@@ -3489,9 +3547,9 @@ BEGIN
             PERFORM idem_internal.refuse_lease();
         END IF;
     ELSE
-        SELECT (c.r).* INTO r FROM idem_internal.claimed_here() AS c
-        WHERE c.token = child_key.token AND c.is_own AND (c.r).key IS NOT NULL;
-        IF NOT FOUND THEN
+        SELECT (c.r).* INTO r FROM idem_internal.claim_of(token) AS c
+        WHERE c.is_known AND c.is_own;
+        IF r.scope IS NULL THEN
             PERFORM idem_internal.lock_claim(caller, token);
         END IF;
     END IF;
@@ -3529,9 +3587,9 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN (SELECT (c.r).key FROM idem_internal.claimed_here() AS c
-            WHERE starts_with(c.token, (c.r).open)
-                OR (c.r).state = 'p' AND (c.r).nonce = right(c.token, 19)
+    RETURN (SELECT (n.r).key
+            FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
+            WHERE n.is_open
             LIMIT 1);
 END
 $$;
@@ -3552,10 +3610,10 @@ BEGIN
             HINT = 'Create the trigger with the names of the scopes as its arguments, for example '
                    'with EXECUTE FUNCTION idem.require_claim(''payments'').';
     ELSIF NOT EXISTS (
-        SELECT FROM idem_internal.claimed_here() AS c JOIN idem.scope AS s ON s.id = (c.r).scope
-        WHERE s.name = ANY (TG_ARGV[:])
-            AND ((c.r).open IS NOT NULL OR c.is_own AND (c.r).state <> 'p'
-                 OR (c.r).nonce = right(c.token, 19)))
+        SELECT FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
+        WHERE (n.is_open OR n.is_own AND (n.r).state <> 'p')
+            AND EXISTS (SELECT FROM idem.scope AS s
+                        WHERE s.id = (n.r).scope AND s.name = ANY (TG_ARGV[:])))
     THEN
         SELECT a INTO unknown FROM unnest(TG_ARGV[:]) WITH ORDINALITY AS t (a, n)
         WHERE NOT EXISTS (SELECT FROM idem.scope AS s WHERE s.name = a)

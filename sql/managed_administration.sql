@@ -35,6 +35,14 @@ CREATE VIEW idem_internal.stored AS
     FROM idem.record
     WHERE state <> 'a';
 
+-- Open claims that have been committed, in the scopes that the caller may use.
+CREATE VIEW idem_internal.left_open WITH (security_barrier) AS
+    SELECT s.name AS scope, r.tenant, r.key
+    FROM idem.record AS r JOIN idem.scope AS s ON s.id = r.scope
+    WHERE r.state = 'a' AND NOT idem_internal.is_own(r.xmin)
+        AND pg_has_role(s.owner::oid, 'USAGE')
+    OFFSET 0;
+
 -- The rows of open claims are visible to their own transactions only, and lock ids are no keys.
 CREATE FUNCTION idem_internal.held_keys(
     with_prepared boolean, OUT scope text, OUT tenant text, OUT key text, OUT attempt integer,
@@ -124,6 +132,8 @@ AS $$
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 $$;
 
+\ir views.sql
+
 CREATE FUNCTION idem_internal.own_checks(
     OUT n integer, OUT check_name text, OUT status text, OUT detail text, OUT hint text
 )
@@ -145,20 +155,29 @@ AS $$
     WHERE to_regclass(t.name) IS NULL
     UNION ALL
     SELECT NULL, 'triggers', 'fail',
-           'The trigger claim_incomplete on idem.record is missing or disabled: a transaction can '
-           'commit with an open claim.',
+           'The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a '
+           'transaction can commit with an open claim.',
            CASE
                WHEN EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = 'idem.record'::regclass
                                 AND g.tgname = 'claim_incomplete')
-                   THEN 'ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete'
+                   THEN 'ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete'
                ELSE 'CREATE CONSTRAINT TRIGGER claim_incomplete '
                     'AFTER INSERT OR UPDATE OF attempt, redacted ON idem.record '
                     'DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.open IS NOT NULL) '
-                    'EXECUTE FUNCTION idem_internal.refuse_open_claim()'
+                    'EXECUTE FUNCTION idem_internal.refuse_open_claim(); '
+                    'ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete'
            END
     WHERE NOT EXISTS (SELECT FROM pg_trigger g
                       WHERE g.tgrelid = 'idem.record'::regclass AND g.tgname = 'claim_incomplete'
-                          AND g.tgenabled IN ('O', 'A'))
+                          AND g.tgenabled = 'A')
+    UNION ALL
+    SELECT NULL, 'triggers', 'fail',
+           format('Open claims of scope "%s" were committed while triggers were switched off: %s. '
+                  'They count as abandoned.', r.scope, count(*)),
+           format('SELECT idem.forget(scope, key, tenant => tenant) '
+                  'FROM idem_internal.left_open WHERE scope = %L', r.scope)
+    FROM idem_internal.left_open AS r
+    GROUP BY r.scope
     UNION ALL
     SELECT NULL, 'record tables', 'fail', format('%s: %s', c.oid::regclass, f.fault), f.remedy
     FROM pg_class AS c
@@ -204,7 +223,6 @@ AS $$
            (23, 'record tables', 'ok', 'Nothing keeps idem from its records.', NULL)
 $$;
 
-\ir views.sql
 \ir health.sql
 
 -- ---------------------------------------------------------------------------------------------
@@ -692,10 +710,9 @@ BEGIN
     PERFORM idem_internal.usable_scope(caller, scope, call);
     LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
     s := idem_internal.usable_scope(caller, scope, call);
-    SELECT (c.r).key INTO claimed
-    FROM idem_internal.claimed_here() AS c
-    WHERE (c.r).scope = s.id
-        AND ((c.r).open IS NOT NULL OR (c.r).state = 'p' AND (c.r).nonce IS NOT NULL AND c.is_own)
+    SELECT (n.r).key INTO claimed
+    FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
+    WHERE (n.r).scope = s.id AND n.is_open
     LIMIT 1;
     IF FOUND THEN
         RAISE object_not_in_prerequisite_state USING
@@ -960,6 +977,7 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     holder idem_internal.holder;
+    seen record;
     locked idem.record;
     is_in_flight boolean;
     hint text;
@@ -968,10 +986,11 @@ BEGIN
         -- Before the record is read, which the transaction may be about to commit.
         is_in_flight := waits AND EXISTS (
             SELECT FROM idem_internal.holder_of(idem_internal.lock_id(s, tenant, key)));
-        SELECT x.* INTO r FROM idem.record AS x
+        SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        r := seen.row;
         hint := NULL;
-        IF idem_internal.is_open_here(r) THEN
+        IF idem_internal.is_open_here(r, seen.written_by) THEN
             PERFORM idem_internal.refuse_open_here(key, format(
                 'Release the claim with idem.release(), or call idem.%s() in another transaction '
                 'after this one has ended.', function));

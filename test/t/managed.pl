@@ -198,7 +198,7 @@ is(as('app', 'SELECT idem.purge()'), '42501', 'other roles do not purge');
 is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}, 'first'), '', 'health() finds nothing wrong');
 ask('ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete', 'first');
 is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail', 'but a trigger that is missing');
-ask('ALTER TABLE idem.record ENABLE TRIGGER claim_incomplete', 'first');
+ask('ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete', 'first');
 ask(q{CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'}, 'first');
 my %breaks = (
 	'ALTER TABLE idem.record SET UNLOGGED' => 'unlogged', 'ALTER TABLE idem.watermark FORCE ROW LEVEL SECURITY' => 'security',

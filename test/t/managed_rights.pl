@@ -15,11 +15,11 @@ $node->safe_psql('postgres', <<'SQL');
 CREATE ROLE alice; CREATE ROLE bob; GRANT CREATE ON DATABASE postgres TO bob;
 SELECT idem.create_scope(r || '_scope', owner => r::regrole) FROM unnest('{alice,bob}'::text[]) r;
 SELECT idem.complete(token, '1') FROM idem.claim('alice_scope', 'known');
+SELECT FROM idem.claim('alice_scope', 'leased', lease => '1 hour');
 CREATE TABLE guarded (i int); GRANT ALL ON guarded TO bob;
+CREATE TABLE numbers AS SELECT number FROM idem.record WHERE key = 'leased'; GRANT ALL ON numbers TO bob;
 CREATE TRIGGER guard BEFORE INSERT ON guarded FOR EACH STATEMENT EXECUTE FUNCTION idem.require_claim('alice_scope');
 SQL
-my $alice = $node->safe_psql('postgres', "SELECT id FROM idem.scope WHERE name = 'alice_scope'");
-my $token = 'a' x 26 . '-' x 13 . '(0,1)';
 
 # What bob's statements print, errors and warnings included.
 sub bob
@@ -45,15 +45,62 @@ like(bob("RESET ROLE; BEGIN; SET LOCAL ROLE alice; SELECT proof AS p FROM idem_i
 
 # The list of claims, which is a setting
 
-sub forged { my ($key) = @_; return "BEGIN; SELECT set_config('idem_sql.claims', '1;$alice:0:5:$key$token', true) \\g /dev/null\n"; }
-is(bob(forged('known') . "SELECT idem.complete('$token')"), bob(forged('other') . "SELECT idem.complete('$token')"),
-	'a forged claim does not reveal whether a key has a record');
-like(bob(forged('known') . "SELECT idem.child_key('$token', 's')"), qr/token names no open claim/, 'and has no child keys');
-is(bob(forged('known') . 'SELECT idem.current_key()'), '', 'and no key');
-like(bob(forged('known') . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, 'and does not open a guarded table');
+sub forged { my ($entry) = @_; return "BEGIN; SELECT set_config('idem_sql.claims', '1;' || $entry, true) \\g /dev/null\n"; }
+sub placed { my ($place) = @_; return forged("'$place' || left(md5('" . 'a' x 26 . "'), 16)"); }
+my $known = $node->safe_psql('postgres', "SELECT ctid FROM idem.record WHERE key = 'known'");
+my $token = 'a' x 26 . ('-' x (18 - length $known)) . $known;
+is(bob(placed($known) . "SELECT idem.complete('$token')"), bob(placed('(0,9)') . "SELECT idem.complete('" . ($token =~ s/\Q$known/(0,9)/r) . "')"),
+	'a forged claim does not reveal whether a place has a record');
+like(bob(placed($known) . "SELECT idem.child_key('$token', 's')"), qr/token names no open claim/, 'and has no child keys');
+for my $forged (placed($known), forged("'(0,1)'"), forged("'junk;;L;S(x'"), forged("'S(0,1)'"),
+	forged("(SELECT 'L' || lpad(to_hex(number), 16, '0') || repeat('0', 16) FROM numbers)"))
+{
+	is(bob($forged . 'SELECT idem.current_key()'), '', 'and no key');
+	like(bob($forged . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, 'and does not open a guarded table');
+}
+
+# What a role reads there, while another's claim is open, completes nothing and is of no use later.
+$node->safe_psql('postgres', <<'SQL');
+CREATE FUNCTION begins(secret_key text, lease interval) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.claim('alice_scope', secret_key, tenant => 'secret-tenant', lease => lease);
+END $$;
+ALTER FUNCTION begins OWNER TO alice;
+SQL
+my $list = bob("BEGIN; SELECT begins('secret-1', NULL); SELECT current_setting('idem_sql.claims')");
+like($list, qr/^\s*1;\(\d+,\d+\)[0-9a-f]{16}$/, 'the list has places, and digests of tokens');
+like(bob("BEGIN; SELECT begins('secret-2', NULL);
+	SELECT substr(list, length(list) - 15) || repeat('a', 10) || lpad(substr(list, 3, length(list) - 18), 18, '-') AS t FROM current_setting('idem_sql.claims') AS list \\gset
+	SELECT idem.complete(:'t')"), qr/token names no open claim/, 'a token made of it completes nothing');
+my $later = bob("BEGIN; SELECT begins('secret-3', '1 hour') \\g /dev/null\nSELECT current_setting('idem_sql.claims'); COMMIT");
+like(bob("BEGIN; SELECT set_config('idem_sql.claims', '$later', true) \\g /dev/null\nINSERT INTO guarded VALUES (1)"), qr/without a claim/, 'the entry of a lease is good for one transaction');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
 	SELECT idem_internal.finish_slowly(c.role, c.proof, 'x', :'t', 'z', '1', NULL, NULL, NULL, NULL) IS NULL FROM idem_internal.caller c; COMMIT;
 	SELECT state FROM idem.lookup('bob_scope', 'z')"), qr/completed$/, 'no state but those of the contract is stored');
+
+# An open claim never commits: not with the triggers of ordinary sessions switched off, as restores and
+# replication do. Where a superuser has switched this one off, too, the claim counts as abandoned.
+
+my $opens = q{BEGIN; SELECT attempt FROM idem.claim('alice_scope', 'left open', tenant => 't''t'); COMMIT};
+is(sqlstate($node, "SET session_replication_role = replica; $opens"), 'ID006', 'with session_replication_role = replica, an open claim does not commit');
+$node->safe_psql('postgres', "ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens");
+my $unguarded = "SELECT detail, hint FROM idem.health() WHERE check_name = 'triggers' AND status <> 'ok'";
+is($node->safe_psql('postgres', "$unguarded ORDER BY 1"), <<'OUT' =~ s/\n\z//r, 'health() names the trigger, and the claim that has committed');
+Open claims of scope "alice_scope" were committed while triggers were switched off: 1. They count as abandoned.|SELECT idem.forget(scope, key, tenant => tenant) FROM idem_internal.left_open WHERE scope = 'alice_scope'
+The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
+OUT
+$node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($unguarded) AS f WHERE hint ~ 'TRIGGER'"));
+my $open = "SELECT token AS t, attempt FROM idem.claim('alice_scope', 'left open', tenant => 't''t') \\gset\n\\echo :attempt";
+is($node->safe_psql('postgres', "SELECT state, attempt, holder_pid FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'in_progress|1|', 'lookup() shows an attempt without a holder');
+is($node->safe_psql('postgres', "SELECT attempt FROM idem.take('alice_scope')"), '', 'take() leaves it alone');
+is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim takes it over');
+is($node->safe_psql('postgres', "BEGIN; $open\nSELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
+	"2\n1\n1", 'and completes it');
+$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t'); ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens; ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete");
+$node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($unguarded) AS f"));
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent', 'what health() says frees the key');
+is($node->safe_psql('postgres', "SELECT count(*) FROM idem.record WHERE open IS NOT NULL"), '0', 'and nothing is left');
 
 # Names in the search_path: none of these functions may run, neither as the owner nor as a caller.
 
