@@ -2291,7 +2291,6 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    lock_id bigint;
     is_leased CONSTANT boolean := token LIKE 'L%';
     its_attempt integer;
     bound idem_internal.bound;
@@ -2350,22 +2349,18 @@ BEGIN
         IF r.expires <= clock_timestamp() AND NOT idem_internal.is_own(seen.written_by) THEN
             PERFORM idem_internal.refuse_lease();
         END IF;
-        -- With the key lock, so that a claim does not come upon a row that is being changed.
-        lock_id := idem_internal.lock_id(s, r.tenant, r.key);
-        IF idem_internal.is_held(seen.locked_by) THEN
-            lock_id := NULL;
-        ELSIF pg_try_advisory_xact_lock(lock_id) THEN
+        IF NOT idem_internal.is_held(seen.locked_by) THEN
+            -- The row decides. The key lock lets others see that the key is in flight; who can
+            -- connect can read its number in pg_locks, and hold it.
+            PERFORM pg_try_advisory_xact_lock(idem_internal.lock_id(s, r.tenant, r.key));
             PERFORM FROM idem.record AS x
             WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x = r
             FOR NO KEY UPDATE SKIP LOCKED;
             EXIT WHEN FOUND;
-            lock_id := NULL;
         END IF;
-        SELECT * INTO holder FROM idem_internal.holder_of(lock_id, seen.locked_by);
+        SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-        IF NOT (CASE WHEN lock_id IS NULL THEN idem_internal.wait_for(bound, NULL, r)
-                     ELSE idem_internal.wait_for_key(bound, lock_id) END)
-        THEN
+        IF NOT idem_internal.wait_for(bound, NULL, r) THEN
             PERFORM idem_internal.refuse_in_progress(r.key, holder, bound);
         END IF;
     END LOOP;
@@ -2696,7 +2691,6 @@ DECLARE
     c idem.claim_result;
     bound idem_internal.bound;
     meant text;
-    passed_over text[] := '{}';
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_writable(
@@ -2719,14 +2713,11 @@ BEGIN
             AND (meant IS NULL OR x.tenant = meant)
             AND (s.max_attempts IS NULL
                  OR x.attempt < s.max_attempts::bigint + x.extra_attempts)
-            AND concat(x.tenant, E'\x1f', x.key) <> ALL (passed_over)
         ORDER BY x.lease_end
         LIMIT 1
         FOR NO KEY UPDATE SKIP LOCKED;
-        IF FOUND AND NOT pg_try_advisory_xact_lock(idem_internal.lock_id(s, r.tenant, r.key)) THEN
-            passed_over := passed_over || concat(r.tenant, E'\x1f', r.key);
-            CONTINUE;
-        ELSIF FOUND THEN
+        IF FOUND THEN
+            PERFORM pg_try_advisory_xact_lock(idem_internal.lock_id(s, r.tenant, r.key));
             c := idem_internal.take_over(
                 s, r,
                 greatest(idem_internal.fixed(r.expires - r.lease_end),

@@ -13,9 +13,14 @@ SET LOCAL client_min_messages = warning;
 -- A long transaction must not make all others wait behind this one. Run the script again then.
 SET LOCAL lock_timeout = '5s';
 
+-- This script has a superuser's rights, and whatever is in the schemas of the SQL edition may have
+-- been changed by the role that installed it. So it calls no function of theirs, and reads tables
+-- only: no views, no types and no indexes that would run a function of that role.
 DO $$
 BEGIN
-    IF to_regprocedure('idem.edition()') IS NULL OR idem.edition() <> 'sql' THEN
+    IF to_regclass('idem.record') IS NULL OR to_regclass('idem.dropped_scope') IS NULL
+        OR EXISTS (SELECT FROM pg_extension WHERE extname = 'idem')
+    THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'the SQL edition of idem is not installed in this database',
             HINT = 'Connect to the database that has it.';
@@ -27,18 +32,81 @@ $$;
 LOCK TABLE idem.secret, idem.scope, idem.record, idem.watermark, idem.dropped_scope
     IN ACCESS EXCLUSIVE MODE;
 
+DO $$
+DECLARE
+    part text;
+BEGIN
+    WITH moved AS (
+        SELECT c.oid, c.relkind FROM pg_class AS c
+        WHERE c.oid IN (
+            'idem.secret'::regclass, 'idem.scope'::regclass, 'idem.record'::regclass,
+            'idem.watermark'::regclass, 'idem.dropped_scope'::regclass)
+    )
+    SELECT pg_describe_object(f.classid, f.oid, f.subid) INTO part
+    FROM (
+        SELECT 'pg_class'::regclass, oid, 0 FROM moved WHERE relkind <> 'r'
+        UNION ALL
+        SELECT 'pg_class'::regclass, i.inhrelid, 0 FROM pg_inherits AS i JOIN moved AS m
+            ON m.oid IN (i.inhparent, i.inhrelid)
+        UNION ALL
+        SELECT 'pg_class'::regclass, a.attrelid, a.attnum
+        FROM pg_attribute AS a JOIN moved AS m ON m.oid = a.attrelid
+        WHERE a.attnum > 0 AND NOT a.attisdropped
+            AND (a.atttypid >= 16384 OR a.attgenerated NOT IN ('', 's'))
+        UNION ALL
+        SELECT d.classid, d.objid, 0
+        FROM pg_depend AS d
+        WHERE d.refobjid >= 16384
+            AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass,
+                                 'pg_type'::regclass, 'pg_opclass'::regclass)
+            AND (d.classid = 'pg_class'::regclass
+                 AND d.objid IN (SELECT i.indexrelid FROM pg_index AS i
+                                 JOIN moved AS m ON m.oid = i.indrelid)
+                 OR d.classid = 'pg_constraint'::regclass
+                 AND d.objid IN (SELECT k.oid FROM pg_constraint AS k
+                                 JOIN moved AS m ON m.oid = k.conrelid)
+                 OR d.classid = 'pg_statistic_ext'::regclass
+                 AND d.objid IN (SELECT x.oid FROM pg_statistic_ext AS x
+                                 JOIN moved AS m ON m.oid = x.stxrelid))
+    ) AS f (classid, oid, subid)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'the tables of the SQL edition have been changed',
+            DETAIL = format('This may run code of another role with your rights: %s.', part),
+            HINT = 'Drop it, or give the column back its type, and run the script again.';
+    END IF;
+END
+$$;
+
 -- The 128 bits that find a record or, with another suffix, a watermark: src/core/digest.hpp.
 CREATE FUNCTION pg_temp.digest(
-    scope integer, tenant text, name text, suffix bytea, made timestamptz
+    scope integer, tenant text, name text, suffix bytea, "time" bytea
 )
 RETURNS uuid
 LANGUAGE sql
 AS $$
     SELECT encode(substr(
-        coalesce(substr(int8send(round(1000 * extract(epoch FROM made))::bigint), 3), '')
+        coalesce("time", '')
         || sha256(int8send(scope) || int4send(length(t)) || t || int4send(length(n)) || n
                   || suffix), 1, 16), 'hex')::uuid
     FROM (SELECT convert_to(tenant, 'UTF8'), convert_to(name, 'UTF8')) AS utf8 (t, n)
+$$;
+
+-- The six bytes of the time at which a key was made, of a UUIDv7 or a ULID: src/core/key.hpp.
+CREATE FUNCTION pg_temp.time_of(key text)
+RETURNS bytea
+LANGUAGE sql
+AS $$
+    SELECT CASE
+        WHEN key ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
+            THEN decode(left(key, 8) || substr(key, 10, 4), 'hex')
+        WHEN key ~* '^[0-7][0-9a-hjkmnp-tv-z]{25}$' THEN (
+            SELECT substr(int8send(bit_or(
+                (strpos('0123456789abcdefghjkmnpqrstvwxyz', lower(substr(key, i, 1))) - 1)::bigint
+                << 5 * (10 - i))), 3)
+            FROM generate_series(1, 10) AS i)
+    END
 $$;
 
 -- Groups of seven bits, the lowest first, each but the last with the high bit set.
@@ -81,7 +149,7 @@ CREATE TEMP TABLE moved_watermark ON COMMIT DROP AS
 -- A token of a lease is refused from now on: another claim continues the operation at the lease's
 -- end. So the nonce may be any.
 CREATE TEMP TABLE moved_record ON COMMIT DROP AS
-    SELECT pg_temp.digest(r.scope, r.tenant, r.key, '', idem_internal.key_time(r.key)) AS digest,
+    SELECT pg_temp.digest(r.scope, r.tenant, r.key, '', pg_temp.time_of(r.key)) AS digest,
            r.created, r.expires, CASE r.state WHEN 'p' THEN r.lease_end ELSE r.finished END
                AS lease_end,
            CASE WHEN r.state = 'p' AND r.nonce IS NOT NULL

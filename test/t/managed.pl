@@ -317,6 +317,25 @@ like($err, qr/They are: .*view public\.dependent\.$/m, 'the move names what depe
 is(ask('SELECT idem.edition(), count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = $$payment$$::regclass'), 'sql|1', 'and changes nothing');
 ask('DROP VIEW dependent');
 
+# It has a superuser's rights, and runs nothing that the role that installed the SQL edition may have changed.
+sub spring { my ($body) = @_; return "CREATE OR REPLACE FUNCTION public.spring(anyelement) RETURNS anyelement LANGUAGE plpgsql IMMUTABLE AS 'BEGIN $body; END'"; }
+ask(q{CREATE TYPE public.odd AS ENUM ('c', 'f', 'p', 'a')});
+for my $trap (
+	[ 'CREATE INDEX sprung ON idem.scope ((public.spring(1)))', 'DROP INDEX idem.sprung', 'index idem.sprung' ],
+	[ 'CREATE STATISTICS idem.sprung ON (public.spring(id)), name FROM idem.scope', 'DROP STATISTICS idem.sprung', 'statistics object idem.sprung' ],
+	[ 'ALTER TABLE idem.dropped_scope ADD odd public.odd', 'ALTER TABLE idem.dropped_scope DROP odd', 'column odd of table idem.dropped_scope' ],
+	[ 'CREATE TABLE public.heir () INHERITS (idem.watermark)', 'DROP TABLE public.heir', 'table public.heir' ],
+	[ 'ALTER TABLE idem.dropped_scope RENAME TO hidden; CREATE VIEW idem.dropped_scope AS SELECT * FROM idem.hidden', 'DROP VIEW idem.dropped_scope; ALTER TABLE idem.hidden RENAME TO dropped_scope', 'view idem.dropped_scope' ])
+{
+	ask($_) for spring('RETURN $1'), $trap->[0], spring("RAISE ''sprung''");
+	($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+	like($err, qr/the tables of the SQL edition have been changed\n.*: \Q$trap->[2]\E\.$/m, "the move refuses: $trap->[0]");
+	unlike($err, qr/sprung\n/, 'and nothing was sprung');
+	ask($trap->[1]);
+}
+ask("CREATE OR REPLACE FUNCTION idem.edition() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT public.spring(''sql''::text)'");
+ask("CREATE OR REPLACE FUNCTION idem_internal.key_time(key text) RETURNS timestamptz LANGUAGE sql AS 'SELECT public.spring(now())'");
+
 my $storm = Storm->new([ 'pay', $clients, $operations, 3, 0 ], [$node], retries => '42 XX');
 $node->poll_query_until('postgres', 'SELECT count(*) >= 300 FROM payment') or die 'no storm';
 my ($out, $attempts) = ('', 0);

@@ -102,6 +102,23 @@ $node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($un
 is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent', 'what health() says frees the key');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem.record WHERE open IS NOT NULL"), '0', 'and nothing is left');
 
+# Who can connect reads the numbers of key locks in pg_locks, and can hold them. The calls with a token
+# need none, and neither does idem.take().
+
+my $worker = $node->background_psql('postgres');
+$worker->query_safe("SELECT token AS t FROM idem.claim('alice_scope', 'work', lease => '1 hour') \\gset");
+$worker->query_safe("BEGIN; SELECT idem.renew(:'t')");
+my $mallory = $node->background_psql('postgres');
+$mallory->query_safe("SET ROLE bob; SELECT ((classid::bigint << 32) | objid::bigint) AS lock FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \\gset");
+$mallory->query_until(qr/holding/, "\\echo holding\nSELECT pg_advisory_lock(:lock);\n");
+waits_for($node, $node->safe_psql('postgres', "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"), 'Lock');
+$worker->query_safe('COMMIT');
+$mallory->query_safe('SELECT 1');
+is($worker->query("SET lock_timeout = '2 s'; SELECT idem.checkpoint(:'t', 'half'); SELECT idem.renew(:'t', '1 ms') IS NULL; SELECT pg_sleep(0.01)"), "\nf\n", 'a lease goes on although another role holds the lock of its key');
+is($worker->query("SELECT token AS t, key FROM idem.take('alice_scope') \\gset\n\\echo :key"), 'work', 'and is taken over');
+is($worker->query("SELECT idem.complete(:'t', '1')"), '1', 'and completed');
+$_->quit for $worker, $mallory;
+
 # Names in the search_path: none of these functions may run, neither as the owner nor as a caller.
 
 my $calls = <<'SQL';
