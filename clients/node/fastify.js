@@ -1,9 +1,10 @@
 'use strict';
-const { respond } = require('./http.js');
+const { checkOptions, respond } = require('./http.js');
 
 // A route handler that runs handler(request, client) once for each Idempotency-Key, in a
 // transaction of the pool, and sends the response { status, headers, body } that it returns.
 function idempotent(pool, options, handler) {
+  checkOptions(options);
   return async (request, reply) => {
     const response = await respond(pool, options, request, (client) => handler(request, client));
     return reply.code(response.status).headers(response.headers).send(response.body);

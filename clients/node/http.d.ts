@@ -1,8 +1,11 @@
 import type { Event, Headers, Options } from './index';
 
 export interface HttpOptions<Request> extends Omit<Options, 'tenant' | 'onEvent'> {
-  /** The authenticated client, never a value that any client can set. */
-  tenant?: (request: Request) => string | undefined;
+  /**
+   * The authenticated client, never a value that any client can set. It must be text. null: all
+   * clients share their keys.
+   */
+  tenant: ((request: Request) => string | Promise<string>) | null;
   /**
    * Where the key is: the path of a member of the body, such as 'meta.idempotency_key', or a
    * function. By default, it is in the header Idempotency-Key.

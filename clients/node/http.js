@@ -5,6 +5,7 @@ const { STATUS_CODES } = require('node:http');
 const { Failure, Refused, isTransient, retryAfter, sqlstate } = require('./errors.js');
 const { observed, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
+const { headerFields, json, known, statusCode, tenantText } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
 const NEVER_STORED = new Set([
@@ -44,7 +45,7 @@ function statusOf(error) {
   return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
 }
 
-const WAIT = '1 second'; // a waiting request occupies a connection
+const WAIT = 1_000; // milliseconds: a waiting request occupies a connection
 const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
 
 // A string of RFC 8941 with its parameters, which have no meaning yet.
@@ -119,7 +120,9 @@ async function respond(pool, options, request, work) {
     if (given.status >= 400) throw new NotStored(given);
     return { ...given, headers: stored(given.headers) };
   }
-  const about = { scope: options.scope, tenant: tenant?.(request) };
+  const about = { scope: options.scope };
+  checkOptions(options);
+  if (tenant) about.tenant = tenantText(await tenant(request));
   const tell = onEvent && ((event) => onEvent({ ...event, request }));
   try {
     const answer = await observed(tell, about, () => {
@@ -139,6 +142,13 @@ async function respond(pool, options, request, work) {
     const status = error instanceof Failure && error.status ? error.status : statusOf(error);
     if (!status) throw error;
     return responseOf(error.body ? { ...error, status } : problem(error, status));
+  }
+}
+
+// The tenant must be said: one that was forgotten would put all clients into one namespace.
+function checkOptions({ tenant }) {
+  if (tenant !== null && typeof tenant !== 'function') {
+    throw new TypeError('tenant must be a function, or null for keys that all clients share');
   }
 }
 
@@ -166,17 +176,17 @@ function boundRequest({ method, originalUrl, headers, body }) {
 
 // Text and bytes are stored as they are. Anything else is JSON, which the scope can redact.
 function answerOf(response) {
-  const known = ['status', 'headers', 'body'];
-  if (!response || !Object.keys(response).every((name) => known.includes(name))) {
-    throw new TypeError('the handler must return { status, headers, body }');
+  const { status = 200, headers, body } = known(response, 'status', 'headers', 'body');
+  const sent = lowerCase(headerFields(headers));
+  if ([204, 304].includes(statusCode(status)) && body !== undefined) {
+    throw new TypeError(`an answer with status ${status} has no body`);
   }
-  const { status = 200, headers, body } = response;
-  if (typeof body !== 'string' && !Buffer.isBuffer(body)) {
-    return { status, headers: lowerCase(headers), response: body };
+  if (typeof body !== 'string' && !(body instanceof Uint8Array)) {
+    if (body !== undefined) json('body', body); // also of an answer that is only sent
+    return { status, headers: sent, response: body };
   }
   const type = typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/octet-stream';
-  const typed = { 'content-type': type, ...lowerCase(headers) };
-  return { status, headers: typed, body: Buffer.from(body) };
+  return { status, headers: { 'content-type': type, ...sent }, body: Buffer.from(body) };
 }
 
 function responseOf({ status = 200, headers, response, body, replayed, expiresAt }) {
@@ -212,4 +222,4 @@ function problem(error, status) {
 const lowerCase = (headers) => Object.fromEntries(
   Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));
 
-module.exports = { respond, parseKey };
+module.exports = { checkOptions, parseKey, respond };

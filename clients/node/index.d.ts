@@ -5,9 +5,7 @@ export interface Pool {
   connect(): Promise<PoolClient>;
 }
 
-/** An interval as PostgreSQL reads it, such as '2 seconds'. */
-export type Interval = string;
-export type Headers = Record<string, string | number | string[]>;
+export type Headers = Record<string, string | string[]>;
 
 export interface Retry {
   /** The number of attempts, the first included. 10 by default; 3 over HTTP. */
@@ -26,11 +24,12 @@ export interface Retry {
 
 export interface Options {
   scope: string;
+  /** If it is given, it must be text: undefined and null are errors. */
   tenant?: string;
-  /** How long the answer is kept. By default, the scope's ttl. */
-  ttl?: Interval;
-  /** How long to wait for another caller that holds the key. '2 seconds'; '1 second' over HTTP. */
-  wait?: Interval;
+  /** Milliseconds that the answer is kept. By default, the scope's ttl. */
+  ttl?: number;
+  /** Milliseconds to wait for another caller that holds the key. 2000; 1000 over HTTP. */
+  wait?: number;
   /** How the transaction begins: 'BEGIN ISOLATION LEVEL SERIALIZABLE', for example. */
   begin?: string;
   retry?: Retry;
@@ -134,15 +133,15 @@ export function run<T>(
 
 /** The pause after a failed attempt: that after the first, doubled with each, and the longest. */
 export interface Backoff {
-  /** '1 second'. */
-  base?: Interval;
-  /** '5 minutes'. */
-  cap?: Interval;
+  /** Milliseconds. 1000. */
+  base?: number;
+  /** Milliseconds. 300000. */
+  cap?: number;
 }
 
 export interface LeasedOperation extends Omit<Operation, 'begin'> {
-  /** '1 minute'. Renewed while the work runs. */
-  lease?: Interval;
+  /** Milliseconds. 60000. Renewed while the work runs. */
+  lease?: number;
   backoff?: Backoff;
 }
 
@@ -156,7 +155,10 @@ export interface Lease<Request = unknown> {
   readonly attempt: number;
   /** Aborted when the lease is lost (the reason is LeaseLost), or when the worker must stop. */
   readonly signal: AbortSignal;
-  /** The result of work(), which runs unless an earlier attempt has stored its result. JSON. */
+  /**
+   * The result of work(), which runs unless an earlier attempt has stored its result. JSON. A name
+   * is used once.
+   */
   step<T>(name: string, work: () => Promise<T>): Promise<T>;
   /** The key to send to another service in this step: the same in every attempt. */
   childKey(step: string): Promise<string>;
@@ -173,16 +175,16 @@ export function lease<T, Request extends {} | null>(
 
 export interface WorkerOptions {
   scope: string;
-  /** '1 minute'. Renewed while the work runs. */
-  lease?: Interval;
+  /** Milliseconds. 60000. Renewed while the work runs. */
+  lease?: number;
   /** Only operations of this tenant. */
   tenant?: string;
   /** The record table to take from, for a scope that has its records elsewhere. */
   records?: string;
   /** How many operations run at a time. 1. */
   concurrency?: number;
-  /** How long a call waits for an operation to be due; stop() takes as long. '2 seconds'. */
-  wait?: Interval;
+  /** Milliseconds that a call waits for an operation to be due; stop() takes as long. 2000. */
+  wait?: number;
   /** Milliseconds after stop() until the signals of running operations are aborted. 30000. */
   grace?: number;
   /** The signals that stop the worker. SIGTERM and SIGINT. */

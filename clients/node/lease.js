@@ -3,12 +3,14 @@
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Failure, LeaseLost, sqlstate } = require('./errors.js');
 const { Heart } = require('./heart.js');
-const { completed, grant, observed, stored, withDefaults } = require('./operation.js');
+const { answerOf, completed, grant, observed, stored, withDefaults } = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
+const { interval, json, text } = require('./values.js');
 
-const LEASE = '1 minute';
-const BACKOFF = { base: '1 second', cap: '5 minutes' }; // after a failed attempt
+// Milliseconds.
+const LEASE = 60_000;
+const BACKOFF = { base: 1_000, cap: 300_000 }; // after a failed attempt
 const LONGEST_MESSAGE = 1000; // characters
 const SHORTEST_PAUSE = 20; // milliseconds between two renewals that fail
 
@@ -22,32 +24,46 @@ const messageOf = (error) => Buffer.from(String(error?.message || error?.name ||
 // An attempt of a leased operation. Its lease is renewed from the beginning to the end.
 class Lease {
   #pool; #bound; #token; #milliseconds; #ends; #results; #answer; #beating;
-  #steps = new Map(); // the steps that this attempt has begun, by name
+  #names = new Set(); // of the steps that this attempt has begun
   #saving = Promise.resolve();
   #abort = new AbortController();
 
   // sent: when the call was sent that has got the lease.
-  constructor(pool, bound, { token, attempt, steps, milliseconds }, sent) {
-    const { scope, key, tenant, request } = bound;
+  constructor(pool, bound, { token, attempt, steps }, sent) {
+    const { scope, key, tenant, request, milliseconds } = bound;
     Object.assign(this, { scope, key, tenant, request, attempt, signal: this.#abort.signal });
     [this.#pool, this.#bound, this.#token] = [pool, bound, token];
     [this.#milliseconds, this.#ends] = [milliseconds, sent + milliseconds];
     this.#results = steps ?? {};
   }
 
-  // The result of work(), which runs unless an earlier attempt has stored its result.
-  step(name, work) {
-    if (!this.#steps.has(name)) {
-      const running = this.#run(name, work);
-      this.#steps.set(name, running);
-      running.catch(() => this.#steps.delete(name));
+  // The result of work(), which runs unless an earlier attempt has stored its result. A name is
+  // used once: a second step of the same name would get the result of the first.
+  async step(name, work) {
+    if (this.#names.has(text('step', name))) {
+      throw new Error(`step "${name}" was used before in this attempt`);
     }
-    return this.#steps.get(name);
+    this.#names.add(name);
+    if (Object.hasOwn(this.#results, name)) return this.#results[name];
+    this.signal.throwIfAborted();
+    // The process has slept, or has been busy: the server knows whether the lease is still its own.
+    if (performance.now() >= this.#ends) await this.#renew();
+    // As a later attempt gets it.
+    const result = JSON.parse(json(`result of step "${name}"`, await work() ?? null));
+    // One after the other: a recovery point holds the results of all steps.
+    const saved = this.#saving.then(async () => {
+      const results = { ...this.#results, [name]: result };
+      await this.#ask(statements.checkpoint(this.#token, name, results));
+      this.#results = results;
+    });
+    this.#saving = saved.catch(() => {});
+    await saved;
+    return result;
   }
 
   // The key to send to another service in this step: the same in every attempt.
   async childKey(step) {
-    const { key } = await this.#ask(statements.childKey(this.#token, step));
+    const { key } = await this.#ask(statements.childKey(this.#token, text('step', step)));
     return key;
   }
 
@@ -59,7 +75,7 @@ class Lease {
       this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
         tries++;
         await client.query(`BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
-        return completed(client, this.#bound, this.#token, await effect(client) ?? {});
+        return completed(client, this.#bound, this.#token, answerOf(await effect(client)));
       }));
     } catch (error) {
       // An earlier try may have committed, and its answer may have been lost.
@@ -95,19 +111,10 @@ class Lease {
     this.#abort.abort(reason);
   }
 
-  async #run(name, work) {
-    if (Object.hasOwn(this.#results, name)) return this.#results[name];
-    this.signal.throwIfAborted();
-    const result = JSON.parse(JSON.stringify(await work() ?? null)); // as a later attempt gets it
-    // One after the other: a recovery point holds the results of all steps.
-    const saved = this.#saving.then(async () => {
-      const results = { ...this.#results, [name]: result };
-      await this.#ask(statements.checkpoint(this.#token, name, results));
-      this.#results = results;
-    });
-    this.#saving = saved.catch(() => {});
-    await saved;
-    return result;
+  async #renew() {
+    const sent = performance.now();
+    await this.#ask(statements.renew(this.#token, this.#bound.lease));
+    this.#ends = sent + this.#milliseconds;
   }
 
   #ask(statement, retry = this.#bound.retry) {
@@ -143,7 +150,7 @@ class Lease {
       }
     }
     if (reason instanceof LeaseLost) return reason;
-    const backoff = aborted ? { base: '0', cap: '0' } : { ...BACKOFF, ...this.#bound.backoff };
+    const backoff = aborted ? backoffOf({ base: 0, cap: 0 }) : this.#bound.backoff;
     const why = aborted ? undefined
       : { sqlstate: sqlstate(error), message: messageOf(error) };
     await this.#ask(statements.release(this.#token, this.attempt, backoff, why), RELEASE_RETRY)
@@ -198,11 +205,20 @@ class Lease {
 
 const isOfLost = (error) => ['ID004', 'ID005'].includes(sqlstate(error));
 
+const backoffOf = ({ base, cap }) =>
+  ({ base: interval('backoff.base', base), cap: interval('backoff.cap', cap) });
+
+// The times of a lease, in an operation or the options of a worker.
+const leased = ({ lease: milliseconds = LEASE, backoff }) => ({
+  milliseconds, lease: interval('lease', milliseconds),
+  backoff: backoffOf({ ...BACKOFF, ...backoff }),
+});
+
 // Claims the key with a lease, and runs work(lease) unless the operation has finished. Returns its
 // answer, or the stored one with replayed: true.
 function lease(pool, operation, work) {
   const { request, onEvent } = operation;
-  const bound = { ...withDefaults(operation), lease: operation.lease ?? LEASE };
+  const bound = { ...withDefaults(operation), ...leased(operation) };
   const statement = statements.choose(bound.records) + statements.claim(bound);
   return observed(onEvent, bound, async () => {
     const { held, answer } = await repeated(pool, bound.retry, async (client, conclude) => {
@@ -216,4 +232,4 @@ function lease(pool, operation, work) {
   });
 }
 
-module.exports = { LEASE, Lease, lease };
+module.exports = { Lease, lease, leased };

@@ -2,12 +2,15 @@
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
 const { Conflict, Failure, Refused, refusal, sqlstate } = require('./errors.js');
-const { choose, claim, complete, expiry, fail, storable } = require('./statements.js');
+const { choose, claim, complete, expiry, fail } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
+const {
+  bodyBytes, headerFields, interval, json, known, tenantText, text,
+} = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
 // of ten connections, which as many impatient retries would block.
-const WAIT = '2 seconds';
+const WAIT = 2_000; // milliseconds
 
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
@@ -24,11 +27,14 @@ async function run(pool, operation, work) {
 }
 
 // The operation as the statements need it, once it is known to be one.
-function withDefaults({ key, request, wait = WAIT, ...rest }) {
-  if (typeof key !== 'string') throw new TypeError(`the key must be a string, not ${typeof key}`);
-  const text = request === null ? null : JSON.stringify(request);
-  if (text === undefined) throw new TypeError('the request must be JSON, or null to bind none');
-  return { ...rest, key, request: text, wait };
+function withDefaults({ scope, key, request, ttl, wait = WAIT, records, ...rest }) {
+  if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
+  return {
+    ...rest, scope: text('scope', scope), key: text('key', key), wait: interval('wait', wait),
+    request: request === null ? null : json('request', request),
+    ttl: ttl === undefined ? undefined : interval('ttl', ttl),
+    records: records === undefined ? undefined : text('record table', records),
+  };
 }
 
 // The row of the claim, among the results of a message.
@@ -43,7 +49,7 @@ function grant(results) {
 async function operate(client, token, bound, work) {
   let answer;
   try {
-    answer = await work(client) ?? {};
+    answer = answerOf(await work(client));
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
     const kept = await finish(client, bound, ['ROLLBACK TO SAVEPOINT idem', fail(token, failure)]);
@@ -52,13 +58,15 @@ async function operate(client, token, bound, work) {
   return completed(client, bound, token, answer);
 }
 
+const answerOf = (answer) => known(answer ?? {}, 'response', 'status', 'headers', 'body');
+
 // Completes the operation with the answer of its work, and commits.
 async function completed(client, bound, token, answer) {
   const { response, ...kept } = await finish(client, bound, [complete(token, answer)]);
   const { status, headers, body } = answer;
   // As a retry will get it: JSON has no Date, for example.
-  return { response: JSON.parse(response), status, headers: storable(headers), body,
-    replayed: false, ...kept };
+  return { response: JSON.parse(response), status, headers: headerFields(headers),
+    body: bodyBytes(body), replayed: false, ...kept };
 }
 
 // Sends the statements with COMMIT, and returns the columns of their rows.
@@ -85,12 +93,10 @@ function stored(claimed, { key, sendRetention }) {
 // idem.complete() checks headers, but a superuser or a publisher can write a record without it, and
 // a line break would make one header two.
 function checkHeaders(headers) {
-  const isText = (value) => typeof value === 'string' && /^[^\x00-\x1f\x7f]*$/.test(value);
-  const fits = ([name, value]) => /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/.test(name)
-    && (Array.isArray(value) ? value.every(isText) : isText(value));
-  const isList = headers !== null && (typeof headers !== 'object' || Array.isArray(headers));
-  if (isList || !Object.entries(headers ?? {}).every(fits)) {
-    throw new Error('the record has headers that cannot be sent');
+  try {
+    headerFields(headers);
+  } catch (cause) {
+    throw new Error('the record has headers that cannot be sent', { cause });
   }
 }
 
@@ -128,4 +134,6 @@ function idempotent(pool, options, handler) {
   };
 }
 
-module.exports = { completed, grant, idempotent, observed, run, stored, withDefaults };
+module.exports = {
+  answerOf, completed, grant, idempotent, observed, run, stored, withDefaults,
+};

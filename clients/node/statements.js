@@ -1,6 +1,7 @@
 'use strict';
 // The statements that the package sends. A message of node-postgres that has parameters can hold
 // one statement only. So that several fit into one message, the values are literals here.
+const { bodyBytes, headerFields, json, statusCode } = require('./values.js');
 
 const UNSAFE = /[^ -&(-[\]-~]/gu; // not ASCII, or a control character, a quote or a backslash
 
@@ -19,62 +20,58 @@ function escaped(character) {
   return `\\u${(isSurrogate ? 0xfffd : code).toString(16).padStart(4, '0')}`;
 }
 
-const json = (value) => literal(value === null ? null : JSON.stringify(value));
-const bytes = (value) => literal(ArrayBuffer.isView(value)
-  ? `\\x${Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString('hex')}` : value);
+const jsonb = (value) => literal(JSON.stringify(value));
+const bytes = (body) => literal(body && `\\x${body.toString('hex')}`);
 
 // Chooses the record table, for scopes that have their records elsewhere.
 const choose = (records) =>
   (records === undefined ? '' : `SELECT idem.use_records(${literal(records)}); `);
 
-const milliseconds = (interval) =>
-  `1000 * extract(epoch FROM ${literal(interval)}::interval)::float8 AS milliseconds`;
-
 // What an attempt under a lease needs to know. Its recovery state has the results of its steps.
-const leased = (lease) => `attempt, recovery_state AS steps, ${milliseconds(lease)}`;
+const LEASED = 'attempt, recovery_state AS steps';
 
-// The request is JSON text.
+// The request is JSON text, and times are intervals.
 const claim = ({ scope, key, request, tenant, ttl, lease, wait }) =>
   'SELECT claimed, outcome, token, '
   + 'response::text, status, headers, body, error, differs, expires_at AS "expiresAt", '
   + 'ceil(1000 * extract(epoch FROM retry_after))::text AS "retryAfter", '
-  + `pg_client_encoding() AS encoding${lease === undefined ? '' : `, ${leased(lease)}`} `
+  + `pg_client_encoding() AS encoding${lease === undefined ? '' : `, ${LEASED}`} `
   + `FROM idem.try_claim(${literal(scope)}, ${literal(key)}, ${literal(request)}, `
   + `tenant => ${literal(tenant)}, ttl => ${literal(ttl)}, lease => ${literal(lease)}, `
   + `wait => ${literal(wait)})`;
 
-const http = ({ status, headers, body }) =>
-  `${literal(status)}, ${json(storable(headers))}, ${bytes(body)}`;
+// The rest of an answer or a Failure.
+const http = ({ status, headers, body }) => [
+  literal(status === undefined ? undefined : statusCode(status)),
+  jsonb(headerFields(headers)), bytes(bodyBytes(body)),
+].join(', ');
 
-const complete = (token, answer) => 'SELECT idem.complete('
-  + `${literal(token)}, ${json(answer.response)}, ${http(answer)})::text AS response`;
+function complete(token, answer) {
+  const response = answer.response ?? null; // SQL's NULL, which is read as null
+  return `SELECT idem.complete(${literal(token)}, `
+    + `${literal(response === null ? null : json('answer', response))}, ${http(answer)})::text `
+    + 'AS response';
+}
 
 function fail(token, failure) {
   const { code, message, detail, hint } = failure;
   const error = { sqlstate: code === 'ID003' ? undefined : code, message, detail, hint };
-  return `SELECT FROM idem.fail(${literal(token)}, ${json(error)}, ${http(failure)})`;
-}
-
-// Headers as idem stores them: a string, or an array of strings.
-function storable(headers) {
-  const text = (value) => (Array.isArray(value) ? value.map(String) : value?.toString());
-  return headers && Object.fromEntries(
-    Object.entries(headers).map(([name, value]) => [name, text(value)]));
+  return `SELECT FROM idem.fail(${literal(token)}, ${jsonb(error)}, ${http(failure)})`;
 }
 
 const expiry = ({ scope, key, tenant }) => 'SELECT expires_at AS "expiresAt" '
   + `FROM idem.lookup(${literal(scope)}, ${literal(key)}, ${literal(tenant)})`;
 
 const take = ({ scope, lease, tenant, wait }) =>
-  `SELECT token, key, tenant, request, ${leased(lease)} FROM idem.take(${literal(scope)}, `
+  `SELECT token, key, tenant, request, ${LEASED} FROM idem.take(${literal(scope)}, `
   + `lease => ${literal(lease)}, tenant => ${literal(tenant)}, wait => ${literal(wait)})`;
 const renew = (token, lease) => `SELECT idem.renew(${literal(token)}, ${literal(lease)})`;
 const checkpoint = (token, name, steps) =>
-  `SELECT idem.checkpoint(${literal(token)}, ${literal(name)}, ${json(steps)})`;
+  `SELECT idem.checkpoint(${literal(token)}, ${literal(name)}, ${jsonb(steps)})`;
 const childKey = (token, step) =>
   `SELECT idem.child_key(${literal(token)}, ${literal(step)}) AS key`;
 const release = (token, attempt, { base, cap }, error) => `SELECT idem.release(${literal(token)}, `
-  + `idem.backoff(${literal(attempt)}, ${literal(base)}, ${literal(cap)}), ${json(error)})`;
+  + `idem.backoff(${literal(attempt)}, ${literal(base)}, ${literal(cap)}), ${jsonb(error)})`;
 
 // A finished operation as a claim would return it.
 const finished = ({ scope, key, tenant }) => 'SELECT state AS outcome, response::text, status, '
@@ -83,6 +80,5 @@ const finished = ({ scope, key, tenant }) => 'SELECT state AS outcome, response:
   + "WHERE state IN ('completed', 'failed')";
 
 module.exports = {
-  checkpoint, childKey, choose, claim, complete, expiry, fail, finished, release, renew, storable,
-  take,
+  checkpoint, childKey, choose, claim, complete, expiry, fail, finished, release, renew, take,
 };

@@ -2,14 +2,14 @@
 // Takes leased operations that others left, and finishes them.
 const { setTimeout: sleep } = require('node:timers/promises');
 const { isTransient, sqlstate } = require('./errors.js');
-const { LEASE, Lease } = require('./lease.js');
+const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
+const { interval, tenantText, text } = require('./values.js');
 
 const DEFAULTS = {
-  lease: LEASE,
   concurrency: 1,
-  wait: '2 seconds', // how long a call waits for an operation to be due; stop() takes as long
+  wait: 2_000, // milliseconds that a call waits for an operation to be due; stop() takes as long
   grace: 30_000, // milliseconds after stop() until the signals of running operations are aborted
   signals: ['SIGTERM', 'SIGINT'],
   onError: (error, lease) => {}, // to log it
@@ -25,7 +25,11 @@ class Worker {
   #wake = () => {}; // when an operation ends, or the worker stops
 
   constructor(pool, options, work) {
-    [this.#pool, this.#options, this.#work] = [pool, { ...DEFAULTS, ...options }, work];
+    if ('tenant' in options) tenantText(options.tenant);
+    const { wait, ...rest } = { ...DEFAULTS, ...options };
+    text('scope', rest.scope);
+    this.#options = { ...rest, ...leased(rest), wait: interval('wait', wait) };
+    [this.#pool, this.#work] = [pool, work];
     const stop = () => { this.stop(); };
     for (const signal of this.#options.signals) process.once(signal, stop);
     // Fulfilled when the worker has stopped; rejected if it cannot work, as in an unknown scope.

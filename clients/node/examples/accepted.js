@@ -38,7 +38,7 @@ async function problem(pool, code) {
 
 // Settled when the work begins, because its claim is committed then; or by what the claim finds.
 function begun(pool, pay, key, request) {
-  const operation = { scope: SCOPE, key, request, wait: '0', retry: { refusals: false } };
+  const operation = { scope: SCOPE, key, request, wait: 0, retry: { refusals: false } };
   return new Promise((resolve, reject) => {
     lease(pool, operation, (held) => {
       resolve(accepted(key));

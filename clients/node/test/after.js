@@ -5,7 +5,7 @@ module.exports = (pool) => {
   const app = express();
   app.use(express.json());
 
-  app.post('/payments', idempotent(pool, { scope: 'payments' }, async (req, client) => {
+  app.post('/payments', idempotent(pool, { scope: 'payments', tenant: null }, async (req, client) => {
     const { rows: [payment] } = await client.query(
       'INSERT INTO payment (amount) VALUES ($1) RETURNING id', [req.body.amount]);
     await client.query('INSERT INTO ledger VALUES ($1, $2)', [payment.id, req.body.amount]);

@@ -3,7 +3,7 @@ const { idempotent } = require('pg-idem/fastify');
 
 module.exports = (pool) => {
   const app = fastify();
-  app.post('/payments', idempotent(pool, { scope: 'payments' }, async (request, client) => {
+  app.post('/payments', idempotent(pool, { scope: 'payments', tenant: null }, async (request, client) => {
     const { amount } = request.body;
     const { rows: [payment] } = await client.query(
       'INSERT INTO payment (amount) VALUES ($1) RETURNING id', [amount]);

@@ -1,6 +1,7 @@
 'use strict';
 const assert = require('node:assert/strict');
 const http = require('node:http');
+const { Readable } = require('node:stream');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
 const { Failure, parseKey } = require('pg-idem');
@@ -23,83 +24,90 @@ const ends = {
   mistake() { throw new TypeError('a mistake'); },
 };
 
+let client_; // the tenant of a request to /any
+let given; // what its handler answers
+
 // What both frameworks serve: path, options, handler.
 const routes = {
-  '/payments': [{ scope: 'payments' }, async (request, client) => ({
+  '/payments': [{ scope: 'payments', tenant: null }, async (request, client) => ({
     status: 201,
     headers: { Location: '/payments/1', 'Set-Cookie': ['a=1', 'b=2'], 'X-Trace': 'first' },
     body: await pay(client, request.body),
   })],
-  '/impatient': [{ scope: 'payments', wait: '0', retry: { onRetry: () => retried++ } }, async () => ({})],
-  '/text': [{ scope: 'payments' }, async () => ({ body: 'päid' })],
-  '/bytes': [{ scope: 'payments' }, async () => ({
+  '/impatient': [{ scope: 'payments', tenant: null, wait: 0, retry: { onRetry: () => retried++ } }, async () => ({})],
+  '/any': [{ scope: 'payments', tenant: () => client_ }, async (request, client) => {
+    await pay(client, request.body);
+    return given;
+  }],
+  '/text': [{ scope: 'payments', tenant: null }, async () => ({ body: 'päid' })],
+  '/bytes': [{ scope: 'payments', tenant: null }, async () => ({
     headers: { 'content-type': 'image/png' }, body: Buffer.from([0, 255, 10]),
   })],
-  '/nothing': [{ scope: 'payments' }, async () => ({ status: 204 })],
+  '/nothing': [{ scope: 'payments', tenant: null }, async () => ({ status: 204 })],
   '/tenants': [{ scope: 'payments', tenant: (request) => request.headers['x-account'] },
     async (request, client) => ({ body: await pay(client, request.body) })],
-  '/traced': [{ scope: 'payments', neverStored: ['X-Trace'] },
+  '/traced': [{ scope: 'payments', tenant: null, neverStored: ['X-Trace'] },
     async () => ({ headers: { 'x-trace': 'first' }, body: {} })],
-  '/located': [{ scope: 'payments', includeHeaders: ['Location', 'Set-Cookie'] }, async () => ({
+  '/located': [{ scope: 'payments', tenant: null, includeHeaders: ['Location', 'Set-Cookie'] }, async () => ({
     headers: { Location: '/1', 'X-Trace': 'first', 'Set-Cookie': 'a=1', 'Content-Type': 'text/html' }, body: 'paid',
   })],
-  '/optional': [{ scope: 'payments', keyRequired: false }, async (request, client) => {
+  '/optional': [{ scope: 'payments', tenant: null, keyRequired: false }, async (request, client) => {
     await pay(client, request.body);
     if (request.body.then) ends[request.body.then]();
     return { status: 201, headers: { 'Set-Cookie': 'a=1' }, body: { paid: true } };
   }],
-  '/optional-lost': [{ scope: 'payments', keyRequired: false, retry: { onRetry: () => assert.fail('retried') } },
+  '/optional-lost': [{ scope: 'payments', tenant: null, keyRequired: false, retry: { onRetry: () => assert.fail('retried') } },
     (request, client) => client.query('SELECT lose_race()')],
-  '/member': [{ scope: 'payments', keyFrom: 'meta.idempotency_key' },
+  '/member': [{ scope: 'payments', tenant: null, keyFrom: 'meta.idempotency_key' },
     async (request, client) => ({ body: await pay(client, request.body) })],
-  '/function': [{ scope: 'payments', keyFrom: (request) => request.headers['x-request-id'] },
+  '/function': [{ scope: 'payments', tenant: null, keyFrom: (request) => request.headers['x-request-id'] },
     async (request, client) => ({ body: await pay(client, request.body) })],
-  '/kept': [{ scope: 'payments', ttl: '2 hours', sendRetention: true }, async (request) => {
+  '/kept': [{ scope: 'payments', tenant: null, ttl: 7_200_000, sendRetention: true }, async (request) => {
     if (request.body.then) ends[request.body.then]();
     return { body: {} };
   }],
-  '/told': [{ scope: 'payments', wait: '0', tenant: () => 'acme', onEvent }, async (request) => {
+  '/told': [{ scope: 'payments', wait: 0, tenant: () => 'acme', onEvent }, async (request) => {
     if (request.body.then) ends[request.body.then]();
     return { body: {} };
   }],
-  '/told-badly': [{ scope: 'payments', onEvent: () => { throw new Error('of the hook'); } }, async () => ({ body: {} })],
-  '/cards': [{ scope: 'secretive' }, async () => ({ body: { card: { number: '4111', brand: 'visa' } } })],
+  '/told-badly': [{ scope: 'payments', tenant: null, onEvent: () => { throw new Error('of the hook'); } }, async () => ({ body: {} })],
+  '/cards': [{ scope: 'secretive', tenant: null }, async () => ({ body: { card: { number: '4111', brand: 'visa' } } })],
   '/limited': [{ scope: 'limited', tenant: (request) => request.headers['x-account'] }, async () => ({})],
-  '/fresh': [{ scope: 'fresh' }, async () => ({})],
-  '/strong': [{ scope: 'strong' }, async () => ({})],
-  '/unknown': [{ scope: 'payment' }, async () => ({})],
-  '/declined': [{ scope: 'payments' }, async (request, client) => {
+  '/fresh': [{ scope: 'fresh', tenant: null }, async () => ({})],
+  '/strong': [{ scope: 'strong', tenant: null }, async () => ({})],
+  '/unknown': [{ scope: 'payment', tenant: null }, async () => ({})],
+  '/declined': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await pay(client, request.body);
     throw new Failure('card declined', { status: 402, headers: { 'X-Reason': '51', 'Set-Cookie': 'a=1' } });
   }],
-  '/refused': [{ scope: 'payments' }, async () => {
+  '/refused': [{ scope: 'payments', tenant: null }, async () => {
     throw new Failure('no', { body: Buffer.from('<no/>'), headers: { 'content-type': 'text/xml' } });
   }],
-  '/teapot': [{ scope: 'payments' }, async (request, client) => {
+  '/teapot': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await pay(client, request.body);
     return { status: 418, body: { short: true } };
   }],
-  '/mistake': [{ scope: 'payments' }, async (request, client) => {
+  '/mistake': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await pay(client, request.body);
     throw new TypeError('a mistake');
   }],
-  '/naked': [{ scope: 'payments' }, async (request, client) => pay(client, request.body)],
-  '/races': [{ scope: 'payments' }, async (request, client) => {
+  '/naked': [{ scope: 'payments', tenant: null }, async (request, client) => pay(client, request.body)],
+  '/races': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await client.query('SELECT lose_race()');
     return { body: await pay(client, request.body) };
   }],
-  '/lost-commit': [{ scope: 'payments' }, async (request, client) => {
+  '/lost-commit': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await client.query('INSERT INTO payment (amount) VALUES (40001)');
     attempts++;
     if (attempts === 1) return { headers: { 'x-attempt': '1', 'set-cookie': 'a=1' }, body: 'paid' };
     return ends[request.body.then]();
   }],
-  '/slow': [{ scope: 'payments' }, async (request, client) => {
+  '/slow': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await client.query(`SET LOCAL statement_timeout = '1 ms'`);
     await client.query('SELECT pg_sleep(600)');
   }],
-  '/number': [{ scope: 'payments' }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
-  '/lost': [{ scope: 'payments' }, (request, client) =>
+  '/number': [{ scope: 'payments', tenant: null }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
+  '/lost': [{ scope: 'payments', tenant: null }, (request, client) =>
     client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`)],
 };
 
@@ -110,12 +118,12 @@ const frameworks = {
     const express = require('express');
     const { idempotent } = require('pg-idem/express');
     const app = express();
-    app.post('/unparsed', idempotent(pool, { scope: 'payments' }, async () => ({})));
+    app.post('/unparsed', idempotent(pool, { scope: 'payments', tenant: null }, async () => ({})));
     app.use(express.json());
     for (const [path, [options, handler]] of Object.entries(routes)) {
       app.post(path, idempotent(pool, options, handler));
     }
-    app.post('/away', idempotent(away, { scope: 'payments' }, async () => ({})));
+    app.post('/away', idempotent(away, { scope: 'payments', tenant: null }, async () => ({})));
     app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
     return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
   },
@@ -128,7 +136,7 @@ const frameworks = {
         child.post(path, child.idempotent(options, handler));
       }
     });
-    fastify.post('/away', idempotent(away, { scope: 'payments' }, async () => ({})));
+    fastify.post('/away', idempotent(away, { scope: 'payments', tenant: null }, async () => ({})));
     fastify.setErrorHandler((error, request, reply) => reply.code(500).send({ error: error.message }));
     await fastify.listen({ host: '127.0.0.1', port: 0 });
     return fastify.server;
@@ -379,6 +387,47 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.equal(await effects(request), 2);
     });
 
+    await t.test('a tenant that is missing or no text is an error, and never the namespace of all', async () => {
+      given = {};
+      for (client_ of [undefined, null, '', 7, { id: 'ann' }, ['ann'], () => 'ann', Promise.resolve()]) {
+        const { key, request } = operation();
+        const response = await post('/any', key, request);
+        assert.deepEqual([response.status, /tenant/.test(response.body)], [500, true]);
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+      const { key, request } = operation();
+      for (client_ of [Promise.resolve('ann'), 'bob', 'ann']) await post('/any', key, request);
+      assert.equal(await effects(request), 2);
+    });
+
+    await t.test('an answer that cannot be sent as it stands is refused before COMMIT', async () => {
+      client_ = 'ann';
+      for (given of [
+        ...['201', 99, 101, 1000, 200.5, NaN, null].map((status) => ({ status })),
+        ...['10 €', undefined, null, 5, new Date(0), 'a\r\nb: c', ' a'].map((value) => ({ headers: { 'x-a': value } })),
+        { status: 204, body: {} }, { status: 304, body: 'a' },
+        ...[Readable.from(['a']), new Response('a').body, new Blob(['a']), new ArrayBuffer(1), new Float32Array(1), new Map(), new Set(),
+          new URLSearchParams('a=1'), { fee: NaN }, { a: [undefined] }, 10n, () => 1].map((body) => ({ status: 201, body })),
+        { status: 418, body: new Map() }, { body: 1, answer: 2 }, 7, undefined,
+      ]) {
+        const { key, request } = operation();
+        const response = await post('/any', key, request);
+        assert.equal(response.status, 500, JSON.stringify(given, (name, value) => String(value)));
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+    });
+
+    await t.test('what can be sent is sent again as it was', async () => {
+      for (given of [{ body: new Uint8Array([0, 255]) }, { body: '' }, { body: Buffer.alloc(0) }, { body: false }, { body: 0 }, { body: null },
+        { body: { at: new Date(0), none: undefined } }, { headers: { 'x-a': 'p\xe9', vary: ['a', 'b'] }, body: 5 }, { status: 304 }]) {
+        const { key, request } = operation();
+        const [first, retry] = [await post('/any', key, request), await post('/any', key, request)];
+        assert.deepEqual([retry.status, retry.body, retry.headers['content-type'], retry.headers['x-a'], retry.headers.vary],
+          [first.status, first.body, first.headers['content-type'], first.headers['x-a'], first.headers.vary]);
+        assert.deepEqual([retry.headers['idempotent-replayed'], await effects(request)], ['true', 1]);
+      }
+    });
+
     await t.test('a Failure: the effect is undone, and the answer stored', async () => {
       const { key, request } = operation();
       const first = await post('/declined', key, request);
@@ -455,6 +504,15 @@ test('express: a body that nothing has parsed is a mistake', async (t) => {
   servers.push(server);
   const response = await sender(server)('/unparsed', operation().key, { amount: 1 });
   assert.deepEqual([response.status, /nothing has parsed the body/.test(response.body)], [500, true]);
+});
+
+test('the tenant must be given', () => {
+  for (const name of ['express', 'fastify'].filter((of) => { try { return require(of); } catch { return false; } })) {
+    const { idempotent } = require(`pg-idem/${name}`);
+    for (const tenant of [undefined, 'ann', 7]) {
+      assert.throws(() => idempotent(pool, { scope: 'payments', tenant }, async () => ({})), /tenant must be a function, or null/);
+    }
+  }
 });
 
 // The cases are those of idem.parse_key() and of the Python package.

@@ -7,7 +7,7 @@
 const { Client, Pool } = require('pg');
 const { lease, worker } = require('pg-idem');
 
-const SCOPE = { scope: 'killed', lease: '1 hour' };
+const SCOPE = { scope: 'killed', lease: 3_600_000 };
 
 // charge(amount, key) calls the other service.
 const paid = (charge) => async (held) => {

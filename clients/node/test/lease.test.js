@@ -1,5 +1,6 @@
 'use strict';
 const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
@@ -10,8 +11,8 @@ const { Wire } = require('./wire.js');
 const closing = [finish];
 after(() => Promise.all(closing.map((close) => close())));
 
-const begun = (more) => ({ scope: 'charges', lease: '10 seconds', ...operation(), ...more });
-const impatient = { wait: '0', retry: { attempts: 1 } };
+const begun = (more) => ({ scope: 'charges', lease: 10_000, ...operation(), ...more });
+const impatient = { wait: 0, retry: { attempts: 1 } };
 const unfinished = (key) => one('SELECT to_jsonb(f) FROM idem.in_flight AS f WHERE f.key = $1', [key]);
 const until = async (condition) => { while (!await condition()) await sleep(20); };
 const payment = (held) => held.complete(async (client) => ({ response: await pay(client, held.request) }));
@@ -49,32 +50,39 @@ test('another caller is refused while the lease runs, and so is another request'
 test('a step runs once per operation, and its result is what every attempt gets', async () => {
   const called = begun();
   let calls = 0;
-  const steps = (held) => Promise.all(['one', 'two', 'one'].map((name) =>
+  const steps = (held) => Promise.all(['one', 'two'].map((name) =>
     held.step(name, async () => ({ name, at: new Date(0), call: ++calls }))));
-  await assert.rejects(lease(pool, { ...called, backoff: { base: '0' } }, async (held) => {
+  await assert.rejects(lease(pool, { ...called, backoff: { base: 0 } }, async (held) => {
     await steps(held);
     throw new Error('down');
   }), /down/);
   const { response } = await lease(pool, called, async (held) => {
     assert.equal(held.attempt, 2);
     await held.step('nothing', async () => { calls++; });
-    return { response: [...await steps(held), await held.step('nothing', () => assert.fail('runs'))] };
+    return { response: await steps(held) };
   });
-  const [one, two] = ['one', 'two'].map((name, n) => ({ name, at: '1970-01-01T00:00:00.000Z', call: n + 1 }));
-  assert.deepEqual([response, calls], [[one, two, one, null], 3]);
+  const results = ['one', 'two'].map((name, n) => ({ name, at: '1970-01-01T00:00:00.000Z', call: n + 1 }));
+  assert.deepEqual([response, calls], [results, 3]);
 });
 
-test('a step that fails can be repeated', async () => {
-  let calls = 0;
-  const { response } = await lease(pool, begun(), async (held) => {
-    const call = () => held.step('call', async () => { if (++calls < 3) throw new Error('busy'); return calls; });
-    return { response: await call().catch(call).catch(call) };
-  });
-  assert.equal(response, 3);
+test('a step name is used once per attempt, also after an error', async () => {
+  const called = { ...begun(), backoff: { base: 0 } };
+  const sent = [];
+  const ship = (held, item) => held.step('ship', async () => { sent.push(item); return item; });
+  for (const work of [
+    async (held) => { await ship(held, 'pen'); await ship(held, 'ink'); },
+    async (held) => { await ship(held, 'pen'); await ship(held, 'ink'); }, // the first has a result
+    async (held) => Promise.all([held.step('a', async () => 1), held.step('a', async () => 2)]),
+    async (held) => {
+      await held.step('b', async () => { throw new Error('busy'); }).catch(() => {});
+      await held.step('b', async () => 1);
+    },
+  ]) await assert.rejects(lease(pool, called, work), /step "\w+" was used before in this attempt/);
+  assert.deepEqual(sent, ['pen']);
 });
 
 test('the key for another service is the same in every attempt, and another one for each step', async () => {
-  const called = { ...begun(), backoff: { base: '0' } };
+  const called = { ...begun(), backoff: { base: 0 } };
   const keys = [];
   const work = async (held) => {
     for (const step of ['charge', 'mail']) keys.push(await held.childKey(step));
@@ -103,7 +111,7 @@ test('a Failure is stored; any other error gives the operation back for later', 
   const fail = (more) => lease(pool, { ...down, ...more }, async () => {
     throw Object.assign(new Error('the service is down'), { code: 'ECONNREFUSED' });
   });
-  await assert.rejects(fail({ backoff: { base: '1 hour', cap: '2 hours' } }), /down/);
+  await assert.rejects(fail({ backoff: { base: 3_600_000, cap: 7_200_000 } }), /down/);
   assert.deepEqual((await unfinished(down.key)).last_error, { message: 'the service is down' });
   const error = await lease(pool, { ...down, ...impatient }, () => {}).catch((refused) => refused);
   assert.equal(error.code, 'ID001');
@@ -122,7 +130,7 @@ test('a Failure is stored; any other error gives the operation back for later', 
 test('the lease is renewed on a connection beside the pool while the work runs', async () => {
   const busy = new Pool({ max: 1 });
   closing.push(() => busy.end());
-  const called = begun({ lease: '9 seconds' });
+  const called = begun({ lease: 9_000 });
   await lease(busy, called, async (held) => {
     const client = await busy.connect();
     const { lease_end: first } = await unfinished(called.key);
@@ -139,7 +147,7 @@ test('the lease is renewed on a connection beside the pool while the work runs',
 
 test('a lost connection of the heartbeat is replaced', async () => {
   const cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'SELECT idem.renew%'";
-  const called = begun({ lease: '9 seconds' });
+  const called = begun({ lease: 9_000 });
   await lease(pool, called, async (held) => {
     for (let cuts = 0; cuts < 2;) cuts += Number(await one(cut)) || (await sleep(10), 0);
     const { lease_end: last } = await unfinished(called.key);
@@ -151,7 +159,7 @@ test('a lost connection of the heartbeat is replaced', async () => {
 });
 
 test('a lease that another attempt has taken over: the work is told, and has no effect', async () => {
-  const called = begun({ lease: '500 milliseconds' });
+  const called = begun({ lease: 500 });
   let steps = 0;
   await assert.rejects(lease(pool, called, async (held) => {
     await takeOver(called);
@@ -183,7 +191,7 @@ test('a server that no longer answers: the work is told when the lease ends', as
   const wire = await Wire.open();
   const distant = new Pool({ host: '127.0.0.1', port: wire.port });
   distant.on('error', () => {});
-  const called = begun({ lease: '4 seconds', retry: { attempts: 1 } });
+  const called = begun({ lease: 4_000, retry: { attempts: 1 } });
   const start = performance.now();
   await assert.rejects(lease(distant, called, async (held) => {
     wire.delay = 1e6;
@@ -201,7 +209,7 @@ test('the last attempt decides the operation, even after its lease has ended', a
   const decline = () => { throw new Failure('declined'); };
   for (const [decide, decided] of [[payment, 'completed'], [decline, 'failed']]) {
     const [called] = await abandon(1, { scope: 'twice' });
-    const late = { ...called, lease: '200 milliseconds' };
+    const late = { ...called, lease: 200 };
     const attempt = () => lease(heartless, late, async (held) => {
       await assert.rejects(sleep(60_000, undefined, { signal: held.signal }), { name: 'AbortError' });
       await until(async () => await state(called.key, 'twice') === 'exhausted');
@@ -220,7 +228,7 @@ test('the last attempt decides the operation, even after its lease has ended', a
 
 test('a process that has slept over the end of its lease asks whether it is lost', async () => {
   const slept = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 6_100);
-  const called = begun({ lease: '6 seconds' });
+  const called = begun({ lease: 6_000 });
   await lease(pool, called, async (held) => {
     slept(); // nothing of this process runs
     await until(async () => held.signal.aborted
@@ -231,8 +239,29 @@ test('a process that has slept over the end of its lease asks whether it is lost
   assert.equal(await effects(called.request), 1);
 });
 
+test('no step begins after the lease has ended by the clock of the caller, unless it can be renewed', async () => {
+  const slept = () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_100);
+  const called = begun({ lease: 1_000 });
+  await lease(pool, called, async (held) => {
+    slept();
+    assert.equal(await held.step('late', async () => 'done'), 'done');
+    return payment(held);
+  });
+  const taken = begun({ lease: 1_000 });
+  await assert.rejects(lease(pool, taken, async (held) => {
+    const other = spawnSync(process.execPath, ['-e', `
+      const { Client } = require(${JSON.stringify(require.resolve('pg'))});
+      const client = new Client();
+      client.connect().then(() => new Promise((done) => setTimeout(done, 1_000)))
+        .then(() => client.query("SELECT token FROM idem.claim('charges', $1, $2, lease => '1 minute')",
+          ${JSON.stringify([taken.key, taken.request])})).then(() => client.end());`], { encoding: 'utf8' });
+    assert.equal(other.stderr, ''); // nothing of this process has run, not even its heartbeat
+    await held.step('charge', () => assert.fail('runs'));
+  }), LeaseLost);
+});
+
 test('a pool without a class for connections lends one for the heartbeat', async () => {
-  const called = begun({ lease: '9 seconds' });
+  const called = begun({ lease: 9_000 });
   await lease({ connect: () => pool.connect() }, called, async (held) => {
     const { lease_end: first } = await unfinished(called.key);
     await until(async () => (await unfinished(called.key)).lease_end > first);
@@ -248,7 +277,7 @@ for (const [place, port] of (process.env.IDEM_TEST_PROXIES ?? '').split(' ').fil
     const cut = new Pool({ host: '127.0.0.1', port });
     closing.push(() => cut.end());
     for (let calls = 0; calls < 3; calls++) {
-      const called = begun({ lease: '1 second' });
+      const called = begun({ lease: 1_000 });
       const { response } = await lease(cut, called, payment);
       assert.deepEqual(response, await one(`SELECT response FROM idem.lookup('charges', $1)`, [called.key]));
       assert.equal(await effects(called.request), 1);
@@ -262,7 +291,7 @@ for (const [place, port] of (process.env.IDEM_TEST_PROXIES ?? '').split(' ').fil
 async function abandon(count, more = { scope: 'left' }) {
   const left = Array.from({ length: count }, () => begun(more));
   for (const called of left) {
-    await assert.rejects(lease(pool, { ...called, backoff: { base: '0' } }, (held) =>
+    await assert.rejects(lease(pool, { ...called, backoff: { base: 0 } }, (held) =>
       held.step('begun', async () => called.key).then(() => { throw new Error('gone'); })), /gone/);
   }
   return left;
@@ -277,7 +306,7 @@ test('a worker finishes what others left, so many at a time, and stops', async (
   let running = 0;
   let most = 0;
   const errors = [];
-  const finisher = worker(pool, { scope: 'left', concurrency: 2, onError: (error, { key }) => errors.push([error.message, key]), backoff: { base: '0' } },
+  const finisher = worker(pool, { scope: 'left', concurrency: 2, onError: (error, { key }) => errors.push([error.message, key]), backoff: { base: 0 } },
     async (held) => {
       most = Math.max(most, ++running);
       try {
@@ -305,7 +334,7 @@ test('a worker finishes what others left, so many at a time, and stops', async (
 test('what a worker leaves without attempts is undecided until one more is allowed', async () => {
   const [left] = await abandon(1, { scope: 'twice' });
   const attempts = [];
-  const finisher = worker(pool, { scope: 'twice', backoff: { base: '0' } }, async (held) => {
+  const finisher = worker(pool, { scope: 'twice', backoff: { base: 0 } }, async (held) => {
     attempts.push(held.attempt);
     if (held.attempt === 2) throw new Error('secret');
     return payment(held);
@@ -347,7 +376,7 @@ test('what has not ended after the time of grace is told to, and due for others 
 });
 
 test('an operation that is taken while the worker stops is given back', async () => {
-  const finisher = worker(pool, { scope: 'left', wait: '5 seconds' }, () => assert.fail('runs'));
+  const finisher = worker(pool, { scope: 'left', wait: 5_000 }, () => assert.fail('runs'));
   await sleep(200);
   const stopped = finisher.stop();
   const [left] = await abandon(1);
@@ -361,7 +390,7 @@ test('a worker outlives the server, and a mistake ends it', async () => {
   distant.on('error', () => {});
   const errors = [];
   // The session that is cut off may still take the operation, for as long as the lease.
-  const finisher = worker(distant, { scope: 'left', lease: '300 milliseconds', onError: (error) => errors.push(error) }, payment);
+  const finisher = worker(distant, { scope: 'left', lease: 300, onError: (error) => errors.push(error) }, payment);
   const taking = `FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'idem[.]take'
     AND state = 'active' AND pid <> pg_backend_pid()`;
   await until(() => one(`SELECT bool_or(pg_cancel_backend(pid)) ${taking}`));
@@ -396,9 +425,9 @@ test('operations in another record table', async (t) => {
   const [scope, records] = [`elsewhere ${Date.now()}`, `record_${Date.now()}`];
   await pool.query(`SELECT idem.create_record_table('${records}'), idem.create_scope('${scope}',
     request_required => true, store_request => 'unfinished', records => true)`);
-  const elsewhere = { scope, records, backoff: { base: '0' } };
+  const elsewhere = { scope, records, backoff: { base: 0 } };
   const atomic = { ...begun(elsewhere), lease: undefined };
-  await run(pool, atomic, (client) => pay(client, atomic.request));
+  await run(pool, atomic, async (client) => ({ response: await pay(client, atomic.request) }));
   assert.equal((await run(pool, atomic, () => assert.fail('runs'))).replayed, true);
   const left = await abandon(2, elsewhere);
   const finisher = worker(pool, { scope, records }, payment);

@@ -11,7 +11,7 @@ const pool = new Pool();
 
 interface Payment { amount: string }
 
-const pay = idempotent(pool, { scope: 'payments', wait: '2 seconds', retry: { attempts: 3 } },
+const pay = idempotent(pool, { scope: 'payments', wait: 2_000, retry: { attempts: 3 } },
   async (client: PoolClient, payment: Payment) => {
     const { rows } = await client.query<{ id: number }>('SELECT 1 AS id', [payment.amount]);
     return { payment: rows[0].id };
@@ -34,7 +34,7 @@ run(pool, { scope: 'messages', key: 'key' }, async () => {});
 run(pool, { scope: 'payments', key: 'key', request: {} }, async () => ({ answer: 1 }));
 
 interface Charge { id: string }
-const charged = lease(pool, { scope: 'payments', key: 'key', request: { amount: '10' }, lease: '1 minute' },
+const charged = lease(pool, { scope: 'payments', key: 'key', request: { amount: '10' }, lease: 60_000 },
   async (held) => {
     const charge: Charge = await held.step('charge', async () => ({ id: await held.childKey('charge') }));
     // @ts-expect-error: the request has the type that was passed
@@ -45,7 +45,7 @@ const charged = lease(pool, { scope: 'payments', key: 'key', request: { amount: 
     });
   });
 charged.catch((error) => error instanceof LeaseLost);
-const finisher = worker<Payment>(pool, { scope: 'payments', concurrency: 4, signals: ['SIGTERM'], backoff: { base: '1 s' },
+const finisher = worker<Payment>(pool, { scope: 'payments', concurrency: 4, signals: ['SIGTERM'], backoff: { base: 1_000 },
   onError: (error, held) => [error, held?.key] }, async (held) => ({ response: held.request.amount }));
 finisher.stop().then(() => finisher.finished);
 // @ts-expect-error: a key is of lease()
@@ -60,14 +60,14 @@ transaction(pool, async (client) => client.query('SELECT 1'), { begin: 'BEGIN IS
     return [isTransient(error), sqlstate(error)?.startsWith('23')];
   });
 
-express().post('/payments', route(pool, { scope: 'payments', tenant: (req) => req.get('x') },
+express().post('/payments', route(pool, { scope: 'payments', tenant: (req) => req.get('x') ?? 'guest' },
   async (req, client) => {
     if (req.body.amount > 1000) throw new Failure('too much', { status: 403, sqlstate: 'P0403' });
     await client.query('SELECT 1');
     return { status: 201, headers: { location: '/payments/1' }, body: { payment: 1 } };
   }));
 // @ts-expect-error: a payment is not a response
-express().post('/', route(pool, { scope: 'payments' }, async () => ({ payment: 1 })));
+express().post('/', route(pool, { scope: 'payments', tenant: null }, async () => ({ payment: 1 })));
 
 const wanted: Intent = intent('order-1', { attempts: 3, onRetry: (reason, attempt, delay) => [reason, attempt, delay] });
 wanted.fetch('http://localhost/payments', { method: 'POST', body: '{}' }).then((response: Response) => response.status);

@@ -1,0 +1,114 @@
+'use strict';
+// Values that would be stored or sent as something else are refused before anything runs or commits.
+const assert = require('node:assert/strict');
+const { after, test } = require('node:test');
+const { Readable } = require('node:stream');
+const { Failure, lease, run, worker } = require('pg-idem');
+const { effects, finish, one, operation, pay, pool, state } = require('./support.js');
+
+after(finish);
+
+const nowhere = { connect: () => assert.fail('connects') };
+const NO_TEXT = [undefined, null, 7, {}, ['a'], () => 'a', Promise.resolve('a'), Buffer.from('a')];
+
+test('scope, key, tenant, record table: text', async () => {
+  for (const call of [(o) => run(nowhere, o, () => {}), (o) => lease(nowhere, o, () => {})]) {
+    for (const [name, called] of [['scope', 'scope'], ['key', 'key'], ['tenant', 'tenant'], ['records', 'record table']]) {
+      const with_ = (value) => call({ scope: 'payments', ...operation(), [name]: value });
+      for (const value of name === 'records' ? NO_TEXT.slice(1) : NO_TEXT) {
+        await assert.rejects(async () => with_(value), { name: 'TypeError', message: new RegExp(`the ${called} must be a string`) });
+      }
+      await assert.rejects(async () => with_('a\0'), RangeError);
+    }
+    await assert.rejects(async () => call({ scope: 'payments', ...operation(), tenant: '' }), /the tenant is empty/);
+  }
+  for (const tenant of NO_TEXT) assert.throws(() => worker(nowhere, { scope: 'left', tenant }, () => {}), TypeError);
+  assert.throws(() => worker(nowhere, {}, () => {}), TypeError);
+});
+
+test('times are milliseconds', async () => {
+  for (const name of ['ttl', 'wait', 'lease', 'backoff']) {
+    for (const [value, kind] of [['1 second', TypeError], [null, TypeError], [{}, TypeError], [NaN, RangeError], [-1, RangeError], [Infinity, RangeError]]) {
+      const given = { [name]: name === 'backoff' ? { base: value } : value };
+      await assert.rejects(async () => lease(nowhere, { scope: 'payments', ...operation(), ...given }, () => {}), kind);
+    }
+  }
+  const { key, request } = operation();
+  await run(pool, { scope: 'payments', key, request, ttl: 60_000 }, () => {});
+  assert.equal(await one("SELECT round(extract(epoch FROM expires_at - now())) BETWEEN 50 AND 60 FROM idem.lookup('payments', $1)", [key]), true);
+});
+
+// What JSON.stringify() makes {}, null or something else of.
+const NO_JSON = {
+  map: new Map([['a', 1]]), set: new Set([1]), blob: new Blob(['a']), buffer: new ArrayBuffer(1), typed: new Float32Array(1),
+  stream: Readable.from(['a']), web: new Response('a').body, parameters: new URLSearchParams('a=1'), promise: Promise.resolve(1),
+  error: Object.assign(new Error('a'), { code: 1 }), pattern: /a/, nan: NaN, infinity: -Infinity, date: new Date(NaN), hole: [undefined],
+  symbol: Symbol('a'), method: () => 1, big: 10n,
+};
+class Money { amount = 1; }
+const JSON_VALUES = [false, 0, '', 'a', null, [], {}, [null], { a: undefined, b: 1 }, new Date(0), new Money(), Object.create(null), new URL('http://a/')];
+
+test('a request and an answer are JSON, or refused before anything runs or commits', async () => {
+  for (const [name, value] of Object.entries(NO_JSON)) {
+    for (const part of [value, { a: [value] }]) {
+      const { key, request } = operation();
+      await assert.rejects(async () => run(nowhere, { scope: 'payments', key, request: part }, () => {}), TypeError, name);
+      const work = async (client) => { await pay(client, request); return { response: part }; };
+      await assert.rejects(run(pool, { scope: 'payments', key, request }, work), TypeError, name);
+      assert.deepEqual([await effects(request), await state(key)], [0, 'absent'], name);
+    }
+  }
+  for (const value of JSON_VALUES) {
+    const { key } = operation();
+    const call = () => run(pool, { scope: 'payments', key, request: { value } }, () => ({ response: value }));
+    const [first, retry] = [await call(), await call()];
+    assert.deepEqual([retry.response, retry.replayed], [first.response, true]);
+    assert.deepEqual(first.response, JSON.parse(JSON.stringify(value)));
+  }
+});
+
+const header = (value) => ({ headers: { 'x-a': value } });
+const ANSWERS = [
+  ...['201', 99, 101, 600, 1000, 200.5, NaN, null, true].map((status) => ({ status })),
+  ...[undefined, null, 5, new Date(0), {}, '10 €', 'a\r\nb', 'a\0', ' a', 'a\tb', ['a', 1], [['a']]].map(header),
+  { headers: { 'x a': '1' } }, { headers: { '': '1' } }, { headers: [['a', '1']] }, { headers: new Headers({ a: '1' }) }, { headers: 'a' },
+  ...['\\x41', 'text', new ArrayBuffer(1), new Float32Array(1), new Blob(['a']), {}].map((body) => ({ body })),
+];
+
+test('an answer or a Failure that could not be sent is refused before COMMIT', async () => {
+  for (const answer of [...ANSWERS, { answer: 1 }, 7, [], 'text', Promise]) {
+    const { key, request } = operation();
+    const work = async (client) => { await pay(client, request); return answer; };
+    await assert.rejects(run(pool, { scope: 'payments', key, request }, work),
+      (error) => error instanceof TypeError || error instanceof RangeError, JSON.stringify(answer));
+    assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+  }
+  for (const answer of ANSWERS) {
+    if (answer.status === null) continue; // as left out
+    const { key, request } = operation();
+    const fail = () => { throw new Failure('declined', answer); };
+    await assert.rejects(run(pool, { scope: 'payments', key, request }, fail),
+      (error) => error instanceof TypeError || error instanceof RangeError, JSON.stringify(answer));
+    assert.equal(await state(key), 'absent');
+  }
+  const { key, request } = operation();
+  const answer = { status: 599, headers: { 'x-a': 'a \xff', 'x-b': '', 'x-c': ['1', '2'] }, body: new Uint8Array([0, 92, 255]) };
+  const call = () => run(pool, { scope: 'payments', key, request }, () => answer);
+  for (const replayed of [false, true]) {
+    assert.deepEqual(await call(), { ...answer, body: Buffer.from(answer.body), response: null, replayed });
+  }
+});
+
+test('names and results of steps', async () => {
+  const { key, request } = operation();
+  await lease(pool, { scope: 'payments', key, request }, async (held) => {
+    for (const name of NO_TEXT) {
+      await assert.rejects(held.step(name, () => assert.fail('runs')), TypeError);
+      await assert.rejects(held.childKey(name), TypeError);
+    }
+    await assert.rejects(held.step('a\0', () => assert.fail('runs')), RangeError);
+    for (const [name, value] of Object.entries(NO_JSON)) {
+      await assert.rejects(held.step(name, async () => [value]), TypeError, name);
+    }
+  });
+});

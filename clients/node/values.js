@@ -1,0 +1,116 @@
+'use strict';
+// Values at the edge: what would be stored or sent as something else is refused, with a TypeError
+// or a RangeError, before anything runs or commits.
+
+const kind = (value) => Object.prototype.toString.call(value).slice(8, -1); // 'Map', 'Undefined'
+
+// Text that the server can store: without NUL and without half a surrogate pair.
+function text(what, value) {
+  if (typeof value !== 'string') {
+    throw new TypeError(`the ${what} must be a string, not ${kind(value)}`);
+  }
+  if (/[\0\ud800-\udfff]/u.test(value)) {
+    throw new RangeError(`the ${what} has a character that cannot be stored`);
+  }
+  return value;
+}
+
+// A client that is not known must not get what belongs to all.
+function tenantText(tenant) {
+  if (text('tenant', tenant) === '') throw new RangeError('the tenant is empty');
+  return tenant;
+}
+
+// An interval as the server reads it.
+function interval(what, milliseconds) {
+  if (typeof milliseconds !== 'number') {
+    throw new TypeError(`${what} must be a number of milliseconds, not ${kind(milliseconds)}`);
+  }
+  if (!(milliseconds >= 0 && milliseconds < Infinity)) {
+    throw new RangeError(`${what} must be a number of milliseconds from 0 on, not ${milliseconds}`);
+  }
+  return `${milliseconds} milliseconds`;
+}
+
+// JSON that is text already, and is passed on as it is.
+class JsonText {
+  constructor(text) { this.text = text; }
+}
+
+// The value as JSON text. As in all of JavaScript, a member that is undefined is absent. What
+// JSON.stringify() turns into null or {} is refused.
+function json(what, value) {
+  if (value instanceof JsonText) return value.text;
+  const refuse = (part, of = kind(part)) => {
+    throw new TypeError(`the ${what} must be JSON, which has no ${of}`);
+  };
+  const text = JSON.stringify(value, function checked(name, made) {
+    const before = this[name];
+    if (typeof made === 'number' && !Number.isFinite(made)) refuse(made, made);
+    if (made === null && before !== null) refuse(before, 'invalid Date');
+    if (made === undefined && Array.isArray(this)) refuse(made);
+    if (['function', 'symbol'].includes(typeof made)) refuse(made);
+    if (made !== null && typeof made === 'object' && !isData(made)) refuse(made);
+    return made;
+  });
+  return text ?? refuse(value);
+}
+
+// An array, a plain object, or an object of a class whose fields are its content.
+function isData(value) {
+  const prototype = Object.getPrototypeOf(value);
+  if (Array.isArray(value) || !prototype || !Object.getPrototypeOf(prototype)) return true;
+  const { iterator, asyncIterator, toStringTag } = Symbol;
+  return Object.keys(value).length > 0 && !(value instanceof Error)
+    && ![iterator, asyncIterator, toStringTag].some((symbol) => symbol in value);
+}
+
+function statusCode(status) {
+  if (!Number.isInteger(status)) throw new TypeError(`the status must be an integer: ${status}`);
+  if (status < 200 || status > 599) {
+    throw new RangeError(`the status must be from 200 to 599, not ${status}`);
+  }
+  return status;
+}
+
+const NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/;
+const VALUE = /^(?:[!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)?$/;
+
+// Headers as idem stores them: a string, or an array of strings for one that is sent several times.
+function headerFields(headers) {
+  if (headers === undefined || headers === null) return undefined;
+  if (kind(headers) !== 'Object') {
+    throw new TypeError(`the headers must be an object, not ${kind(headers)}`);
+  }
+  const one = (name, value) => {
+    if (typeof value !== 'string') {
+      throw new TypeError(`header ${name} must be a string, not ${kind(value)}`);
+    }
+    if (!NAME.test(name) || !VALUE.test(value)) {
+      throw new RangeError(`header ${JSON.stringify(name)} cannot be sent`);
+    }
+    return value;
+  };
+  return Object.fromEntries(Object.entries(headers).map(([name, value]) =>
+    [name, Array.isArray(value) ? value.map((of) => one(name, of)) : one(name, value)]));
+}
+
+function bodyBytes(body) {
+  if (body === undefined || body === null) return undefined;
+  if (!(body instanceof Uint8Array)) {
+    throw new TypeError(`the body must be a Buffer, not ${kind(body)}`);
+  }
+  return Buffer.from(body.buffer, body.byteOffset, body.byteLength);
+}
+
+// What a function has returned, which must not be taken for an answer without content.
+function known(answer, ...names) {
+  if (kind(answer) !== 'Object' || !Object.keys(answer).every((name) => names.includes(name))) {
+    throw new TypeError(`the function must return { ${names.join(', ')} }`);
+  }
+  return answer;
+}
+
+module.exports = {
+  JsonText, bodyBytes, headerFields, interval, json, known, statusCode, tenantText, text,
+};
