@@ -117,7 +117,10 @@ export class LeaseLost extends Refused {
   constructor(cause?: unknown);
 }
 
-/** Runs handler(client, request) once for each key, and returns what it returned. */
+/**
+ * Runs handler(client, request) once for each key, and returns what it returned. The client refuses
+ * to end the transaction, and is of no use after the handler has returned.
+ */
 export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
   options: Options,

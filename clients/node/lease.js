@@ -2,6 +2,7 @@
 // Operations of several steps, which call other services and so cannot be one transaction.
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Failure, LeaseLost, sqlstate } = require('./errors.js');
+const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
 const { answerOf, completed, grant, observed, stored, withDefaults } = require('./operation.js');
 const statements = require('./statements.js');
@@ -75,7 +76,7 @@ class Lease {
       this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
         tries++;
         await client.query(`BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
-        return completed(client, this.#bound, this.#token, answerOf(await effect(client)));
+        return completed(client, this.#bound, this.#token, answerOf(await guarded(client, effect)));
       }));
     } catch (error) {
       // An earlier try may have committed, and its answer may have been lost.

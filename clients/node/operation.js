@@ -2,6 +2,7 @@
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
 const { Conflict, Failure, Refused, refusal, sqlstate } = require('./errors.js');
+const { IGNORED, guarded } = require('./guard.js');
 const { choose, claim, complete, expiry, fail } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
@@ -17,7 +18,7 @@ const WAIT = 2_000; // milliseconds
 async function run(pool, operation, work) {
   const { begin = 'BEGIN', records, retry, onEvent } = operation;
   const bound = withDefaults(operation);
-  const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT idem`;
+  const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT pg_idem`;
   return observed(onEvent, bound, () => repeated(pool, retry, async (client, conclude) => {
     const granted = grant(await client.query(first));
     if (granted.claimed) return operate(client, granted.token, bound, work);
@@ -49,10 +50,11 @@ function grant(results) {
 async function operate(client, token, bound, work) {
   let answer;
   try {
-    answer = answerOf(await work(client));
+    answer = answerOf(await guarded(client, work));
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
-    const kept = await finish(client, bound, ['ROLLBACK TO SAVEPOINT idem', fail(token, failure)]);
+    const statements = ['ROLLBACK TO SAVEPOINT pg_idem', fail(token, failure)];
+    const kept = await finish(client, bound, statements);
     return Object.assign(failure, kept);
   }
   return completed(client, bound, token, answer);
@@ -72,8 +74,14 @@ async function completed(client, bound, token, answer) {
 // Sends the statements with COMMIT, and returns the columns of their rows.
 async function finish(client, bound, statements) {
   if (bound.sendRetention) statements.push(expiry(bound));
-  const results = committed(await client.query([...statements, 'COMMIT'].join('; ')));
+  const message = [...statements, 'COMMIT'].join('; ');
+  const results = committed(await client.query(message).catch(asIgnored));
   return Object.assign({}, ...results.flatMap(({ rows }) => rows));
+}
+
+// Of a statement that the work has not waited for.
+function asIgnored(error) {
+  throw error.code === '25P02' ? new Error(IGNORED, { cause: error }) : error;
 }
 
 // The stored answer or Failure. Throws what a claim that is not answered is refused with.

@@ -2,6 +2,7 @@
 // Connections of the pool, and what is repeated on them.
 const { setTimeout: sleep } = require('node:timers/promises');
 const { isTransient, rethrowAsLost, retryAfter, sqlstate } = require('./errors.js');
+const { IGNORED, guarded } = require('./guard.js');
 
 const RETRY = {
   attempts: 10,
@@ -67,7 +68,7 @@ async function connected(pool, attempt) {
 // The results of a message that ends with COMMIT.
 function committed(results) {
   const last = Array.isArray(results) ? results.at(-1) : results;
-  if (last.command !== 'COMMIT') throw new Error('an error was ignored, and all is rolled back');
+  if (last.command !== 'COMMIT') throw new Error(IGNORED);
   return results;
 }
 
@@ -76,7 +77,7 @@ function committed(results) {
 function transaction(pool, work, { begin = 'BEGIN', retry } = {}) {
   return repeated(pool, retry, async (client) => {
     await client.query(begin);
-    const result = await work(client);
+    const result = await guarded(client, work);
     committed(await client.query('COMMIT'));
     return result;
   });

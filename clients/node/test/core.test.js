@@ -281,9 +281,9 @@ test('any other error rolls back and frees the key', async () => {
 test('an ignored error is not taken for success', async () => {
   const { key, request } = operation();
   const ignore = (client) => client.query('SELECT 1 / 0').catch(() => ({}));
-  assert.equal((await rejected(run(pool, { scope: 'payments', key, request }, ignore))).code, '25P02');
+  assert.match((await rejected(run(pool, { scope: 'payments', key, request }, ignore))).message, /has ignored an error/);
   assert.equal(await state(key), 'absent');
-  assert.match((await rejected(transaction(pool, ignore))).message, /an error was ignored/);
+  assert.match((await rejected(transaction(pool, ignore))).message, /has ignored an error/);
 });
 
 // Retries -----------------------------------------------------------------------------------------

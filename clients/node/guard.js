@@ -1,0 +1,94 @@
+'use strict';
+// The client that a function gets: all of it, except what would end the transaction it works in.
+
+const NOT_YOURS = 'the operation and its answer are committed together: its function must not end, '
+  + 'begin or prepare a transaction';
+const NOT_ITS_CLIENT = 'the client belongs to the operation: its function must not release it';
+const IGNORED = 'the transaction has ignored an error, and is rolled back';
+const OVER = 'the operation has ended, and its client with it';
+
+const ENDS = new RegExp('^(?:begin|start|commit|end|abort|prepare\\s+transaction'
+  + '|rollback(?!(?:\\s+(?:work|transaction))?\\s+to\\b))\\b', 'i');
+
+// Whether the statement, after comments, ends or begins a transaction. A message has one: see query().
+function isEnd(statement) {
+  const rest = statement.replace(/^(?:[\s;]|--[^\n\r]*)+/, '');
+  return rest.startsWith('/*') ? isEnd(rest.slice(lengthOfComment(rest))) : ENDS.test(rest);
+}
+
+function lengthOfComment(text) { // comments are nested
+  let depth = 0;
+  for (const { 0: mark, index } of text.matchAll(/\/\*|\*\//g)) {
+    depth += mark === '/*' ? 1 : -1;
+    if (depth === 0) return index + mark.length;
+  }
+  return text.length;
+}
+
+// Calls work() with the client, which can neither end the transaction nor be used after the call.
+// Throws unless the transaction is whole afterwards: its effect and its record are committed
+// together.
+async function guarded(client, work) {
+  let status = 'T'; // of the transaction, as the server reported it last
+  let mistake; // also if the function has swallowed it
+  let over = false;
+  const { connection } = client;
+  const notice = (message) => { status = message.status; };
+  const refuse = (message) => { mistake ??= new Error(message); return mistake; };
+  const whole = () => {
+    if (status === 'I') refuse(NOT_YOURS);
+    if (mistake) throw mistake;
+  };
+
+  // As the client's, with the extended protocol, which takes one statement per message: "ROLLBACK;
+  // INSERT ..." would commit the INSERT before a client could notice.
+  function query(config, ...more) {
+    const isSubmittable = typeof config?.submit === 'function'; // of COPY, or a cursor
+    const statement = isSubmittable ? config : new client.constructor.Query(config, ...more);
+    const ends = status === 'I' || isEnd(statement.text ?? statement.cursor?.text ?? '');
+    const refused = over ? new Error(OVER) : ends && refuse(NOT_YOURS);
+    if (refused) return rejected(refused, statement.callback);
+    if (isSubmittable) return client.query(config, ...more);
+    statement.requiresPreparation = () => true;
+    if (statement.callback) return client.query(statement);
+    return new Promise((resolve, reject) => {
+      statement.callback = (error, result) => (error ? reject(error) : resolve(result));
+      client.query(statement);
+    }).catch((error) => {
+      Error.captureStackTrace(error); // as the client does it: where the function waits
+      throw error;
+    });
+  }
+  const release = () => { throw refuse(NOT_ITS_CLIENT); };
+  const own = { query, release, end: release };
+  const lent = new Proxy(client, {
+    get(_, name) {
+      const value = own[name] ?? client[name];
+      return typeof value === 'function' && !own[name] ? value.bind(client) : value;
+    },
+  });
+
+  connection?.on('readyForQuery', notice);
+  try {
+    const result = await work(lent);
+    whole();
+    if (status === 'E') throw new Error(IGNORED);
+    return result;
+  } catch (error) {
+    whole();
+    throw error;
+  } finally {
+    over = true;
+    connection?.off('readyForQuery', notice);
+  }
+}
+
+// A refusal that is not waited for does not end the process: the operation fails anyway.
+function rejected(error, callback) {
+  if (callback) return process.nextTick(callback, error);
+  const refused = Promise.reject(error);
+  refused.catch(() => {});
+  return refused;
+}
+
+module.exports = { IGNORED, guarded };

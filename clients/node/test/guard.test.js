@@ -1,0 +1,130 @@
+'use strict';
+// A handler that does what it should not: its effect and its record are committed together, or nothing
+// of both, and the caller gets an error that says what it must not do.
+const assert = require('node:assert/strict');
+const { after, test } = require('node:test');
+const { Pool } = require('pg');
+const { Failure, idempotent, lease, run, transaction } = require('pg-idem');
+const { effects, finish, operation, pay, pool, settled, state } = require('./support.js');
+
+after(finish);
+
+const quiet = () => {};
+const insert = (client, { amount }) => client.query('INSERT INTO payment (amount) VALUES ($1)', [amount]);
+const NOT_YOURS = /its function must not end, begin or prepare a transaction/;
+
+// Statements that end a transaction, begin or prepare one, alone; and two at once.
+const ENDS = ['ROLLBACK', 'rollback work', 'ROLLBACK AND CHAIN', 'COMMIT', 'commit and chain', 'END', 'Abort', 'BEGIN',
+  'START TRANSACTION', "PREPARE TRANSACTION 'x'", ';COMMIT', ' \n-- a\n/* /* b */ -- */ COMMIT', '/*/**/*/ROLLBACK', 'ROLLBACK/**/TO'];
+
+const MISTAKES = {
+  ...Object.fromEntries(ENDS.flatMap((end) => [
+    [`${end}, waited for`, [async (client) => { await insert(client, client.about).then(() => client.query(end)); }, NOT_YOURS]],
+    [`${end}, swallowed`, [async (client) => { await client.query(end).catch(quiet); await insert(client, client.about); }, NOT_YOURS]],
+  ])),
+  'ROLLBACK, not waited for': [async (client) => { client.query('ROLLBACK'); await insert(client, client.about); }, NOT_YOURS],
+  'ROLLBACK, with a callback': [(client) => new Promise((resolve) => {
+    client.query('ROLLBACK', (error) => insert(client, client.about).then(() => resolve({}), quiet) && assert.ok(error));
+  }), NOT_YOURS],
+  'ROLLBACK as a config': [async (client) => { await client.query({ text: 'ROLLBACK' }).catch(quiet); }, NOT_YOURS],
+  'ROLLBACK as a prepared statement': [async (client) => { await client.query({ name: 'r', text: 'ROLLBACK' }).catch(quiet); }, NOT_YOURS],
+  'ROLLBACK, then a Failure': [async (client) => {
+    await insert(client, client.about);
+    await client.query('ROLLBACK').catch(quiet);
+    throw new Failure('declined');
+  }, NOT_YOURS],
+  'two statements': [(client) => client.query(`ROLLBACK; INSERT INTO payment (amount) VALUES (${client.about.amount})`), NOT_YOURS],
+  'two statements, the other way round': [
+    (client) => client.query(`INSERT INTO payment (amount) VALUES (${client.about.amount}); COMMIT`), /multiple commands/],
+  'two statements, behind a literal': [(client) => client.query("SELECT E'\\''; COMMIT; --'"), /multiple commands/],
+  'two statements, swallowed': [async (client) => {
+    await client.query(`INSERT INTO payment (amount) VALUES (${client.about.amount}); COMMIT`).catch(quiet);
+  }, /has ignored an error/],
+  'beside the guard': [(client) => new Promise((resolve) => {
+    client.connection.once('readyForQuery', () => insert(client, client.about).then(resolve, () => resolve({})));
+    client.connection.query('ROLLBACK');
+  }), NOT_YOURS],
+  'an error that is swallowed': [async (client) => { await insert(client, client.about); await client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
+  'an error that is not waited for': [async (client) => { await insert(client, client.about); client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
+  'the savepoint, released': [async (client) => {
+    await insert(client, client.about);
+    await client.query('SAVEPOINT pg_idem');
+    await client.query('SELECT 1 / 0').catch(quiet);
+    await client.query('RELEASE SAVEPOINT pg_idem').catch(quiet);
+  }, /has ignored an error/],
+  release: [async (client) => { try { await insert(client, client.about); } finally { client.release(); } }, /must not release it/],
+  'release, swallowed': [async (client) => { await insert(client, client.about); try { client.release(); } catch { /* ignored */ } }, /must not release it/],
+  end: [async (client) => { await client.end(); }, /must not release it/],
+};
+
+// How a function gets a client. Each calls work(client) with the request as client.about.
+const about = (work, request) => (client) => work(new Proxy(client, { get: (of, name) => (name === 'about' ? request : of[name]) }));
+const CALLS = {
+  run: ({ key, request }, work) => run(pool, { scope: 'payments', key, request, retry: { attempts: 1 } }, about(work, request)),
+  transaction: ({ request }, work) => transaction(pool, about(work, request), { retry: { attempts: 1 } }),
+  complete: ({ key, request }, work) => lease(pool, { scope: 'payments', key, request, retry: { attempts: 1 } },
+    (held) => held.complete(about(work, request))),
+};
+
+for (const [call, how] of Object.entries(CALLS)) {
+  test(`${call}: what a handler must not do`, async () => {
+    for (const [name, [work, message]] of Object.entries(MISTAKES)) {
+      const called = operation();
+      await assert.rejects(how(called, async (client) => { await work(client); }), message, name);
+      assert.equal(await effects(called.request), 0, name);
+      if (call === 'run') assert.equal(await state(called.key), 'absent', name);
+      if (call === 'complete') assert.equal(await state(called.key), 'in_progress', name);
+    }
+    await settled(pool);
+  });
+}
+
+test('what a handler may do', async () => {
+  const { key, request } = operation();
+  const work = async (client) => {
+    await client.query('SAVEPOINT own');
+    await client.query('SELECT 1 / 0').catch(quiet);
+    await client.query('ROLLBACK TO own');
+    await client.query('rollback work to savepoint own');
+    await client.query('-- COMMIT\nSELECT 1');
+    await client.query('');
+    assert.deepEqual((await client.query("SELECT 'COMMIT; ROLLBACK' AS a")).rows, [{ a: 'COMMIT; ROLLBACK' }]);
+    assert.deepEqual((await client.query({ text: 'SELECT $1::integer', values: [1], rowMode: 'array' })).rows, [[1]]);
+    assert.deepEqual((await client.query('SELECT $1::text AS a', ['b'])).rows, [{ a: 'b' }]);
+    const called = await new Promise((resolve, reject) => {
+      client.query('SELECT $1::text AS a', ['c'], (error, result) => (error ? reject(error) : resolve(result)));
+    });
+    assert.deepEqual(called.rows, [{ a: 'c' }]);
+    assert.equal(client.escapeLiteral("a'b"), "'a''b'");
+    await client.query('SET LOCAL work_mem = 64');
+    return { response: await pay(client, request) };
+  };
+  assert.equal((await run(pool, { scope: 'payments', key, request }, work)).replayed, false);
+  assert.equal(await effects(request), 1);
+});
+
+test('a Failure undoes what was done before a savepoint of the same name', async () => {
+  const { key, request } = operation();
+  const decline = idempotent(pool, { scope: 'payments', name: 'decline' }, async (client) => {
+    await pay(client, request);
+    await client.query('SAVEPOINT idem');
+    throw new Failure('declined');
+  });
+  await assert.rejects(decline(key, request), Failure);
+  assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
+});
+
+test('a client is of no use after its operation', async () => {
+  const single = new Pool({ max: 1 });
+  const { key, request } = operation();
+  let kept;
+  await run(single, { scope: 'payments', key, request }, async (client) => { kept = client; });
+  await assert.rejects(kept.query(`INSERT INTO payment (amount) VALUES (${request.amount})`), /the operation has ended/);
+  assert.equal(await effects(request), 0);
+  await single.end();
+});
+
+test('an error shows the line that waits for it', async () => {
+  const error = await transaction(pool, async function divide(client) { await client.query('SELECT 1 / 0'); }).catch((of) => of);
+  assert.match(error.stack, /at async divide/);
+});
