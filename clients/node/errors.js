@@ -1,9 +1,13 @@
 'use strict';
 // What can be thrown, and which of it a retry can cure.
 
-// The server's errors that a retry can cure: lost connections (08), a standby (25006),
-// lost races (40), a lack of resources (53), a lock timeout, a restart (57P), I/O (58).
-const TRANSIENT = /^(08|25006|40|53|55P03|57P|58)/;
+// The server's errors that a retry can cure: lost connections (08, but not too many parameters), a
+// standby (25006), lost races (40), a lack of resources (53), a lock timeout, a restart (57P), I/O
+// (58).
+const TRANSIENT = /^(08(?!P01)|25006|40|53|55P03|57P|58)/;
+// Errors of connecting that the server has not sent: of the system, the driver and the pool. A
+// wrong password or certificate is none of them.
+const UNREACHABLE = /^E(?!RR_)|timeout|terminated/;
 
 // A final failure. Thrown by an operation: its effect is undone, and every retry gets the failure.
 class Failure extends Error {
@@ -21,6 +25,16 @@ class Refused extends Error {
     super(message);
     this.name = 'Refused';
     Object.assign(this, { code, schema: 'idem', constraint, dataType: retryAfter ?? undefined });
+  }
+}
+
+// Thrown by an operation: all is rolled back and nothing stored, and the caller gets the response
+// all the same. A retry runs again: for errors inside of an answer that says success.
+class NotStored extends Error {
+  constructor(response) {
+    super('the answer is not stored');
+    this.name = 'NotStored';
+    this.response = response;
   }
 }
 
@@ -59,10 +73,60 @@ function refusal({ outcome, retryAfter, differs }, key) {
     ? new Conflict(...fields, differs) : new Refused(...fields, retryAfter);
 }
 
+// An error of a claim that concerns the key or the request, as a refusal.
+function asRefused(error) {
+  if (!/^(ID|22)/.test(sqlstate(error) ?? '')) throw error;
+  const { code, constraint, message, dataType } = error;
+  throw Object.assign(new Refused(code, constraint, message, dataType), { cause: error });
+}
+
+// Events -----------------------------------------------------------------------------------------
+
+// A function that tells the hook what becomes of a call, and after how many seconds.
+function reporter(onEvent, about) {
+  const began = performance.now();
+  return (type, error) => {
+    const { scope, key, tenant } = about;
+    const seconds = (performance.now() - began) / 1000;
+    try {
+      onEvent?.({ type, scope, key, tenant, error, seconds });
+    } catch (mistake) { // of the hook: what is logged decides no operation
+      process.emitWarning(mistake);
+    }
+  };
+}
+
+// Reports how the call ends. Throws a Failure that it returns, and returns what NotStored has.
+async function reported(report, call) {
+  try {
+    const outcome = await call();
+    if (outcome instanceof Failure) throw outcome;
+    report(outcome.replayed ? 'replayed' : 'completed');
+    return outcome;
+  } catch (error) {
+    report(endOf(error), error);
+    if (error instanceof NotStored) return { response: error.response, replayed: false };
+    throw error;
+  }
+}
+
+function endOf(error) {
+  if (error?.replayed) return 'replayed';
+  const ends = { failed: Failure, not_stored: NotStored, conflict: Conflict, refused: Refused };
+  return Object.keys(ends).find((type) => error instanceof ends[type]) ?? 'error';
+}
+
+// Retries ----------------------------------------------------------------------------------------
+
 const lost = new WeakSet(); // errors that are due to a lost connection
 
 function rethrowAsLost(error) {
   if (error instanceof Error) lost.add(error);
+  throw error;
+}
+
+function rethrowAsUnreachable(error) {
+  if (UNREACHABLE.test(error.code ?? error.message)) rethrowAsLost(error);
   throw error;
 }
 
@@ -88,5 +152,6 @@ function isTransient(error) {
 }
 
 module.exports = {
-  Conflict, Failure, LeaseLost, Refused, isTransient, refusal, rethrowAsLost, retryAfter, sqlstate,
+  Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, isTransient, refusal, reported,
+  reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 };

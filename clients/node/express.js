@@ -1,5 +1,5 @@
 'use strict';
-const { checkOptions, respond } = require('./http.js');
+const { checkOptions, respond, unsent } = require('./http.js');
 
 // A route handler that runs handler(req, client) once for each Idempotency-Key, in a transaction of
 // the pool, and sends the response { status, headers, body } that it returns.
@@ -7,7 +7,8 @@ function idempotent(pool, options, handler) {
   checkOptions(options);
   return async (req, res, next) => {
     try {
-      const response = await respond(pool, options, req, (client) => handler(req, client));
+      const work = unsent(res, res, (client) => handler(req, client));
+      const response = await respond(pool, options, req, work);
       res.status(response.status);
       for (const [name, value] of Object.entries(response.headers)) res.setHeader(name, value);
       res.end(response.body);

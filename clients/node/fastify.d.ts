@@ -1,25 +1,35 @@
-import type { FastifyPluginAsync, FastifyReply, FastifyRequest } from 'fastify';
+import type {
+  FastifyInstance, FastifyPluginAsync, FastifyReply, FastifyRequest, RouteGenericInterface,
+} from 'fastify';
 import type { PoolClient } from 'pg';
 import type { HttpOptions, HttpResponse } from './http';
 import type { Pool } from './index';
 
 export type { HttpOptions, HttpResponse } from './http';
 
-type Handler = (request: FastifyRequest, client: PoolClient) => Promise<HttpResponse>;
-type Route = (request: FastifyRequest, reply: FastifyReply) => Promise<unknown>;
+type Handler<Route extends RouteGenericInterface> = (
+  this: FastifyInstance, request: FastifyRequest<Route>, client: PoolClient,
+) => Promise<HttpResponse>;
+type RouteHandler<Route extends RouteGenericInterface> = (
+  this: FastifyInstance, request: FastifyRequest<Route>, reply: FastifyReply,
+) => Promise<unknown>;
 
-/** A route handler that runs handler(request, client) once for each Idempotency-Key. */
-export function idempotent(
+/**
+ * A route handler that runs handler(request, client) once for each Idempotency-Key. The type of the
+ * route is as that of fastify.post(): { Body: Payment }, for example.
+ */
+export function idempotent<Route extends RouteGenericInterface = RouteGenericInterface>(
   pool: Pool,
-  options: HttpOptions<FastifyRequest>,
-  handler: Handler,
-): Route;
+  options: HttpOptions<FastifyRequest<Route>>,
+  handler: Handler<Route>,
+): RouteHandler<Route>;
 
 /** Gives the application idempotent(options, handler), on the pool it is registered with. */
 export const plugin: FastifyPluginAsync<{ pool: Pool }>;
 
 declare module 'fastify' {
   interface FastifyInstance {
-    idempotent(options: HttpOptions<FastifyRequest>, handler: Handler): Route;
+    idempotent<Route extends RouteGenericInterface = RouteGenericInterface>(
+      options: HttpOptions<FastifyRequest<Route>>, handler: Handler<Route>): RouteHandler<Route>;
   }
 }

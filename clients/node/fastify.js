@@ -1,14 +1,29 @@
 'use strict';
-const { checkOptions, respond } = require('./http.js');
+const { checkOptions, respond, unsent } = require('./http.js');
+const { JsonText, json, known, statusCode } = require('./values.js');
 
 // A route handler that runs handler(request, client) once for each Idempotency-Key, in a
 // transaction of the pool, and sends the response { status, headers, body } that it returns.
 function idempotent(pool, options, handler) {
   checkOptions(options);
-  return async (request, reply) => {
-    const response = await respond(pool, options, request, (client) => handler(request, client));
+  return async function once(request, reply) {
+    const work = unsent(reply, reply.raw, (client) => handler.call(this, request, client));
+    const response = await respond(pool, {
+      log: request.log, ...options, serialize: (answer) => serialized(reply, answer),
+    }, request, work);
     return reply.code(response.status).headers(response.headers).send(response.body);
   };
+}
+
+// What is stored is what the schema or the serializer of the route makes of the body.
+function serialized(reply, answer) {
+  const { status = 200, headers, body } = known(answer, 'status', 'headers', 'body');
+  if (body === undefined || typeof body === 'string' || body instanceof Uint8Array) return answer;
+  json('body', body); // a schema makes {} of what is none
+  const made = reply.code(statusCode(status)).serialize(body);
+  const type = Object.entries(headers ?? {}).find(([name]) => /^content-type$/i.test(name));
+  const isJson = typeof made === 'string' && /json/.test(type?.[1] ?? 'json');
+  return { ...answer, body: isJson ? new JsonText(made) : made };
 }
 
 // fastify.register(plugin, { pool }) gives fastify.idempotent(options, handler).

@@ -10,7 +10,7 @@ const OVER = 'the operation has ended, and its client with it';
 const ENDS = new RegExp('^(?:begin|start|commit|end|abort|prepare\\s+transaction'
   + '|rollback(?!(?:\\s+(?:work|transaction))?\\s+to\\b))\\b', 'i');
 
-// Whether the statement, after comments, ends or begins a transaction. A message has one: see query().
+// Whether the statement, after comments, ends or begins a transaction: a message has one.
 function isEnd(statement) {
   const rest = statement.replace(/^(?:[\s;]|--[^\n\r]*)+/, '');
   return rest.startsWith('/*') ? isEnd(rest.slice(lengthOfComment(rest))) : ENDS.test(rest);

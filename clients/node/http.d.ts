@@ -1,6 +1,8 @@
 import type { Event, Headers, Options } from './index';
 
-export interface HttpOptions<Request> extends Omit<Options, 'tenant' | 'onEvent'> {
+export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' | 'onEvent'> {
+  /** Or a function that chooses it. */
+  scope: string | ((request: Request) => string | Promise<string>);
   /**
    * The authenticated client, never a value that any client can set. It must be text. null: all
    * clients share their keys.
@@ -10,17 +12,35 @@ export interface HttpOptions<Request> extends Omit<Options, 'tenant' | 'onEvent'
    * Where the key is: the path of a member of the body, such as 'meta.idempotency_key', or a
    * function. By default, it is in the header Idempotency-Key.
    */
-  keyFrom?: string | ((request: Request) => string | undefined);
+  keyFrom?: string | ((request: Request) => string | undefined | Promise<string | undefined>);
   /** Whether a request without a key is refused. true. Otherwise, it is run without protection. */
   keyRequired?: boolean;
-  /** Whether to send until when the answer is kept, as Idempotency-Expires. false. */
-  sendRetention?: boolean;
+  /** The statuses from 400 on that are stored, such as 402. Their effect is undone. */
+  finalStatuses?: number[];
+  /** Whether to store an answer below 400. Else it is sent, and its effect is rolled back. */
+  storeIf?: (response: HttpResponse) => boolean;
   /** More headers that must not be stored. */
   neverStored?: string[];
   /** The only headers that are stored, beside Content-Type. */
   includeHeaders?: string[];
-  /** Called with each replay, conflict and refusal: for logs and metrics. */
+  /** Whether to send until when the answer is kept, as Idempotency-Expires. false. */
+  sendRetention?: boolean;
+  /** The response to send in place of a problem document. It gets Retry-After all the same. */
+  problem?: (document: Problem, request: Request) => HttpResponse | Promise<HttpResponse>;
+  /** Called with each step of an operation: for logs, metrics and spans. */
   onEvent?: (event: Event & { request: Request }) => void;
+  /** Where errors are logged that are answered with 503. console; request.log of Fastify. */
+  log?: { error(error: unknown): void };
+}
+
+export interface HttpRequest {
+  method?: string;
+  /** The path and the query. */
+  url?: string;
+  /** By their names in lower case. */
+  headers: Record<string, string | string[] | undefined>;
+  /** As it was parsed. */
+  body?: unknown;
 }
 
 export interface HttpResponse {
@@ -29,4 +49,13 @@ export interface HttpResponse {
   headers?: Headers;
   /** Text and bytes are stored as they are, anything else as JSON. */
   body?: unknown;
+}
+
+/** A problem document (RFC 9457). */
+export interface Problem {
+  type: string;
+  title: string;
+  status: number;
+  sqlstate: string;
+  detail?: string;
 }

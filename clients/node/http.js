@@ -1,11 +1,16 @@
 'use strict';
-// The Idempotency-Key header as the IETF draft has it, for both frameworks. The answer is sent
-// after COMMIT.
+// The Idempotency-Key header as the IETF draft has it, at the route, behind authentication. What
+// the handler answers is stored, COMMIT follows, and then the answer is sent.
 const { STATUS_CODES } = require('node:http');
-const { Failure, Refused, isTransient, retryAfter, sqlstate } = require('./errors.js');
-const { observed, run } = require('./operation.js');
+const { boundRequest } = require('./bound.js');
+const {
+  Failure, NotStored, Refused, isTransient, reporter, retryAfter, sqlstate,
+} = require('./errors.js');
+const { run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
-const { headerFields, json, known, statusCode, tenantText } = require('./values.js');
+const {
+  JsonText, headerFields, json, known, statusCode, tenantText, text,
+} = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
 const NEVER_STORED = new Set([
@@ -34,16 +39,11 @@ const PROBLEMS = {
   ID014: [409, 'attempts_exhausted', 'Operation undecided, no attempts left'],
 };
 
-// The status that idem.http_status() has for an error; undefined for 500, which the application
-// logs and answers.
-function statusOf(error) {
-  const code = sqlstate(error) ?? '';
-  if (PROBLEMS[code]) return PROBLEMS[code][0] === 500 ? undefined : PROBLEMS[code][0];
-  if (error instanceof Failure) return 409;
-  if (code.startsWith('22')) return 400;
-  if (code === '42501') return 403;
-  return isTransient(error) || /^(55|57|72)/.test(code) ? 503 : undefined;
-}
+// The status of a refusal, as idem.http_status() has it.
+const statusOf = (code) => PROBLEMS[code]?.[0] ?? (code.startsWith('22') ? 400 : 500);
+
+// Whether the database could not do it now, as opposed to an error of the application.
+const isUnavailable = (error) => isTransient(error) || /^(55|57|72)/.test(sqlstate(error) ?? '');
 
 const WAIT = 1_000; // milliseconds: a waiting request occupies a connection
 const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
@@ -74,16 +74,23 @@ function parseKey(header = '') {
 
 // The key of the request, from where the service has it: the header, a member of the body by its
 // path, or a function. undefined if there is none and none is required.
-function keyOf(request, keyFrom, keyRequired) {
+async function keyOf(request, keyFrom, keyRequired) {
   const isFunction = typeof keyFrom === 'function';
   let key;
-  if (keyFrom === undefined) key = parseKey(request.headers['idempotency-key']);
-  else key = (isFunction ? keyFrom(request) : member(request.body, keyFrom)) ?? undefined;
+  if (keyFrom === undefined) {
+    const header = request.headers['idempotency-key'];
+    key = parseKey(header);
+    if (key === undefined && header !== undefined) { // a client that has forgotten its key
+      throw invalid('header Idempotency-Key is empty');
+    }
+  } else {
+    key = (isFunction ? await keyFrom(request) : member(request.body, keyFrom)) ?? undefined;
+  }
   if (key === undefined && keyRequired) {
     const missing = isFunction ? 'key' : keyFrom && `member ${keyFrom}`;
     throw invalid(`${missing ?? 'header Idempotency-Key'} is missing`);
   }
-  if (key !== undefined && (typeof key !== 'string' || key === '' || key.length > 255)) {
+  if (key !== undefined && (typeof key !== 'string' || !/^[^\0\ud800-\udfff]{1,255}$/u.test(key))) {
     throw invalid('the key must be a string of 1 to 255 characters');
   }
   return key;
@@ -95,66 +102,121 @@ const member = (body, path) => path.split('.').reduce((value, name) =>
 
 const invalid = (message) => new Refused('ID007', 'invalid_key', message);
 
-// Thrown through the transaction, which is thereby rolled back.
-class NotStored extends Error {
-  constructor(answer) {
-    super(`status ${answer.status}`);
-    this.answer = answer;
-  }
-}
-
-// The response { status, headers, body } to a request of Express or Fastify. work(client) returns a
-// response of the same form, or throws a Failure. Throws the errors that do not concern the client.
+// The response { status, headers, body } to a request of Express, Fastify or another framework.
+// work(client) returns a response of the same form, or throws a Failure or NotStored. Throws the
+// errors that do not concern the client.
 async function respond(pool, options, request, work) {
-  const { tenant, keyFrom, keyRequired = true, neverStored, includeHeaders, ...rest } = options;
-  const { onEvent, retry, ...operationOptions } = rest;
-  const stored = storedOf(neverStored, includeHeaders);
-  let given; // by the last attempt
-  async function operation(client) {
-    try {
-      given = answerOf(await work(client));
-    } catch (error) {
-      if (error instanceof Failure) error.headers = stored(lowerCase(error.headers));
-      throw error;
-    }
-    if (given.status >= 400) throw new NotStored(given);
-    return { ...given, headers: stored(given.headers) };
-  }
-  const about = { scope: options.scope };
   checkOptions(options);
+  const { scope, tenant, keyFrom, keyRequired = true, onEvent, retry, log = console } = options;
+  const { begin, records, ttl, wait = WAIT, sendRetention } = options;
+  const about = { scope };
+  if (typeof scope === 'function') about.scope = text('scope', await scope(request));
   if (tenant) about.tenant = tenantText(await tenant(request));
   const tell = onEvent && ((event) => onEvent({ ...event, request }));
+  const exchange = new Exchange(options, request);
+  const operation = (client) => exchange.attempt(work, client);
   try {
-    const answer = await observed(tell, about, () => {
-      about.key = keyOf(request, keyFrom, keyRequired);
-      if (about.key === undefined) return unprotected(pool, rest, operation);
-      return run(pool, {
-        wait: WAIT, ...operationOptions, ...about, retry: { ...RETRY, ...retry },
-        request: boundRequest(request),
-      }, operation);
-    });
-    return responseOf(answer.replayed ? answer : { ...answer, headers: given.headers });
+    about.key = await keyOf(request, keyFrom, keyRequired);
+    if (about.key === undefined) { // once, because its COMMIT cannot be repeated
+      await transaction(pool, operation, { begin, retry: { attempts: 1 } });
+      return exchange.first({});
+    }
+    const answer = await run(pool, {
+      ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, parse: asJsonText,
+      retry: { ...RETRY, ...retry }, request: await boundRequest(request),
+    }, operation);
+    return answer.replayed ? responseOf(answer) : exchange.first(answer);
   } catch (error) {
-    if (error instanceof NotStored) return responseOf(error.answer);
+    if (error instanceof NotStored) return exchange.first({});
+    if (error instanceof Failure) return exchange.failed(error);
+    if (error instanceof Refused) {
+      if (about.key === undefined) reporter(tell, about)('refused', error); // else it was told
+      if (statusOf(error.code) >= 500) throw error; // the service's fault
+      return exchange.problem(error, statusOf(error.code));
+    }
     // Without a key, the client must not be asked to repeat the request.
-    const isAnswer = error instanceof Failure || error instanceof Refused;
-    if (about.key === undefined && !isAnswer) throw error;
-    const status = error instanceof Failure && error.status ? error.status : statusOf(error);
-    if (!status) throw error;
-    return responseOf(error.body ? { ...error, status } : problem(error, status));
+    if (about.key === undefined || !isUnavailable(error)) throw error;
+    log.error(error);
+    return exchange.problem(error, 503);
   }
 }
 
 // The tenant must be said: one that was forgotten would put all clients into one namespace.
-function checkOptions({ tenant }) {
+function checkOptions({ scope, tenant }) {
+  if (typeof scope !== 'function') text('scope', scope);
   if (tenant !== null && typeof tenant !== 'function') {
     throw new TypeError('tenant must be a function, or null for keys that all clients share');
   }
 }
 
-// A request without a key: once, because its COMMIT cannot be repeated.
-const unprotected = (pool, { begin }, operation) =>
-  transaction(pool, operation, { begin, retry: { attempts: 1 } });
+const asJsonText = (text) => text && new JsonText(text); // a replay is not serialised again
+
+// One request, and what becomes of it.
+class Exchange {
+  #options; #request;
+  #given; // by the last attempt
+  #stored; // those of some headers that may be stored
+
+  constructor(options, request) {
+    [this.#options, this.#request] = [options, request];
+    this.#stored = storedOf(options.neverStored, options.includeHeaders);
+  }
+
+  // The answer to store. Throws what must not stay, so that its effect does not stay either.
+  async attempt(work, client) {
+    const { finalStatuses = [], storeIf = () => true, serialize = (made) => made } = this.#options;
+    this.#given = undefined;
+    let response;
+    try {
+      response = await work(client);
+      this.#given = answerOf(serialize(response));
+    } catch (error) {
+      if (error instanceof NotStored) this.#given = answerOf(serialize(error.response));
+      if (error instanceof Failure) error.headers = this.#stored(lowerCase(error.headers));
+      throw error instanceof NotStored ? new NotStored() : error;
+    }
+    const { status, headers } = this.#given;
+    if (status >= 400 && finalStatuses.includes(status)) {
+      const { body = Buffer.alloc(0), ...sent } = typed(this.#given);
+      throw new Failure(STATUS_CODES[status] ?? 'failed',
+        { status, headers: this.#stored(sent.headers), body });
+    }
+    if (status >= 400 || !storeIf(response)) throw new NotStored();
+    return { ...this.#given, headers: this.#stored(headers) };
+  }
+
+  // The response to a first answer: as it is stored, with the headers that are only sent.
+  first({ response = this.#given.response, expiresAt }) {
+    return responseOf({ ...this.#given, response, expiresAt });
+  }
+
+  async failed(failure) {
+    const { status = 409, body, replayed, expiresAt } = failure;
+    if (this.#given && !replayed) return this.first({ expiresAt }); // it has one of finalStatuses
+    return body ? responseOf({ ...failure, status }) : this.problem(failure, status);
+  }
+
+  // A problem document (RFC 9457), or what the application makes of it. The client does not get
+  // messages of internal errors.
+  async problem(error, status) {
+    // A lost connection has no SQLSTATE.
+    const code = error instanceof Failure ? 'ID003' : sqlstate(error) ?? '08006';
+    const [, name, title] = PROBLEMS[code] ?? [];
+    const document = {
+      type: name ? `urn:idem:problem:${name}` : 'about:blank', title: title ?? STATUS_CODES[status],
+      status, sqlstate: code, ...(status < 500 && { detail: error.message }),
+    };
+    const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
+    const headers = {
+      ...lowerCase(error.headers), 'content-type': 'application/problem+json',
+      ...(after !== undefined && { 'retry-after': String(Math.max(1, Math.ceil(after / 1000))) }),
+    };
+    const made = answerOf(await this.#options.problem?.(document, this.#request)
+      ?? { status, body: document });
+    const { replayed, expiresAt } = error;
+    return responseOf({ ...made, headers: { ...headers, ...made.headers }, replayed, expiresAt });
+  }
+}
 
 // The headers that are stored with an answer. The type belongs to the body.
 function storedOf(neverStored = [], includeHeaders) {
@@ -163,15 +225,6 @@ function storedOf(neverStored = [], includeHeaders) {
   const allowed = includeHeaders && new Set(['content-type', ...lower(includeHeaders)]);
   return (headers) => Object.fromEntries(Object.entries(headers).filter(([name]) =>
     !denied.has(name) && (!allowed || allowed.has(name))));
-}
-
-// What is bound to the key.
-function boundRequest({ method, originalUrl, headers, body }) {
-  const hasBody = headers['transfer-encoding'] || Number(headers['content-length']) > 0;
-  if (hasBody && body === undefined) {
-    throw new Error('nothing has parsed the body of the request: use express.json(), for example');
-  }
-  return { method, url: originalUrl, body: Buffer.isBuffer(body) ? body.toString('base64') : body };
 }
 
 // Text and bytes are stored as they are. Anything else is JSON, which the scope can redact.
@@ -189,37 +242,74 @@ function answerOf(response) {
   return { status, headers: { 'content-type': type, ...sent }, body: Buffer.from(body) };
 }
 
-function responseOf({ status = 200, headers, response, body, replayed, expiresAt }) {
+const isNothing = (value) => value === undefined || value === null;
+
+// With the type of its JSON.
+function typed({ headers, response, body, ...rest }) {
   const sent = lowerCase(headers);
-  if (replayed) sent['idempotent-replayed'] = 'true';
-  if (expiresAt) sent['idempotency-expires'] = new Date(expiresAt).toUTCString();
-  if (body || response === null || response === undefined) return { status, headers: sent, body };
+  if (body || isNothing(response)) return { ...rest, headers: sent, body };
   const type = { 'content-type': 'application/json; charset=utf-8' };
-  return { status, headers: { ...type, ...sent }, body: Buffer.from(JSON.stringify(response)) };
+  return { ...rest, headers: { ...type, ...sent }, body: Buffer.from(json('body', response)) };
 }
 
-// A problem document (RFC 9457). The client does not get messages of internal errors.
-function problem(error, status) {
-  // A lost connection has no SQLSTATE.
-  const code = error instanceof Failure ? 'ID003' : sqlstate(error) ?? '08006';
-  const [, name, title] = PROBLEMS[code] ?? [];
-  const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
-  return {
-    status,
-    headers: {
-      ...lowerCase(error.headers), 'content-type': 'application/problem+json',
-      ...(after !== undefined && { 'retry-after': String(Math.max(1, Math.ceil(after / 1000))) }),
-    },
-    response: {
-      type: name ? `urn:idem:problem:${name}` : 'about:blank', title: title ?? STATUS_CODES[status],
-      status, sqlstate: code, ...(status < 500 && { detail: error.message }),
-    },
-    replayed: error.replayed,
-    expiresAt: error.expiresAt,
-  };
+function responseOf({ replayed, expiresAt, ...answer }) {
+  const { status = 200, headers, body } = typed(answer);
+  if (replayed) headers['idempotent-replayed'] = 'true';
+  if (expiresAt) headers['idempotency-expires'] = new Date(expiresAt).toUTCString();
+  return { status, headers, body };
 }
 
 const lowerCase = (headers) => Object.fromEntries(
   Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));
 
-module.exports = { checkOptions, parseKey, respond };
+const SENT = 'the answer is sent after COMMIT: the handler must return it, and not send it itself';
+const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
+
+// The work, during which nothing is sent: a client that has been told 201 must find the payment.
+// What it does to the response itself, its status and headers, belongs to the answer; and what an
+// attempt has done that was rolled back is undone, with its listeners.
+function unsent(response, raw, work) {
+  let before;
+  const listeners = () => ['finish', 'close'].flatMap((event) =>
+    raw.rawListeners(event).map((listener) => ({ event, listener })));
+  const changed = () => Object.entries(response.getHeaders())
+    .filter(([name, value]) => before.headers[name] !== value);
+  const reset = () => {
+    response.statusCode = before.status;
+    for (const [name] of changed()) {
+      response.removeHeader(name);
+      if (name in before.headers) raw.setHeader(name, before.headers[name]);
+    }
+  };
+  return async (client) => {
+    let mistake;
+    if (before) reset();
+    before ??= {
+      status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
+    };
+    for (const { event, listener } of listeners()) {
+      if (!before.listeners.some((of) => of.listener === listener)) raw.off(event, listener);
+    }
+    const restored = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
+      .map((name) => {
+        const own = Object.getOwnPropertyDescriptor(of, name);
+        of[name] = () => { throw mistake = new Error(SENT); };
+        return () => (own ? Object.defineProperty(of, name, own) : delete of[name]);
+      })).reverse();
+    try {
+      const answer = known(await work(client), 'status', 'headers', 'body');
+      if (mistake) throw mistake; // also one that was swallowed
+      const text = (value) => (Array.isArray(value) ? value.map(String) : String(value));
+      const own = changed().map(([name, value]) => [name, text(value)]);
+      return { status: response.statusCode, ...answer,
+        headers: { ...Object.fromEntries(own), ...headerFields(answer.headers) } };
+    } catch (error) {
+      throw mistake ?? error;
+    } finally {
+      reset();
+      for (const restore of restored) restore();
+    }
+  };
+}
+
+module.exports = { checkOptions, parseKey, respond, unsent };

@@ -1,4 +1,7 @@
 import type { PoolClient } from 'pg';
+import type { HttpOptions, HttpRequest, HttpResponse } from './http';
+
+export type { HttpOptions, HttpRequest, HttpResponse } from './http';
 
 /** A pool of node-postgres, or anything that connects as one. */
 export interface Pool {
@@ -35,17 +38,21 @@ export interface Options {
   retry?: Retry;
   /** The record table, for a scope that has its records elsewhere: see idem.use_records(). */
   records?: string;
-  /** Called with each replay, conflict and refusal, after retries: for logs and metrics. */
+  /** Called with each step of an operation: for logs, metrics and spans. */
   onEvent?: (event: Event) => void;
 }
 
 export interface Event {
-  type: 'replay' | 'conflict' | 'refused';
+  /** 'claimed' or 'retried', and at the end one of the others. */
+  type: 'claimed' | 'retried' | 'completed' | 'failed' | 'replayed' | 'conflict' | 'refused'
+    | 'not_stored' | 'error';
   scope: string;
   key?: string;
   tenant?: string;
-  /** The replayed Failure, or what the caller gets. */
-  error?: Error;
+  /** What is thrown, or the reason of a retry. */
+  error?: unknown;
+  /** Since the call began. */
+  seconds: number;
 }
 
 export interface Operation extends Options {
@@ -104,6 +111,15 @@ export class Refused extends Error {
   readonly dataType?: string;
 }
 
+/**
+ * Throw it in an operation to roll it back and to answer all the same. Nothing is stored, and a
+ * retry runs again: for errors inside of an answer that says success.
+ */
+export class NotStored extends Error {
+  constructor(response: unknown);
+  readonly response: unknown;
+}
+
 /** ID002: the key was used for a different request. */
 export class Conflict extends Refused {
   constructor(
@@ -123,7 +139,8 @@ export class LeaseLost extends Refused {
  */
 export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
-  options: Options,
+  /** The name is bound to the key: by default, that of the handler. */
+  options: Options & { name?: string },
   handler: (client: PoolClient, request: Request) => Promise<Response>,
 ): (key: string, request: Request, more?: Partial<Options>) => Promise<Response>;
 
@@ -194,6 +211,7 @@ export interface WorkerOptions {
   signals?: NodeJS.Signals[];
   backoff?: Backoff;
   retry?: Retry;
+  onEvent?: (event: Event) => void;
   /** Called with the error of an attempt, or of the server: to log it. */
   onError?: (error: unknown, lease?: Lease) => void;
 }
@@ -218,6 +236,17 @@ export function transaction<T>(
   work: (client: PoolClient) => Promise<T>,
   options?: { begin?: string; retry?: Retry },
 ): Promise<T>;
+
+/**
+ * The response to a request, for frameworks such as Koa, Hono and Nest: send it as it is. work()
+ * returns the response to store. Throws what the framework's error handler must get.
+ */
+export function respond<Request extends HttpRequest>(
+  pool: Pool,
+  options: HttpOptions<Request>,
+  request: Request,
+  work: (client: PoolClient) => Promise<HttpResponse>,
+): Promise<{ status: number; headers: Headers; body?: Buffer }>;
 
 /**
  * The key in an Idempotency-Key header: a string in double quotes, or a token. undefined if there

@@ -1,10 +1,12 @@
 'use strict';
 // Operations of several steps, which call other services and so cannot be one transaction.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { Failure, LeaseLost, sqlstate } = require('./errors.js');
+const {
+  Failure, LeaseLost, asRefused, reported, reporter, sqlstate,
+} = require('./errors.js');
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
-const { answerOf, completed, grant, observed, stored, withDefaults } = require('./operation.js');
+const { answerOf, completed, grant, stored, withDefaults } = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
 const { interval, json, text } = require('./values.js');
@@ -221,14 +223,17 @@ function lease(pool, operation, work) {
   const { request, onEvent } = operation;
   const bound = { ...withDefaults(operation), ...leased(operation) };
   const statement = statements.choose(bound.records) + statements.claim(bound);
-  return observed(onEvent, bound, async () => {
+  const report = reporter(onEvent, bound);
+  return reported(report, async () => {
     const { held, answer } = await repeated(pool, bound.retry, async (client, conclude) => {
       const sent = performance.now();
-      const granted = grant(await client.query(`BEGIN; ${statement}; COMMIT`));
+      const granted = grant(
+        await client.query(`BEGIN; ${statement}; COMMIT`).catch(asRefused));
       conclude();
       if (!granted.claimed) return { answer: stored(granted, bound) };
+      report('claimed');
       return { held: new Lease(pool, { ...bound, request }, granted, sent) };
-    });
+    }, report);
     return held ? held.perform(work) : answer;
   });
 }

@@ -1,12 +1,12 @@
 'use strict';
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
-const { Conflict, Failure, Refused, refusal, sqlstate } = require('./errors.js');
+const { Failure, NotStored, asRefused, refusal, reported, reporter } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const { choose, claim, complete, expiry, fail } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  bodyBytes, headerFields, interval, json, known, tenantText, text,
+  JsonText, bodyBytes, headerFields, interval, json, known, tenantText, text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
@@ -18,20 +18,27 @@ const WAIT = 2_000; // milliseconds
 async function run(pool, operation, work) {
   const { begin = 'BEGIN', records, retry, onEvent } = operation;
   const bound = withDefaults(operation);
+  const report = reporter(onEvent, bound);
   const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT pg_idem`;
-  return observed(onEvent, bound, () => repeated(pool, retry, async (client, conclude) => {
-    const granted = grant(await client.query(first));
-    if (granted.claimed) return operate(client, granted.token, bound, work);
+  return reported(report, () => repeated(pool, retry, async (client, conclude) => {
+    const granted = grant(await client.query(first).catch(asRefused));
+    if (granted.claimed) {
+      report('claimed');
+      return operate(client, granted.token, bound, work);
+    }
     conclude('COMMIT'); // the caller need not wait for it: nothing was written
     return stored(granted, bound);
-  }));
+  }, report));
 }
 
 // The operation as the statements need it, once it is known to be one.
-function withDefaults({ scope, key, request, ttl, wait = WAIT, records, ...rest }) {
+function withDefaults({
+  scope, key, request, ttl, wait = WAIT, records, parse = JSON.parse, ...rest
+}) {
   if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
   return {
-    ...rest, scope: text('scope', scope), key: text('key', key), wait: interval('wait', wait),
+    ...rest, parse, scope: text('scope', scope), key: text('key', key),
+    wait: interval('wait', wait),
     request: request === null ? null : json('request', request),
     ttl: ttl === undefined ? undefined : interval('ttl', ttl),
     records: records === undefined ? undefined : text('record table', records),
@@ -67,7 +74,7 @@ async function completed(client, bound, token, answer) {
   const { response, ...kept } = await finish(client, bound, [complete(token, answer)]);
   const { status, headers, body } = answer;
   // As a retry will get it: JSON has no Date, for example.
-  return { response: JSON.parse(response), status, headers: headerFields(headers),
+  return { response: bound.parse(response), status, headers: headerFields(headers),
     body: bodyBytes(body), replayed: false, ...kept };
 }
 
@@ -85,14 +92,14 @@ function asIgnored(error) {
 }
 
 // The stored answer or Failure. Throws what a claim that is not answered is refused with.
-function stored(claimed, { key, sendRetention }) {
+function stored(claimed, { key, sendRetention, parse }) {
   const { outcome, response, status, headers, body, error, expiresAt } = claimed;
   checkHeaders(headers);
   const rest = {
     status: status ?? undefined, headers: headers ?? undefined, body: body ?? undefined,
   };
   const kept = { replayed: true, ...(sendRetention && { expiresAt }) };
-  if (outcome === 'completed') return { response: JSON.parse(response), ...rest, ...kept };
+  if (outcome === 'completed') return { response: parse(response), ...rest, ...kept };
   if (outcome !== 'failed') throw refusal(claimed, key);
   const message = error?.message ?? `operation "${key}" has failed permanently`;
   return Object.assign(new Failure(message, { ...error, ...rest }), kept);
@@ -108,40 +115,20 @@ function checkHeaders(headers) {
   }
 }
 
-// Calls the hook with a replay, a conflict or a refusal of the call. Throws a Failure that the call
-// returns.
-async function observed(onEvent, about, call) {
-  const tell = (type, error) => {
-    const { scope, key, tenant } = about; // a key may have been found by now
-    try {
-      onEvent?.({ type, scope, key, tenant, error });
-    } catch (mistake) { // of the hook: the operation is as it is
-      process.emitWarning(mistake);
-    }
-  };
-  try {
-    const outcome = await call();
-    if (outcome instanceof Failure) throw outcome;
-    if (outcome.replayed) tell('replay');
-    return outcome;
-  } catch (error) {
-    if (error?.replayed) tell('replay', error);
-    else if (error instanceof Conflict) tell('conflict', error);
-    else if (error instanceof Refused || sqlstate(error) === 'ID007') tell('refused', error);
-    throw error;
-  }
-}
-
 // A function of (key, request) that runs handler(client, request) once for each key, and returns
-// what it returned.
-function idempotent(pool, options, handler) {
+// what it returned. Its name is bound to the key, too, so that no other function gets its answer.
+function idempotent(pool, { name, ...options }, handler) {
+  const bound = text('name of the function', name ?? handler.name);
+  if (bound === '') throw new TypeError('the function has no name to bind: pass the option name');
   return async (key, request, more) => {
-    const { response } = await run(pool, { ...options, ...more, key, request },
+    const text = request === null ? 'null' : json('request', request);
+    const called = new JsonText(`{"function": ${JSON.stringify(bound)}, "request": ${text}}`);
+    const { response } = await run(pool, { ...options, ...more, key, request: called },
       async (client) => ({ response: await handler(client, request) }));
     return response;
   };
 }
 
 module.exports = {
-  answerOf, completed, grant, idempotent, observed, run, stored, withDefaults,
+  answerOf, completed, grant, idempotent, run, stored, withDefaults,
 };

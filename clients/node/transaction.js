@@ -1,7 +1,9 @@
 'use strict';
 // Connections of the pool, and what is repeated on them.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { isTransient, rethrowAsLost, retryAfter, sqlstate } = require('./errors.js');
+const {
+  isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
+} = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 
 const RETRY = {
@@ -20,7 +22,7 @@ function pause(error, attempt, { first, longest }) {
 
 // Calls attempt(client) on a connection of the pool, and again on another one after an error that
 // this can cure. An attempt begins a transaction, and leaves none.
-async function repeated(pool, retry, attempt) {
+async function repeated(pool, retry, attempt, report = () => {}) {
   const policy = { ...RETRY, ...retry };
   const latest = performance.now() + policy.deadline;
   for (let count = 1; ; count++) {
@@ -32,6 +34,7 @@ async function repeated(pool, retry, attempt) {
       const delay = pause(error, count, policy);
       if (performance.now() + delay > latest) throw error;
       policy.onRetry(error, count, delay);
+      report('retried', error);
       await sleep(delay);
     }
   }
@@ -40,7 +43,7 @@ async function repeated(pool, retry, attempt) {
 // attempt(client, conclude) may call conclude(statement) to end its transaction without waiting for
 // it, or conclude() if none is open. The connection then goes back to the pool.
 async function connected(pool, attempt) {
-  const client = await pool.connect().catch(rethrowAsLost);
+  const client = await pool.connect().catch(rethrowAsUnreachable);
   let broken;
   let concluding;
   const notice = (error) => { broken = error; }; // without a listener, the process would end

@@ -1,7 +1,7 @@
 'use strict';
 // Takes leased operations that others left, and finishes them.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { isTransient, sqlstate } = require('./errors.js');
+const { isTransient, reported, reporter, sqlstate } = require('./errors.js');
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
@@ -83,7 +83,9 @@ class Worker {
     const bound = { ...this.#options, key, request, tenant: taken.tenant || undefined };
     const lease = new Lease(this.#pool, bound, taken, sent);
     if (this.#stopping.signal.aborted) lease.cancel(this.#stops);
-    const end = lease.perform(this.#work)
+    const report = reporter(this.#options.onEvent, bound);
+    report('claimed');
+    const end = reported(report, () => lease.perform(this.#work))
       .catch((error) => { if (error !== this.#stops) this.#options.onError(error, lease); })
       .finally(() => { this.#running.delete(lease); this.#wake(); });
     this.#running.set(lease, end);

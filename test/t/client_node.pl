@@ -60,7 +60,7 @@ $_->stop for @proxies;
 }
 is_deeply([ map { $_->cuts } @proxies ], [ (4) x @points ], 'leases: each proxy has cut four connections');
 $_->stop for @proxies;
-passes($_) for qw(edge.test.js guard.test.js waits.test.js killed.test.js http.test.js accepted.test.js intent.test.js readme.test.js);
+passes($_) for qw(edge.test.js guard.test.js waits.test.js killed.test.js http.test.js bound.test.js accepted.test.js intent.test.js readme.test.js);
 is(locks($node), 0, 'no key lock is left');
 
 # Types ---------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@ const assert = require('node:assert/strict');
 const { existsSync } = require('node:fs');
 const path = require('node:path');
 const { after, test } = require('node:test');
-const { Pool } = require('pg');
-const { Conflict, Failure, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
+const { Client, Pool } = require('pg');
+const { Conflict, Failure, NotStored, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, settled, state, useUpAttempts } = require('./support.js');
 
 after(finish);
 
 const once = { attempts: 1 };
 const payOnce = idempotent(pool, { scope: 'payments' }, pay);
+const bound = (request, name = 'pay') => ({ function: name, request }); // of idempotent()
 const rejected = (promise) => promise.then(() => assert.fail('not rejected'), (error) => error);
 
 test('a retry gets the first answer, and has no second effect', async () => {
@@ -37,7 +38,7 @@ test('run() tells a replay from the first answer, which are otherwise the same',
 
 test('an operation without an answer', async () => {
   const { key, request } = operation();
-  const nothing = idempotent(pool, { scope: 'payments' }, async () => {});
+  const nothing = idempotent(pool, { scope: 'payments', name: 'nothing' }, async () => {});
   assert.deepEqual([await nothing(key, request), await nothing(key, request)], [null, null]);
 });
 
@@ -91,6 +92,56 @@ test('a key is text, and the request is said', async () => {
   assert.deepEqual([(await none(key)).replayed, (await none(key)).replayed], [false, true]);
 });
 
+test('the name of the function is bound: another one does not get its answer', async () => {
+  const { key, request } = operation();
+  await payOnce(key, request);
+  const refund = idempotent(pool, { scope: 'payments', name: 'refund' }, () => assert.fail('runs'));
+  assert.equal((await rejected(refund(key, request))).code, 'ID002');
+  assert.equal((await rejected(refund(key, null))).code, 'ID002');
+  const renamed = idempotent(pool, { scope: 'payments', name: 'pay' }, () => assert.fail('runs'));
+  assert.ok((await renamed(key, request)).payment);
+  for (const name of ['', undefined]) assert.throws(() => idempotent(pool, { scope: 'payments', name }, async () => {}), /no name to bind/);
+  assert.throws(() => idempotent(pool, { scope: 'payments', name: 7 }, pay), TypeError);
+});
+
+test('an answer that is not stored: rolled back, and returned all the same', async () => {
+  const { key, request } = operation();
+  const events = [];
+  let calls = 0;
+  const call = () => run(pool, { scope: 'payments', key, request, onEvent: ({ type }) => events.push(type) }, async (client) => {
+    await pay(client, request);
+    throw new NotStored({ errors: ++calls });
+  });
+  assert.deepEqual([await call(), await call()], [1, 2].map((errors) => ({ response: { errors }, replayed: false })));
+  assert.deepEqual([await effects(request), await state(key), events],
+    [0, 'absent', ['claimed', 'not_stored', 'claimed', 'not_stored']]);
+});
+
+test('an event for each step, with its seconds', async () => {
+  const { key, request } = operation();
+  const events = [];
+  const onEvent = ({ error, seconds, ...event }) => {
+    assert.ok(seconds >= 0 && seconds < 60);
+    events.push({ ...event, code: error?.code });
+  };
+  const call = (more, work = async (client) => { await pay(client, request); }) =>
+    run(pool, { scope: 'payments', key, request, tenant: 'ann', onEvent, retry: { first: 1 }, ...more }, work);
+  await pool.query('ALTER SEQUENCE tries RESTART');
+  await call({}, async (client) => { await client.query('SELECT lose_race()'); await pay(client, request); });
+  await call();
+  await rejected(call({ request: {} }));
+  await rejected(call({ key: '', request }));
+  const other = `${key} 2`;
+  await rejected(call({ key: other }, () => { throw new TypeError('a mistake'); }));
+  for (let n = 0; n < 2; n++) await rejected(call({ key: other }, () => { throw new Failure('declined'); }));
+  const told = (name, list) => list.map(([type, code]) => ({ type, scope: 'payments', key: name, tenant: 'ann', code }));
+  assert.deepEqual(events, [
+    ...told(key, [['claimed'], ['retried', '40001'], ['claimed'], ['retried', '40P01'], ['claimed'], ['completed'], ['replayed'], ['conflict', 'ID002']]),
+    ...told('', [['refused', 'ID007']]),
+    ...told(other, [['claimed'], ['error'], ['claimed'], ['failed', 'ID003'], ['replayed', 'ID003']]),
+  ]);
+});
+
 // Refusals ----------------------------------------------------------------------------------------
 
 test('another request under the same key is refused', async () => {
@@ -109,12 +160,12 @@ test('a conflict says which members differ, if the scope stores requests', async
   const { key, request } = operation();
   await payOnce(key, request, { scope: 'explaining' });
   const error = await rejected(payOnce(key, operation().request, { scope: 'explaining' }));
-  assert.deepEqual(error.differs, ['amount']);
+  assert.deepEqual(error.differs, ['request.amount']);
 });
 
 test('a key in flight: refused with a time, and answered once the holder has completed', async () => {
   const { key, request } = operation();
-  const held = await holder(key, request);
+  const held = await holder(key, bound(request));
   const error = await rejected(payOnce(key, request, { wait: 0, retry: once }));
   assert.deepEqual([error.code, error.constraint, isTransient(error)], ['ID001', 'in_progress', true]);
   assert.ok(retryAfter(error) >= 100);
@@ -127,7 +178,7 @@ test('a key in flight: refused with a time, and answered once the holder has com
 
 test('refusals are not retried if the caller does not want it', async () => {
   const { key, request } = operation();
-  const held = await holder(key, request);
+  const held = await holder(key, bound(request));
   const retry = { refusals: false, onRetry: () => assert.fail('retried') };
   assert.equal((await rejected(payOnce(key, request, { wait: 0, retry }))).code, 'ID001');
   await held.complete({});
@@ -135,7 +186,7 @@ test('refusals are not retried if the caller does not want it', async () => {
 
 test('an operation without attempts left is undecided: refused with a time, until it is decided', async () => {
   const { key, request } = operation();
-  const token = await useUpAttempts(key, request);
+  const token = await useUpAttempts(key, bound(request));
   const retry = { onRetry: () => assert.fail('retried') }; // its time is longer than the deadline
   const error = await rejected(payOnce(key, request, { retry }));
   assert.ok(error instanceof Refused && !(error instanceof Failure));
@@ -224,7 +275,7 @@ test('headers are stored as strings', async () => {
 test('a Failure undoes the effect, is stored, and is what every retry gets', async () => {
   const { key, request } = operation();
   let calls = 0;
-  const decline = idempotent(pool, { scope: 'payments' }, async (client) => {
+  const decline = idempotent(pool, { scope: 'payments', name: 'decline' }, async (client) => {
     calls++;
     await pay(client, request);
     throw new Failure('card declined', { sqlstate: 'P0402', hint: 'Use another card.', status: 402 });
@@ -238,7 +289,7 @@ test('a Failure undoes the effect, is stored, and is what every retry gets', asy
   }
   assert.deepEqual([first.replayed, retry.replayed, calls], [false, true, 1]);
   assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
-  const raised = await rejected(pool.query(`SELECT idem.claim('payments', $1, $2)`, [key, request]));
+  const raised = await rejected(pool.query(`SELECT idem.claim('payments', $1, $2)`, [key, bound(request, 'decline')]));
   assert.deepEqual([raised.code, raised.message], ['P0402', 'card declined']);
 });
 
@@ -259,7 +310,7 @@ test('a cancelled operation never runs', async () => {
   assert.deepEqual([error instanceof Failure, error.message, error.replayed], [true, 'too late', true]);
   assert.equal(await effects(request), 0);
   const undecided = operation();
-  await useUpAttempts(undecided.key, undecided.request);
+  await useUpAttempts(undecided.key, bound(undecided.request));
   assert.equal(await cancel(undecided.key), 'exhausted');
   assert.equal((await rejected(payOnce(undecided.key, undecided.request))).code, 'ID014');
 });
@@ -331,6 +382,22 @@ test('no server: retried, then reported', async () => {
   const error = await rejected(transaction(nowhere, () => {}, { retry: { attempts: 2, first: 1, deadline: 2_000 } }));
   assert.deepEqual([error.code, isTransient(error)], ['ECONNREFUSED', true]);
   await nowhere.end();
+});
+
+test('a database, role or password that is wrong is no transient error, nor are too many parameters', async () => {
+  const { key, request } = operation();
+  const of = async (settings) => {
+    const other = new Pool(settings);
+    const error = await rejected(run(other, { scope: 'payments', key, request, retry: { onRetry: () => assert.fail('retried') } }, () => {}));
+    await other.end();
+    return [error.code ?? error.message, isTransient(error)];
+  };
+  assert.deepEqual(await of({ database: 'no such' }), ['3D000', false]);
+  assert.deepEqual(await of({ user: 'no such' }), ['28000', false]);
+  class Sasl extends Client { connect(done) { done(new Error('SASL: SCRAM-SERVER-FIRST-MESSAGE: client password must be a string')); } }
+  assert.equal((await of({ Client: Sasl }))[1], false);
+  const many = await rejected(transaction(pool, (client) => client.query('SELECT $1', Array(65_537).fill(1))));
+  assert.equal(isTransient(many), false);
 });
 
 test('a refused connection of another kind, outside the database, is not retried', async () => {

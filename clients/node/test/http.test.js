@@ -4,7 +4,7 @@ const http = require('node:http');
 const { Readable } = require('node:stream');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure, parseKey } = require('pg-idem');
+const { Failure, NotStored, parseKey, respond } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, state, useUpAttempts } = require('./support.js');
 
 const servers = [];
@@ -12,8 +12,10 @@ after(() => Promise.all([finish(), ...servers.map((server) => server.close())]))
 
 let retried = 0;
 const events = [];
-const onEvent = ({ type, scope, key, tenant, error, request }) =>
-  events.push([type, scope, key, tenant, error?.code, Boolean(request.headers)]);
+const onEvent = ({ type, scope, key, tenant, error, request, seconds }) => {
+  assert.ok(request.headers && seconds >= 0);
+  events.push([type, scope, key, tenant, error?.code]);
+};
 
 // How the attempt ends that follows one which answered 200 and failed to commit.
 let attempts = 0;
@@ -26,6 +28,8 @@ const ends = {
 
 let client_; // the tenant of a request to /any
 let given; // what its handler answers
+const logged = [];
+const log = { error: (error) => logged.push(error.code) };
 
 // What both frameworks serve: path, options, handler.
 const routes = {
@@ -67,10 +71,28 @@ const routes = {
     return { body: {} };
   }],
   '/told': [{ scope: 'payments', wait: 0, tenant: () => 'acme', onEvent }, async (request) => {
-    if (request.body.then) ends[request.body.then]();
-    return { body: {} };
+    return (request.body.then && ends[request.body.then]()) || { body: {} };
   }],
   '/told-badly': [{ scope: 'payments', tenant: null, onEvent: () => { throw new Error('of the hook'); } }, async () => ({ body: {} })],
+  '/graphql': [{ scope: 'payments', tenant: null, onEvent, storeIf: ({ body }) => !body.errors }, async (request, client) => {
+    await pay(client, request.body);
+    if (request.body.then === 'raised') throw new NotStored({ status: 201, headers: { 'x-a': '1' }, body: { raised: true } });
+    return { headers: { 'x-a': '1' }, body: request.body.then ? { errors: [1] } : { data: 1 } };
+  }],
+  '/final': [{ scope: 'payments', tenant: null, finalStatuses: [402] }, async (request, client) => {
+    await pay(client, request.body);
+    return { status: 402, headers: { 'x-a': '1', 'set-cookie': 'a=1' }, body: { declined: request.body.amount } };
+  }],
+  '/chosen': [{ scope: async ({ headers }) => headers['x-scope'], tenant: null }, async () => ({ body: {} })],
+  '/formatted': [{ scope: 'payments', tenant: null, wait: 0, problem: ({ status, sqlstate, type }, request) => ({
+    status: request.body.then === 'rpc' ? 200 : status, headers: { 'content-type': 'application/json' }, body: { error: { code: sqlstate, type } },
+  }) }, async (request) => (request.body.failure ? ends.failure() : {})],
+  '/zero': [{ scope: 'payments', tenant: null }, async (request, client) => { await client.query('SELECT 1 / 0'); }],
+  '/forbidden': [{ scope: 'payments', tenant: null }, async (request, client) => {
+    await client.query('SET LOCAL ROLE pg_monitor');
+    await pay(client, request.body);
+  }],
+  '/many': [{ scope: 'payments', tenant: null }, (request, client) => client.query('SELECT $1', Array(65_537).fill(1))],
   '/cards': [{ scope: 'secretive', tenant: null }, async () => ({ body: { card: { number: '4111', brand: 'visa' } } })],
   '/limited': [{ scope: 'limited', tenant: (request) => request.headers['x-account'] }, async () => ({})],
   '/fresh': [{ scope: 'fresh', tenant: null }, async () => ({})],
@@ -102,14 +124,19 @@ const routes = {
     if (attempts === 1) return { headers: { 'x-attempt': '1', 'set-cookie': 'a=1' }, body: 'paid' };
     return ends[request.body.then]();
   }],
-  '/slow': [{ scope: 'payments', tenant: null }, async (request, client) => {
+  '/slow': [{ scope: 'payments', tenant: null, log }, async (request, client) => {
     await client.query(`SET LOCAL statement_timeout = '1 ms'`);
     await client.query('SELECT pg_sleep(600)');
   }],
   '/number': [{ scope: 'payments', tenant: null }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
-  '/lost': [{ scope: 'payments', tenant: null }, (request, client) =>
+  '/lost': [{ scope: 'payments', tenant: null, log }, (request, client) =>
     client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`)],
 };
+
+// The habits of a handler that has the response of its framework, which the test passes.
+let habit;
+let response_;
+const sayNothing = () => {};
 
 // Listening applications, by framework. /away is on a pool without a server, /unparsed has no parser.
 const away = new Pool({ host: '127.0.0.1', port: 1 });
@@ -123,7 +150,11 @@ const frameworks = {
     for (const [path, [options, handler]] of Object.entries(routes)) {
       app.post(path, idempotent(pool, options, handler));
     }
-    app.post('/away', idempotent(away, { scope: 'payments', tenant: null }, async () => ({})));
+    app.post('/habits', (req, res, next) => { res.set('x-before', 'kept'); next(); }, (req, res, next) => {
+      response_ = res;
+      idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
+    });
+    app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
     app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
     return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
   },
@@ -136,7 +167,11 @@ const frameworks = {
         child.post(path, child.idempotent(options, handler));
       }
     });
-    fastify.post('/away', idempotent(away, { scope: 'payments', tenant: null }, async () => ({})));
+    fastify.post('/habits', { preHandler: async (request, reply) => { reply.header('x-before', 'kept'); } }, (request, reply) => {
+      response_ = reply.raw;
+      return idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, reply))(request, reply);
+    });
+    fastify.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
     fastify.setErrorHandler((error, request, reply) => reply.code(500).send({ error: error.message }));
     await fastify.listen({ host: '127.0.0.1', port: 0 });
     return fastify.server;
@@ -242,6 +277,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.equal((await post('/optional', key, request)).headers['idempotent-replayed'], 'true');
       assert.equal(await effects(request), 3);
       await isProblem(await post('/optional', '"open', request), 400, `${urn}invalid_key`);
+      await isProblem(await post('/optional', '', request), 400, `${urn}invalid_key`, /is empty/);
       for (const [then, status] of [['failure', 402], ['refusal', 201], ['mistake', 500]]) {
         const other = operation().request;
         assert.equal((await post('/optional', undefined, { ...other, then })).status, status);
@@ -281,22 +317,22 @@ for (const [name, listen] of Object.entries(frameworks)) {
       }
     });
 
-    await t.test('a hook is told of replays, conflicts and refusals', async () => {
+    await t.test('a hook is told of each step of an operation', async () => {
       const { key, request } = operation();
-      events.length = 0;
-      await post('/told', key, request);
-      assert.deepEqual(events, []);
-      await post('/told', key, request);
-      await post('/told', key, operation().request);
       const other = operation();
-      await post('/told', other.key, { then: 'failure' });
-      await post('/told', other.key, { then: 'failure' });
-      await post('/told', undefined, request);
-      await post('/told', 'k'.repeat(300), request);
       const about = ['payments', key, 'acme'];
-      assert.deepEqual(events, [['replay', ...about, undefined, true], ['conflict', ...about, 'ID002', true],
-        ['replay', 'payments', other.key, 'acme', 'P0402', true],
-        ['refused', 'payments', undefined, 'acme', 'ID007', true], ['refused', 'payments', undefined, 'acme', 'ID007', true]]);
+      const seen = async (call) => { events.length = 0; await call(); return events.map(([type, ...rest]) => (assert.deepEqual(rest.slice(0, 3), about), [type, rest[3]])); };
+      assert.deepEqual(await seen(() => post('/told', key, request)), [['claimed', undefined], ['completed', undefined]]);
+      assert.deepEqual(await seen(() => post('/told', key, request)), [['replayed', undefined]]);
+      assert.deepEqual(await seen(() => post('/told', key, operation().request)), [['conflict', 'ID002']]);
+      about[1] = other.key;
+      for (const [then, type, code] of [['mistake', 'error', undefined], ['refusal', 'not_stored', undefined], ['failure', 'failed', 'P0402']]) {
+        assert.deepEqual(await seen(() => post('/told', other.key, { then })), [['claimed', undefined], [type, code]]);
+      }
+      assert.deepEqual(await seen(() => post('/told', other.key, { then: 'failure' })), [['replayed', 'P0402']]);
+      about[1] = undefined;
+      assert.deepEqual(await seen(() => post('/told', undefined, request)), [['refused', 'ID007']]);
+      assert.deepEqual(await seen(() => post('/told', 'k'.repeat(300), request)), [['refused', 'ID007']]);
       const warned = new Promise((resolve) => { process.once('warning', resolve); });
       const hooked = operation();
       assert.equal((await post('/told-badly', hooked.key, request)).status, 200);
@@ -313,7 +349,6 @@ for (const [name, listen] of Object.entries(frameworks)) {
       await isProblem(await post('/payments', ['one', 'two'], request), 400, type);
       await isProblem(await post('/payments', '"open', request), 400, type);
       await isProblem(await post('/strong', '4711', request), 400, type, /weak/);
-      await isProblem(await post('/number', operation().key, request), 400, 'about:blank', /numeric/);
       await isProblem(await post('/payments', operation().key, { note: '\0' }), 400, 'about:blank');
       assert.equal(await effects(request), 0);
     });
@@ -447,6 +482,105 @@ for (const [name, listen] of Object.entries(frameworks)) {
       }
     });
 
+    await t.test('an answer that must not be stored: rolled back, and sent', async () => {
+      for (const [then, status, body] of [['errors', 200, { errors: [1] }], ['raised', 201, { raised: true }]]) {
+        const { key, request } = operation();
+        events.length = 0;
+        for (let n = 0; n < 2; n++) {
+          const { headers, ...answer } = await post('/graphql', key, { ...request, then });
+          assert.deepEqual([answer.status, JSON.parse(answer.body), headers['x-a'], headers['idempotent-replayed']], [status, body, '1', undefined]);
+        }
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+        assert.deepEqual(events.map(([type]) => type), ['claimed', 'not_stored', 'claimed', 'not_stored']);
+      }
+      const { key, request } = operation();
+      await post('/graphql', key, request);
+      assert.equal((await post('/graphql', key, request)).headers['idempotent-replayed'], 'true');
+      assert.equal(await effects(request), 1);
+    });
+
+    await t.test('a final status: the effect is undone, and the answer stored', async () => {
+      const { key, request } = operation();
+      const [first, retry] = [await post('/final', key, request), await post('/final', key, request)];
+      for (const { status, headers, body } of [first, retry]) {
+        assert.deepEqual([status, headers['x-a'], headers['content-type'], JSON.parse(body)],
+          [402, '1', 'application/json; charset=utf-8', { declined: request.amount }]);
+      }
+      assert.deepEqual([first, retry].map(({ headers }) => [headers['set-cookie'], headers['idempotent-replayed']]), [[['a=1'], undefined], [undefined, 'true']]);
+      assert.deepEqual([await effects(request), await state(key)], [0, 'failed']);
+    });
+
+    await t.test('a scope that the request chooses', async () => {
+      const { key, request } = operation();
+      for (const scope of ['payments', 'charges']) await post('/chosen', key, request, { 'x-scope': scope });
+      assert.deepEqual([await state(key, 'payments'), await state(key, 'charges')], ['completed', 'completed']);
+      assert.equal((await post('/chosen', operation().key, request)).status, 500);
+    });
+
+    await t.test('problems in the format of the application', async () => {
+      const { key, request } = operation();
+      const held = await holder(key, { method: 'POST', url: '/formatted', body: request });
+      const response = await post('/formatted', key, request);
+      assert.deepEqual([response.status, response.headers['content-type'], response.headers['retry-after'], JSON.parse(response.body)],
+        [409, 'application/json', '1', { error: { code: 'ID001', type: `${urn}in_progress` } }]);
+      await held.complete({});
+      assert.equal((await post('/formatted', undefined, { then: 'rpc' })).status, 200);
+      const other = operation();
+      for (const replayed of [undefined, 'true']) {
+        const failed = await post('/formatted', other.key, { failure: 1 });
+        assert.deepEqual([failed.status, JSON.parse(failed.body), failed.headers['idempotent-replayed']],
+          [402, { error: { code: 'ID003', type: `${urn}key_failed` } }, replayed]);
+      }
+    });
+
+    await t.test('a fault of the service is 500, and goes to the error handler', async () => {
+      for (const [path, message] of [['/zero', /division by zero/], ['/forbidden', /permission denied/], ['/many', /./]]) {
+        const { key, request } = operation();
+        const response = await post(path, key, request);
+        assert.deepEqual([response.status, Object.keys(JSON.parse(response.body))], [500, ['error']], path);
+        assert.match(JSON.parse(response.body).error, message);
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+    });
+
+    await t.test('an answer that the handler sends itself is refused before the client is told', async () => {
+      const sends = {
+        express: [(res) => res.status(201).json({}), (res) => { res.status(201).json({}); }, (res) => { try { res.send('a'); } catch { /* ignored */ } return {}; },
+          (res) => res.redirect('/'), (res) => res.sendStatus(201), (res) => { res.writeHead(201); res.end('a'); }, (res) => res.write('a')],
+        fastify: [(reply) => reply.code(201).send({}), (reply) => { reply.send({}); return reply; }, (reply) => { try { reply.send('a'); } catch { /* ignored */ } return {}; },
+          (reply) => reply.redirect('/'), (reply) => reply.hijack(), (reply) => { reply.raw.writeHead(201); reply.raw.end('a'); }, (reply) => reply.raw.write('a')],
+      };
+      for (const sent of sends[name]) {
+        const { key, request } = operation();
+        habit = async (q, client, response) => { await pay(client, request); return sent(response); };
+        const response = await post('/habits', key, request);
+        assert.deepEqual([response.status, response.headers.location], [500, undefined], String(sent));
+        assert.match(JSON.parse(response.body).error, /is sent after COMMIT/);
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+    });
+
+    await t.test('status and headers that the handler sets on the response belong to the answer, once', async () => {
+      const { key, request } = operation();
+      let finished = 0;
+      await pool.query('ALTER SEQUENCE tries RESTART');
+      habit = async (q, client, response) => {
+        const attempt = await one("SELECT nextval('commits')");
+        response_.on('finish', () => { finished++; });
+        response[name === 'express' ? 'set' : 'header'](`x-${attempt}`, 'a').header('x-n', 5);
+        response[name === 'express' ? 'status' : 'code'](201);
+        await client.query('SELECT lose_race()');
+        return { headers: { 'x-own': '1' }, body: await pay(client, request) };
+      };
+      await pool.query('ALTER SEQUENCE commits RESTART');
+      const [first, retry] = [await post('/habits', key, request), await post('/habits', key, request)];
+      for (const { status, headers } of [first, retry]) {
+        assert.deepEqual([status, headers['x-before'], headers['x-1'], headers['x-2'], headers['x-3'], headers['x-n'], headers['x-own']],
+          [201, 'kept', undefined, undefined, 'a', '5', '1']);
+      }
+      assert.deepEqual([first.body, finished, await effects(request)], [retry.body, 1, 1]);
+    });
+
     await t.test('a status from 400 on: rolled back, and not stored', async () => {
       const { key, request } = operation();
       const response = await post('/teapot', key, request);
@@ -455,7 +589,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
     });
 
     await t.test('a mistake goes to the framework, and nothing is stored', async () => {
-      for (const [path, message] of [['/mistake', /a mistake/], ['/naked', /must return/], ['/unknown', /scope/]]) {
+      for (const [path, message] of [['/mistake', /a mistake/], ['/naked', /must return/], ['/unknown', /scope/], ['/number', /numeric/]]) {
         const { key, request } = operation();
         const response = await post(path, key, request);
         assert.equal(response.status, 500);
@@ -487,12 +621,14 @@ for (const [name, listen] of Object.entries(frameworks)) {
       await pool.query('ALTER SEQUENCE tries RESTART');
       assert.equal((await post('/races', key, request)).status, 200);
       assert.equal(await effects(request), 1);
+      logged.length = 0;
       for (const path of ['/lost', '/slow', '/away']) {
         const response = await post(path, operation().key, request);
         assert.equal(response.headers['retry-after'], '1');
         await isProblem(response, 503, 'about:blank');
         assert.equal(JSON.parse(response.body).detail, undefined);
       }
+      assert.deepEqual(logged, ['40001', '57014', 'ECONNREFUSED']);
     });
   });
 }
@@ -504,6 +640,61 @@ test('express: a body that nothing has parsed is a mistake', async (t) => {
   servers.push(server);
   const response = await sender(server)('/unparsed', operation().key, { amount: 1 });
   assert.deepEqual([response.status, /nothing has parsed the body/.test(response.body)], [500, true]);
+});
+
+test('fastify: the schema shapes what is stored, and a replay is not serialised again', async (t) => {
+  try { require('fastify'); } catch { return t.skip('not installed'); }
+  const app = require('fastify')();
+  const { idempotent } = require('pg-idem/fastify');
+  let serialised = 0;
+  const options = { scope: 'payments', tenant: null };
+  const response = { 201: { type: 'object', properties: { id: { type: 'number' }, at: { type: 'string' } } } };
+  const secret = { id: 1, password: 'SECRET', at: new Date(0) };
+  app.post('/shaped', { schema: { response } }, idempotent(pool, options, async () => ({ status: 201, body: secret })));
+  app.post('/plain', { schema: { response } }, async (request, reply) => reply.code(201).send(secret));
+  app.post('/own', { serializerCompiler: () => (body) => { serialised++; return `<id>${body.id}</id>`; }, schema: { response } },
+    idempotent(pool, options, async () => ({ status: 201, headers: { 'Content-Type': 'text/xml' }, body: secret })));
+  app.post('/map', { schema: { response } }, idempotent(pool, options, async () => ({ status: 201, body: new Map() })));
+  app.post('/this', idempotent(pool, options, async function () { return { body: { same: this === app } }; }));
+  let once = 0;
+  app.addHook('onSend', async (request, reply, payload) => payload);
+  app.addHook('onResponse', async () => { once++; });
+  const post = (url, key) => app.inject({ method: 'POST', url, payload: {}, headers: { 'idempotency-key': key } });
+  const { key } = operation();
+  const [first, retry, plain] = [await post('/shaped', key), await post('/shaped', key), await post('/plain', key)];
+  assert.deepEqual([first.json(), retry.json()], [plain.json(), plain.json()]);
+  assert.deepEqual([retry.headers['idempotent-replayed'], once], ['true', 3]);
+  assert.deepEqual(await one(`SELECT response FROM idem.lookup('payments', $1)`, [key]), { id: 1, at: '1970-01-01T00:00:00.000Z' });
+  const other = operation();
+  for (const replayed of [undefined, 'true']) {
+    const { statusCode, headers, body } = await post('/own', other.key);
+    assert.deepEqual([statusCode, headers['content-type'], body, headers['idempotent-replayed'], serialised], [201, 'text/xml', '<id>1</id>', replayed, 1]);
+  }
+  assert.equal((await post('/map', operation().key)).statusCode, 500);
+  assert.deepEqual((await post('/this', operation().key)).json(), { same: true });
+  await app.close();
+});
+
+test('respond() is for other frameworks', async () => {
+  const { key, request } = operation();
+  const asked = { method: 'POST', url: '/payments', headers: { 'idempotency-key': `"${key}"`, 'content-length': '9' }, body: request };
+  const call = (more) => respond(pool, { scope: 'payments', tenant: null }, { ...asked, ...more },
+    async (client) => ({ status: 201, body: await pay(client, request) }));
+  const [first, retry] = [await call(), await call()];
+  assert.deepEqual([first.status, retry.status, retry.headers['idempotent-replayed']], [201, 201, 'true']);
+  assert.ok(Buffer.isBuffer(first.body) && first.body.equals(retry.body));
+  assert.equal((await call({ body: { a: 1 } })).status, 422);
+  await assert.rejects(call({ body: undefined }), /nothing has parsed the body/);
+  await assert.rejects(respond(pool, { scope: 'payments' }, asked, async () => ({})), /tenant must be/);
+});
+
+test('digits and members of a stored answer are those of its record', async () => {
+  const { key } = operation();
+  await pool.query(`SELECT idem.complete(token, '{"n": 12345678901234567890.10}')
+    FROM idem.claim('payments', $1, '{"method": "POST", "url": "/"}')`, [key]);
+  const asked = { method: 'POST', url: '/', headers: { 'idempotency-key': key } };
+  const { body } = await respond(pool, { scope: 'payments', tenant: null }, asked, () => assert.fail('runs'));
+  assert.equal(body.toString(), '{"n": 12345678901234567890.10}');
 });
 
 test('the tenant must be given', () => {

@@ -8,7 +8,8 @@ const path = require('node:path');
 const { after, test } = require('node:test');
 const { inspect } = require('node:util');
 const { Client } = require('pg');
-const { finish, pool } = require('./support.js');
+const { run } = require('pg-idem');
+const { finish, operation, pool } = require('./support.js');
 
 const folder = path.join(__dirname, '..');
 const readme = readFileSync(path.join(folder, 'README.md'), 'utf8');
@@ -80,4 +81,24 @@ test('so many lines go and come from before.js to after.js; the page is short', 
   const figures = /(\d+) lines go, (\d+) come/.exec(readme);
   assert.deepEqual(figures.slice(1).map(Number), [count('-'), count('+')]);
   assert.ok(readme.split('\n').length <= 221);
+});
+
+test('the recipe for OpenTelemetry', { skip: !isInstalled('@opentelemetry/sdk-trace-base') && 'it is not installed' }, async () => {
+  const { trace } = require('@opentelemetry/api');
+  const { BasicTracerProvider, InMemorySpanExporter, SimpleSpanProcessor } = require('@opentelemetry/sdk-trace-base');
+  const exporter = new InMemorySpanExporter();
+  trace.setGlobalTracerProvider(new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }));
+  const [recipe] = blocks('javascript');
+  assert.ok(recipe.trim().split('\n').length <= 10);
+  const onEvent = new Function('require', `${recipe}\nreturn onEvent;`)(require);
+  const { key, request } = operation();
+  const call = (work, name = key) => run(pool, { scope: 'payments', key: name, request, onEvent }, work).catch(() => {});
+  await call(async (client) => { await client.query('SELECT pg_sleep(0.2)'); });
+  await call(() => assert.fail('runs'));
+  await call(() => { throw new Error('a mistake'); }, `${key} 2`);
+  const spans = exporter.getFinishedSpans();
+  assert.deepEqual(spans.map(({ name, attributes, events }) => [name, attributes['idem.end'], events[0]?.attributes['exception.message']]),
+    [['idem payments', 'completed', undefined], ['idem payments', 'replayed', undefined], ['idem payments', 'error', 'a mistake']]);
+  const [seconds, nanoseconds] = spans[0].duration;
+  assert.ok(seconds + nanoseconds / 1e9 >= 0.15);
 });

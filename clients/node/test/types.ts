@@ -2,7 +2,7 @@
 import express from 'express';
 import { Pool, type PoolClient } from 'pg';
 import {
-  Conflict, Failure, LeaseLost, Refused, idempotent, isTransient, lease, retryAfter, run, sqlstate, transaction, worker,
+  Conflict, Failure, LeaseLost, Refused, idempotent, isTransient, lease, NotStored, respond, retryAfter, run, sqlstate, transaction, worker,
 } from 'pg-idem';
 import { idempotent as route } from 'pg-idem/express';
 import { Intent, intent } from 'pg-idem/intent';
@@ -66,6 +66,24 @@ express().post('/payments', route(pool, { scope: 'payments', tenant: (req) => re
     await client.query('SELECT 1');
     return { status: 201, headers: { location: '/payments/1' }, body: { payment: 1 } };
   }));
+const typed = express.Router();
+typed.post<{ account: string }, unknown, Payment>('/:account', route<{ account: string }, unknown, Payment>(
+  pool, { scope: (req) => `payments of ${req.params.account}`, tenant: null }, async (req) => {
+    const amount: string = req.body.amount;
+    // @ts-expect-error: it has the type of the body
+    req.body.currency;
+    return { body: { amount, account: req.params.account } };
+  }));
+// @ts-expect-error: the tenant is forgotten
+express().post('/', route(pool, { scope: 'payments' }, async () => ({ body: 1 })));
+// @ts-expect-error: it may be missing
+express().post('/', route(pool, { scope: 'payments', tenant: (req) => req.get('x') }, async () => ({ body: 1 })));
+const served: Promise<{ status: number; headers: Record<string, string | string[]>; body?: Buffer }> = respond(
+  pool, { scope: 'payments', tenant: null, storeIf: ({ body }) => body !== null, finalStatuses: [402],
+    problem: ({ title, status }) => ({ status, body: { title } }), onEvent: ({ type, seconds, request }) => [type, seconds * 1000, request.url] },
+  { method: 'POST', url: '/', headers: { 'idempotency-key': 'a' }, body: {} },
+  async () => { throw new NotStored({ body: 1 }); });
+served.then(({ body }) => body?.length);
 // @ts-expect-error: a payment is not a response
 express().post('/', route(pool, { scope: 'payments', tenant: null }, async () => ({ payment: 1 })));
 

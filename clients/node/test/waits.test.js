@@ -20,7 +20,7 @@ test('waits for the server', async () => {
     await settled(distant);
     return wire.counted(call);
   }
-  const once = idempotent(distant, { scope: 'payments' }, async (client, { statements, failure }) => {
+  const once = idempotent(distant, { scope: 'payments', name: 'once' }, async (client, { statements, failure }) => {
     for (let n = 0; n < statements; n++) await client.query('SELECT $1::integer', [n]);
     if (failure) throw new Failure('declined');
   });
