@@ -32,12 +32,10 @@ async function run(pool, operation, work) {
 }
 
 // The operation as the statements need it, once it is known to be one.
-function withDefaults({
-  scope, key, request, ttl, wait = WAIT, records, parse = JSON.parse, ...rest
-}) {
+function withDefaults({ scope, key, request, ttl, wait = WAIT, records, ...rest }) {
   if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
   return {
-    ...rest, parse, scope: text('scope', scope), key: text('key', key),
+    ...rest, scope: text('scope', scope), key: text('key', key),
     wait: interval('wait', wait),
     request: request === null ? null : json('request', request),
     ttl: ttl === undefined ? undefined : interval('ttl', ttl),
@@ -72,9 +70,10 @@ const answerOf = (answer) => known(answer ?? {}, 'response', 'status', 'headers'
 // Completes the operation with the answer of its work, and commits.
 async function completed(client, bound, token, answer) {
   const { response, ...kept } = await finish(client, bound, [complete(token, answer)]);
+  const { parse = JSON.parse } = bound;
   const { status, headers, body } = answer;
   // As a retry will get it: JSON has no Date, for example.
-  return { response: bound.parse(response), status, headers: headerFields(headers),
+  return { response: parse(response), status, headers: headerFields(headers),
     body: bodyBytes(body), replayed: false, ...kept };
 }
 
@@ -92,7 +91,7 @@ function asIgnored(error) {
 }
 
 // The stored answer or Failure. Throws what a claim that is not answered is refused with.
-function stored(claimed, { key, sendRetention, parse }) {
+function stored(claimed, { key, sendRetention, parse = JSON.parse }) {
   const { outcome, response, status, headers, body, error, expiresAt } = claimed;
   checkHeaders(headers);
   const rest = {

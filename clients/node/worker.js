@@ -30,19 +30,26 @@ class Worker {
     text('scope', rest.scope);
     this.#options = { ...rest, ...leased(rest), wait: interval('wait', wait) };
     [this.#pool, this.#work] = [pool, work];
-    const stop = () => { this.stop(); };
-    for (const signal of this.#options.signals) process.once(signal, stop);
+    let received;
+    const stop = (signal) => { received = signal; this.#stop(); };
+    for (const signal of this.#options.signals) process.on(signal, stop);
     // Fulfilled when the worker has stopped; rejected if it cannot work, as in an unknown scope.
     this.finished = this.#loop().finally(() => {
       for (const signal of this.#options.signals) process.off(signal, stop);
+      // The signal ends the process, unless the application or another worker handles it.
+      if (received && process.listenerCount(received) === 0) process.kill(process.pid, received);
     });
   }
 
   // Takes no further operation, and ends when the running ones have ended.
   stop() {
+    this.#stop();
+    return this.finished;
+  }
+
+  #stop() {
     this.#stopping.abort();
     this.#wake();
-    return this.finished;
   }
 
   async #loop() {

@@ -71,7 +71,7 @@ test('killed at every step: one payment and one charge, by a worker and for a la
   const ofCallers = await killedAtEveryStep(() => {}, ({ key, request }) => [address, key, String(request.amount)]);
   await drain(ofCallers);
   const ofWorkers = await killedAtEveryStep((payment) => assert.rejects(
-    lease(pool, { ...payment, backoff: { base: '0' } }, () => { throw new Error('gone'); }), /gone/), () => [address]);
+    lease(pool, { ...payment, backoff: { base: 0, cap: 0 } }, () => { throw new Error('gone'); }), /gone/), () => [address]);
   await drain(ofWorkers);
   t.diagnostic(`${ofCallers.length} callers and ${ofWorkers.length} workers, each killed at another step`);
   assert.ok(ofCallers.length > 15 && ofWorkers.length > 15);

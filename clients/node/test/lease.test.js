@@ -1,6 +1,6 @@
 'use strict';
 const assert = require('node:assert/strict');
-const { spawnSync } = require('node:child_process');
+const { spawn, spawnSync } = require('node:child_process');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
@@ -358,9 +358,55 @@ test('a worker stops at a signal, after what it is doing', async () => {
     return payment(held);
   });
   await taken;
+  const own = () => {}; // of the application, which therefore goes on
+  process.on('SIGHUP', own);
   process.kill(process.pid, 'SIGHUP');
   await finisher.finished;
-  assert.deepEqual([await effects(left.request), process.listenerCount('SIGHUP')], [1, 0]);
+  assert.deepEqual([await effects(left.request), process.listeners('SIGHUP')], [1, [own]]);
+  process.off('SIGHUP', own);
+});
+
+// What becomes of a process with a server that would run on.
+async function ended(code, signal) {
+  const child = spawn(process.execPath, ['-e', `
+    const { Pool } = require(${JSON.stringify(require.resolve('pg'))});
+    const { worker } = require(${JSON.stringify(require.resolve('pg-idem'))});
+    const pool = new Pool();
+    require('node:http').createServer().listen(0, () => console.log('ready'));
+    ${code}`], { stdio: ['ignore', 'pipe', 'pipe'] });
+  let said = '';
+  child.stderr.on('data', (text) => { said += text; });
+  const exit = new Promise((resolve) => { child.on('exit', (status, by) => resolve([status, by])); });
+  child.stdout.once('data', () => setTimeout(() => signal && child.kill(signal), 200));
+  const [status, by] = await exit;
+  return { status, by, said };
+}
+
+test('SIGTERM ends the process when its workers have stopped; a mistake ends it with an error', async () => {
+  const two = "for (const scope of ['left', 'charges']) worker(pool, { scope, wait: 300 }, async () => {});";
+  for (const signal of ['SIGTERM', 'SIGINT']) assert.deepEqual(await ended(two, signal), { status: null, by: signal, said: '' });
+  const unknown = await ended("worker(pool, { scope: 'no such' }, async () => {});");
+  assert.deepEqual([unknown.status, /no such/.test(unknown.said)], [1, true]);
+  const stranger = `stranger_${process.pid}`;
+  await pool.query(`CREATE ROLE ${stranger} LOGIN`);
+  const denied = await ended(`pool.options.user = '${stranger}'; worker(pool, { scope: 'left' }, async () => {});`);
+  await pool.query(`DROP ROLE ${stranger}`);
+  assert.deepEqual([denied.status, /permission denied/.test(denied.said)], [1, true]);
+});
+
+test('the events of a lease and of a worker', async () => {
+  const events = [];
+  const onEvent = ({ type, key, error, seconds }) => events.push([type, key, error?.message, seconds >= 0]);
+  const called = begun({ scope: 'left', onEvent, backoff: { base: 0 } });
+  const told = (...list) => list.map(([type, message]) => [type, called.key, message, true]);
+  await assert.rejects(lease(pool, called, async () => { throw new Error('down'); }));
+  assert.deepEqual(events.splice(0), told(['claimed'], ['error', 'down']));
+  const finisher = worker(pool, { scope: 'left', onEvent }, payment);
+  await until(async () => await state(called.key, 'left') === 'completed');
+  await finisher.stop();
+  assert.deepEqual(events.splice(0), told(['claimed'], ['completed']));
+  await lease(pool, called, () => assert.fail('runs'));
+  assert.deepEqual(events, told(['replayed']));
 });
 
 test('what has not ended after the time of grace is told to, and due for others at once', async () => {
