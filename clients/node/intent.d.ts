@@ -9,6 +9,13 @@ export interface IntentOptions {
   first?: number;
   /** Milliseconds. The longest backoff. 5000. */
   longest?: number;
+  /** Called with the key before the first request, unless it was given. */
+  store?: (key: string) => unknown;
+  /**
+   * Milliseconds for which the service keeps its answers: a key that is older is not sent, and a
+   * Refused (ID010) is thrown. It must be a UUIDv7, which says how old it is.
+   */
+  retention?: number;
   /** Called before each pause, with its milliseconds: to log it. */
   onRetry?: (reason: Response | unknown, attempt: number, delay: number) => void;
 }
@@ -20,7 +27,10 @@ export class Intent {
   readonly key: string;
   /** The header of each request, for HTTP clients other than fetch(). */
   readonly headers: { 'idempotency-key': string };
-  /** As the global fetch(), repeated until there is an answer that a retry would not change. */
+  /**
+   * As the global fetch(), repeated until there is a whole answer that a retry would not change. A
+   * redirect that would turn POST into GET is such an answer.
+   */
   fetch(url: string | URL, init?: RequestInit): Promise<Response>;
 }
 

@@ -2,6 +2,8 @@
 // For the caller of an HTTP API with idempotency keys: one key for each intent, kept over retries.
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
+const { Refused } = require('./errors.js');
+const { interval } = require('./values.js');
 
 const DEFAULTS = {
   attempts: 10,
@@ -10,21 +12,34 @@ const DEFAULTS = {
   first: 100, // milliseconds of backoff, doubled with each attempt
   longest: 5_000,
   onRetry: (reason, attempt, delay) => {}, // a response or an error: to log it
+  store: async (key) => {}, // before the first request, unless the key was given
+  retention: undefined, // milliseconds for which the service keeps its answers
 };
 
-// Statuses after which the same request may succeed. 409 is one of them if it says when.
-const LATER = new Set([408, 425, 429, 500, 502, 503, 504]);
+// Statuses after which the same request may succeed; those from 520 to 529 are of proxies. 409 is
+// one of them if it says when.
+const isLater = (status) => [408, 425, 429, 500, 502, 503, 504].includes(status)
+  || (status >= 520 && status < 530);
+const NO_BODY = [204, 205, 304];
+const SECRETS = ['authorization', 'cookie', 'proxy-authorization'];
+const REDIRECTS = 5; // that one attempt follows
 
 // One operation that the caller wants. Store its key before the first request: a caller that was
 // restarted makes the intent of the stored key.
 class Intent {
-  #policy;
+  #policy; #stored;
 
-  constructor(key = newKey(), options = {}) {
-    if (typeof key !== 'string' || !/^[ -~]{1,255}$/.test(key)) {
+  constructor(key, options = {}) {
+    const { retention } = options;
+    this.#stored = key !== undefined;
+    this.key = key === undefined ? newKey() : key;
+    if (typeof this.key !== 'string' || !/^[ -~]{1,255}$/.test(this.key)) {
       throw new TypeError('the key must be a string of 1 to 255 ASCII characters');
     }
-    this.key = key;
+    if (retention !== undefined) {
+      interval('retention', retention);
+      ageOf(this.key);
+    }
     this.#policy = { ...DEFAULTS, ...options };
   }
 
@@ -33,34 +48,43 @@ class Intent {
     return { 'idempotency-key': `"${this.key.replace(/["\\]/g, '\\$&')}"` };
   }
 
-  // As the global fetch(), until there is an answer that a retry would not change. Returns the last
-  // response, or throws the last error.
+  // As the global fetch(), until there is a whole answer that a retry would not change. Returns the
+  // last response, or throws the last error.
   async fetch(url, init = {}) {
     if (init.body?.getReader || init.body?.[Symbol.asyncIterator]) {
       throw new TypeError('the body of a request that may be repeated cannot be a stream');
     }
+    const { attempts, deadline, retention, onRetry } = this.#policy;
     const request = new Request(url, init); // throws if it is none
-    const latest = performance.now() + this.#policy.deadline;
+    if (!this.#stored) await this.#policy.store(this.key);
+    this.#stored = true;
+    const latest = performance.now() + deadline;
     for (let attempt = 1; ; attempt++) {
-      const [response, error] = await this.#once(request.clone(), init.signal);
+      if (retention !== undefined && ageOf(this.key) > retention) {
+        throw new Refused('ID010', 'stale_key', `key "${this.key}" is too old for the service`);
+      }
+      const [response, error] = await this.#once(request.clone(), init);
       const delay = this.#delay(response, attempt);
-      const isLast = attempt >= this.#policy.attempts || performance.now() + delay > latest;
+      const isLast = attempt >= attempts || performance.now() + delay > latest;
       if (isLast || delay === undefined || init.signal?.aborted) {
         if (error) throw error;
         return response;
       }
-      this.#policy.onRetry(response ?? error, attempt, delay);
-      await response?.body?.cancel();
+      onRetry(response ?? error, attempt, delay);
       await sleep(delay, undefined, { signal: init.signal });
     }
   }
 
-  // A response, or the error instead of one.
-  async #once(request, signal) {
+  // A response with its whole body, which may be cut or hang as well; or the error instead of one.
+  async #once(request, { signal, redirect }) {
     const signals = [AbortSignal.timeout(this.#policy.timeout), ...(signal ? [signal] : [])];
     for (const [name, value] of Object.entries(this.headers)) request.headers.set(name, value);
     try {
-      return [await fetch(request, { signal: AbortSignal.any(signals) })];
+      const options = { signal: AbortSignal.any(signals), redirect: redirect ?? 'manual' };
+      const response = await followed(request, options, redirect ? 0 : REDIRECTS);
+      const body = await response.arrayBuffer();
+      const whole = new Response(NO_BODY.includes(response.status) ? null : body, response);
+      return [Object.defineProperty(whole, 'url', { value: response.url })];
     } catch (error) {
       return [undefined, error];
     }
@@ -69,12 +93,36 @@ class Intent {
   // The milliseconds until the next attempt; undefined if the answer is final.
   #delay(response, attempt) {
     const after = response?.headers.get('retry-after') ?? undefined;
-    const isFinal = response && !LATER.has(response.status)
+    const isFinal = response && !isLater(response.status)
       && !(response.status === 409 && after !== undefined);
     if (isFinal) return undefined;
     const { first, longest } = this.#policy;
     return milliseconds(after) + Math.random() * Math.min(longest, first * 2 ** attempt);
   }
+}
+
+// The response, after redirects that keep the method and the body. The others, which fetch() would
+// follow with GET, are answers.
+async function followed(request, options, times) {
+  const again = request.clone();
+  const response = await fetch(request, options);
+  const place = response.headers.get('location');
+  if (![307, 308].includes(response.status) || !place || times === 0) return response;
+  await response.body?.cancel();
+  const url = new URL(place, response.url);
+  const next = new Request(url, again);
+  if (url.origin !== new URL(response.url).origin) {
+    for (const name of SECRETS) next.headers.delete(name); // another server's
+  }
+  return followed(next, options, times - 1);
+}
+
+// The milliseconds since a UUIDv7 was made.
+function ageOf(key) {
+  if (!/^[0-9a-f]{8}-[0-9a-f]{4}-7/i.test(key)) {
+    throw new RangeError(`key "${key}" does not say how old it is: it is no UUIDv7`);
+  }
+  return Date.now() - parseInt(key.replace('-', '').slice(0, 12), 16);
 }
 
 // A Retry-After: seconds, or a date.

@@ -10,11 +10,15 @@ let answers = [];
 const service = http.createServer(async (request, response) => {
   let body = '';
   for await (const chunk of request) body += chunk;
-  requests.push({ at: performance.now(), key: request.headers['idempotency-key'], method: request.method, body });
+  requests.push({ at: performance.now(), key: request.headers['idempotency-key'], method: request.method, body, url: request.url, authorization: request.headers.authorization });
   const [status, headers] = answers.shift() ?? [201];
   if (status === 'cut') return request.socket.destroy();
   if (status === 'silence') return undefined;
-  return response.writeHead(status, headers).end(JSON.stringify({ status }));
+  if (['cut body', 'silent body'].includes(status)) {
+    response.writeHead(201, { 'content-length': '100' }).write('{"half');
+    return status === 'cut body' ? setTimeout(() => request.socket.destroy(), 20) : undefined;
+  }
+  return response.writeHead(status, headers).end(status === 204 ? undefined : JSON.stringify({ status }));
 });
 after(() => { service.closeAllConnections(); service.close(); });
 let url;
@@ -49,6 +53,75 @@ test('an answer that a retry would not change is returned', async () => {
     assert.equal((await sent([[status]])).status, status);
     assert.equal(requests.length, 1);
   }
+});
+
+test('an answer that is cut or hangs after its headers is asked for again', async () => {
+  for (const [lost, options] of [['cut body', quick], ['silent body', { ...quick, timeout: 500 }]]) {
+    const response = await sent([[lost], [lost], [201, { 'x-a': '1', 'set-cookie': ['a=1', 'b=2'] }]], options);
+    assert.deepEqual([response.status, response.headers.get('x-a'), response.headers.getSetCookie(), response.url, requests.length],
+      [201, '1', ['a=1', 'b=2'], url, 3]);
+    assert.deepEqual(await response.json(), { status: 201 });
+    await assert.rejects(sent([[lost], [lost]], { ...options, attempts: 2 }));
+  }
+  const nothing = await sent([[204]]);
+  assert.deepEqual([nothing.status, await nothing.text()], [204, '']);
+});
+
+test('statuses of proxies are asked for again', async () => {
+  for (let status = 520; status < 530; status++) {
+    assert.deepEqual([(await sent([[status]])).status, requests.length], [201, 2]);
+  }
+});
+
+test('a redirect that would turn POST into GET is the answer; others are followed with the key', async () => {
+  for (const status of [301, 302, 303]) {
+    const response = await sent([[status, { location: '/other' }]]);
+    assert.deepEqual([response.status, response.headers.get('location'), requests.length], [status, '/other', 1]);
+  }
+  const elsewhere = url.replace('127.0.0.1', 'localhost');
+  for (const [status, location, authorization] of [[307, '/other', 'mine'], [308, '/other', 'mine'], [308, elsewhere, undefined]]) {
+    answers = [[status, { location }]];
+    requests.length = 0;
+    const response = await intent('k', quick).fetch(url, { ...init, headers: { authorization: 'mine' } });
+    assert.equal(response.status, 201);
+    assert.deepEqual(requests.map(({ method, body, key }) => [method, body, key]), Array(2).fill(['POST', init.body, '"k"']));
+    assert.equal(requests[1].authorization, authorization);
+  }
+  assert.equal((await sent(Array(20).fill([307, { location: '/other' }]))).status, 307);
+  assert.equal(requests.length, 6);
+  answers = [[307, { location: '/other' }]];
+  await assert.rejects(intent('k', { ...quick, attempts: 1 }).fetch(url, { ...init, redirect: 'error' }));
+});
+
+test('the key is stored before the first request, once', async () => {
+  const stored = [];
+  answers = [[503]];
+  requests.length = 0;
+  const wanted = intent(undefined, { ...quick, store: async (key) => { stored.push([key, requests.length]); } });
+  await wanted.fetch(url, init);
+  await wanted.fetch(url, init);
+  assert.deepEqual([stored, requests.length], [[[wanted.key, 0]], 3]);
+  await intent('given', { ...quick, store: () => assert.fail('stored') }).fetch(url, init);
+  requests.length = 0;
+  let tries = 0;
+  const failing = intent(undefined, { ...quick, store: async () => { if (++tries === 1) throw new Error('no disk'); } });
+  await assert.rejects(failing.fetch(url, init), /no disk/);
+  assert.equal(requests.length, 0);
+  assert.equal((await failing.fetch(url, init)).status, 201);
+  assert.equal(tries, 2);
+});
+
+test('a key that is older than the retention is not sent', async () => {
+  requests.length = 0;
+  answers = [];
+  const old = '018f0000-0000-7000-8000-000000000000';
+  await assert.rejects(intent(old, { ...quick, retention: 86_400_000 }).fetch(url, init), { code: 'ID010', message: /too old/ });
+  assert.equal(requests.length, 0);
+  assert.equal((await intent(old, { ...quick, retention: 1e15 }).fetch(url, init)).status, 201);
+  await assert.rejects(sent([[503], [503], [503], [503, { 'retry-after': '1' }]], { retention: 500 }), { code: 'ID010' });
+  assert.equal(requests.length, 4);
+  assert.throws(() => intent('order-1', { retention: 1_000 }), RangeError);
+  assert.throws(() => intent(undefined, { retention: '7 days' }), TypeError);
 });
 
 test('Retry-After is obeyed, as seconds and as a date', async () => {
