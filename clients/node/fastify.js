@@ -18,7 +18,8 @@ function idempotent(pool, options, handler) {
 // What is stored is what the schema or the serializer of the route makes of the body.
 function serialized(reply, answer) {
   const { status = 200, headers, body } = known(answer, 'status', 'headers', 'body');
-  if (body === undefined || typeof body === 'string' || body instanceof Uint8Array) return answer;
+  const isNothing = body === undefined || body === null;
+  if (isNothing || typeof body === 'string' || body instanceof Uint8Array) return answer;
   json('body', body); // a schema makes {} of what is none
   const made = reply.code(statusCode(status)).serialize(body);
   const type = Object.entries(headers ?? {}).find(([name]) => /^content-type$/i.test(name));

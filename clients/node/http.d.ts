@@ -47,7 +47,7 @@ export interface HttpResponse {
   /** 200 by default. From 400 on, the transaction is rolled back, and nothing is stored. */
   status?: number;
   headers?: Headers;
-  /** Text and bytes are stored as they are, anything else as JSON. */
+  /** Text and bytes are stored as they are, anything else as JSON. null is nothing. */
   body?: unknown;
 }
 

@@ -231,11 +231,11 @@ function storedOf(neverStored = [], includeHeaders) {
 function answerOf(response) {
   const { status = 200, headers, body } = known(response, 'status', 'headers', 'body');
   const sent = lowerCase(headerFields(headers));
-  if ([204, 304].includes(statusCode(status)) && body !== undefined) {
+  if ([204, 304].includes(statusCode(status)) && !isNothing(body)) {
     throw new TypeError(`an answer with status ${status} has no body`);
   }
   if (typeof body !== 'string' && !(body instanceof Uint8Array)) {
-    if (body !== undefined) json('body', body); // also of an answer that is only sent
+    if (!isNothing(body)) json('body', body); // also of an answer that is only sent
     return { status, headers: sent, response: body };
   }
   const type = typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/octet-stream';

@@ -81,13 +81,16 @@ async function completed(client, bound, token, answer) {
 async function finish(client, bound, statements) {
   if (bound.sendRetention) statements.push(expiry(bound));
   const message = [...statements, 'COMMIT'].join('; ');
-  const results = committed(await client.query(message).catch(asIgnored));
+  const results = committed(await client.query(message).catch(explained));
   return Object.assign({}, ...results.flatMap(({ rows }) => rows));
 }
 
-// Of a statement that the work has not waited for.
-function asIgnored(error) {
-  throw error.code === '25P02' ? new Error(IGNORED, { cause: error }) : error;
+function explained(error) {
+  // An error of a statement that the work has not waited for.
+  if (error.code === '25P02') throw new Error(IGNORED, { cause: error });
+  // The message is often all that is logged, and should name the limit of the scope.
+  if (error.code === '54000') error.message += `: ${error.detail}`;
+  throw error;
 }
 
 // The stored answer or Failure. Throws what a claim that is not answered is refused with.

@@ -2,7 +2,10 @@
 // Values at the edge: what would be stored or sent as something else is refused, with a TypeError
 // or a RangeError, before anything runs or commits.
 
-const kind = (value) => Object.prototype.toString.call(value).slice(8, -1); // 'Map', 'Undefined'
+function kind(value) { // 'Map', 'Undefined'
+  const tag = Object.prototype.toString.call(value).slice(8, -1);
+  return tag === 'Object' ? value.constructor?.name ?? tag : tag;
+}
 
 // Text that the server can store: without NUL and without half a surrogate pair.
 function text(what, value) {
@@ -79,7 +82,7 @@ const VALUE = /^(?:[!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)?$/;
 // Headers as idem stores them: a string, or an array of strings for one that is sent several times.
 function headerFields(headers) {
   if (headers === undefined || headers === null) return undefined;
-  if (kind(headers) !== 'Object') {
+  if (typeof headers !== 'object' || !isData(headers) || Array.isArray(headers)) {
     throw new TypeError(`the headers must be an object, not ${kind(headers)}`);
   }
   const one = (name, value) => {
@@ -105,7 +108,8 @@ function bodyBytes(body) {
 
 // What a function has returned, which must not be taken for an answer without content.
 function known(answer, ...names) {
-  if (kind(answer) !== 'Object' || !Object.keys(answer).every((name) => names.includes(name))) {
+  const isObject = answer !== null && typeof answer === 'object' && !Array.isArray(answer);
+  if (!isObject || !Object.keys(answer).every((name) => names.includes(name))) {
     throw new TypeError(`the function must return { ${names.join(', ')} }`);
   }
   return answer;

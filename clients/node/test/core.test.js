@@ -117,6 +117,14 @@ test('an answer that is not stored: rolled back, and returned all the same', asy
     [0, 'absent', ['claimed', 'not_stored', 'claimed', 'not_stored']]);
 });
 
+test('an answer that is too large names the limit, and has no effect', async () => {
+  const { key, request } = operation();
+  const large = async (client) => { await pay(client, request); return { response: 'x'.repeat(70_000) }; };
+  assert.match((await rejected(run(pool, { scope: 'payments', key, request }, large))).message,
+    /answer is too large: .*"max_answer_size" of scope "payments" allows 65536 bytes/);
+  assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+});
+
 test('an event for each step, with its seconds', async () => {
   const { key, request } = operation();
   const events = [];

@@ -454,12 +454,13 @@ for (const [name, listen] of Object.entries(frameworks)) {
 
     await t.test('what can be sent is sent again as it was', async () => {
       for (given of [{ body: new Uint8Array([0, 255]) }, { body: '' }, { body: Buffer.alloc(0) }, { body: false }, { body: 0 }, { body: null },
-        { body: { at: new Date(0), none: undefined } }, { headers: { 'x-a': 'p\xe9', vary: ['a', 'b'] }, body: 5 }, { status: 304 }]) {
+        { body: { at: new Date(0), none: undefined } }, { headers: { 'x-a': 'p\xe9', vary: ['a', 'b'] }, body: 5 }, { status: 304 }, { status: 204, body: null }]) {
         const { key, request } = operation();
         const [first, retry] = [await post('/any', key, request), await post('/any', key, request)];
         assert.deepEqual([retry.status, retry.body, retry.headers['content-type'], retry.headers['x-a'], retry.headers.vary],
           [first.status, first.body, first.headers['content-type'], first.headers['x-a'], first.headers.vary]);
         assert.deepEqual([retry.headers['idempotent-replayed'], await effects(request)], ['true', 1]);
+        if (given.body === null) assert.equal(first.body.length, 0);
       }
     });
 
