@@ -63,8 +63,10 @@ async function guarded(client, work) {
   const own = { query, release, end: release };
   const lent = new Proxy(client, {
     get(_, name) {
-      const value = own[name] ?? client[name];
-      return typeof value === 'function' && !own[name] ? value.bind(client) : value;
+      if (Object.hasOwn(own, name)) return own[name];
+      const value = client[name];
+      const isMethod = typeof value === 'function' && name !== 'constructor';
+      return isMethod ? value.bind(client) : value;
     },
   });
 

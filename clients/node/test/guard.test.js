@@ -3,7 +3,7 @@
 // of both, and the caller gets an error that says what it must not do.
 const assert = require('node:assert/strict');
 const { after, test } = require('node:test');
-const { Pool } = require('pg');
+const { Client, Pool } = require('pg');
 const { Failure, idempotent, lease, run, transaction } = require('pg-idem');
 const { effects, finish, operation, pay, pool, settled, state } = require('./support.js');
 
@@ -96,6 +96,7 @@ test('what a handler may do', async () => {
     });
     assert.deepEqual(called.rows, [{ a: 'c' }]);
     assert.equal(client.escapeLiteral("a'b"), "'a''b'");
+    assert.ok(client instanceof Client && client.constructor.name === 'Client' && String(client) === '[object Object]'); // as ORMs ask
     await client.query('SET LOCAL work_mem = 64');
     return { response: await pay(client, request) };
   };
