@@ -73,9 +73,10 @@ function refusal({ outcome, retryAfter, differs }, key) {
     ? new Conflict(...fields, differs) : new Refused(...fields, retryAfter);
 }
 
-// An error of a claim that concerns the key or the request, as a refusal.
+// An error of a claim that concerns the key or the request, as a refusal. An argument of the service
+// that is out of range (22023) is none.
 function asRefused(error) {
-  if (!/^(ID|22)/.test(sqlstate(error) ?? '')) throw error;
+  if (!/^(ID|22(?!023))/.test(sqlstate(error) ?? '')) throw error;
   const { code, constraint, message, dataType } = error;
   throw Object.assign(new Refused(code, constraint, message, dataType), { cause: error });
 }

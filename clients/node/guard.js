@@ -50,6 +50,7 @@ async function guarded(client, work) {
     if (refused) return rejected(refused, statement.callback);
     if (isSubmittable) return client.query(config, ...more);
     statement.requiresPreparation = () => true;
+    statement.query_timeout = config.query_timeout;
     if (statement.callback) return client.query(statement);
     return new Promise((resolve, reject) => {
       statement.callback = (error, result) => (error ? reject(error) : resolve(result));
@@ -70,7 +71,7 @@ async function guarded(client, work) {
     },
   });
 
-  connection?.on('readyForQuery', notice);
+  connection?.prependListener('readyForQuery', notice); // before a callback goes on
   try {
     const result = await work(lent);
     whole();

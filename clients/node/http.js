@@ -231,6 +231,7 @@ function storedOf(neverStored = [], includeHeaders) {
 function answerOf(response) {
   const { status = 200, headers, body } = known(response, 'status', 'headers', 'body');
   const sent = lowerCase(headerFields(headers));
+  for (const name of ['content-length', 'transfer-encoding']) delete sent[name]; // the body's own
   if ([204, 304].includes(statusCode(status)) && !isNothing(body)) {
     throw new TypeError(`an answer with status ${status} has no body`);
   }

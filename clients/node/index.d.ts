@@ -212,7 +212,7 @@ export interface WorkerOptions {
   backoff?: Backoff;
   retry?: Retry;
   onEvent?: (event: Event) => void;
-  /** Called with the error of an attempt, or of the server: to log it. */
+  /** Called with the error of an attempt, or of the server. By default, console.error. */
   onError?: (error: unknown, lease?: Lease) => void;
 }
 

@@ -12,7 +12,7 @@ const DEFAULTS = {
   wait: 2_000, // milliseconds that a call waits for an operation to be due; stop() takes as long
   grace: 30_000, // milliseconds after stop() until the signals of running operations are aborted
   signals: ['SIGTERM', 'SIGINT'],
-  onError: (error, lease) => {}, // to log it
+  onError: (error, lease) => { console.error(error); }, // also when the database is away
 };
 const CANCELED = '57014'; // by an administrator, or after statement_timeout
 const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked

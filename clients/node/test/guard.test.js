@@ -3,7 +3,7 @@
 // of both, and the caller gets an error that says what it must not do.
 const assert = require('node:assert/strict');
 const { after, test } = require('node:test');
-const { Client, Pool } = require('pg');
+const { Client, Pool, Query } = require('pg');
 const { Failure, idempotent, lease, run, transaction } = require('pg-idem');
 const { effects, finish, operation, pay, pool, settled, state } = require('./support.js');
 
@@ -41,8 +41,9 @@ const MISTAKES = {
     await client.query(`INSERT INTO payment (amount) VALUES (${client.about.amount}); COMMIT`).catch(quiet);
   }, /has ignored an error/],
   'beside the guard': [(client) => new Promise((resolve) => {
-    client.connection.once('readyForQuery', () => insert(client, client.about).then(resolve, () => resolve({})));
-    client.connection.query('ROLLBACK');
+    const query = new Query('SELECT 1', () => insert(client, client.about).then(resolve, () => resolve({})));
+    query.submit = (connection) => { connection.query('ROLLBACK'); };
+    client.query(query);
   }), NOT_YOURS],
   'an error that is swallowed': [async (client) => { await insert(client, client.about); await client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
   'an error that is not waited for': [async (client) => { await insert(client, client.about); client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
@@ -128,4 +129,9 @@ test('a client is of no use after its operation', async () => {
 test('an error shows the line that waits for it', async () => {
   const error = await transaction(pool, async function divide(client) { await client.query('SELECT 1 / 0'); }).catch((of) => of);
   assert.match(error.stack, /at async divide/);
+});
+
+test('the timeout of a query is kept', async () => {
+  const slow = (client) => client.query({ text: 'SELECT pg_sleep(2)', query_timeout: 50 });
+  await assert.rejects(transaction(pool, slow, { retry: { attempts: 1 } }), /timeout/);
 });

@@ -87,6 +87,7 @@ const routes = {
   '/formatted': [{ scope: 'payments', tenant: null, wait: 0, problem: ({ status, sqlstate, type }, request) => ({
     status: request.body.then === 'rpc' ? 200 : status, headers: { 'content-type': 'application/json' }, body: { error: { code: sqlstate, type } },
   }) }, async (request) => (request.body.failure ? ends.failure() : {})],
+  '/forever': [{ scope: 'payments', tenant: null, ttl: 0 }, async () => ({})],
   '/zero': [{ scope: 'payments', tenant: null }, async (request, client) => { await client.query('SELECT 1 / 0'); }],
   '/forbidden': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await client.query('SET LOCAL ROLE pg_monitor');
@@ -140,24 +141,27 @@ const sayNothing = () => {};
 
 // Listening applications, by framework. /away is on a pool without a server, /unparsed has no parser.
 const away = new Pool({ host: '127.0.0.1', port: 1 });
+async function listenExpress(version) {
+  const express = require(version);
+  const { idempotent } = require('pg-idem/express');
+  const app = express();
+  app.post('/unparsed', idempotent(pool, { scope: 'payments', tenant: null }, async () => ({})));
+  app.use(express.json());
+  for (const [path, [options, handler]] of Object.entries(routes)) {
+    app.post(path, idempotent(pool, options, handler));
+  }
+  app.post('/habits', (req, res, next) => { res.set('x-before', 'kept'); next(); }, (req, res, next) => {
+    response_ = res;
+    idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
+  });
+  app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
+  app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
+  return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
+}
+
 const frameworks = {
-  async express() {
-    const express = require('express');
-    const { idempotent } = require('pg-idem/express');
-    const app = express();
-    app.post('/unparsed', idempotent(pool, { scope: 'payments', tenant: null }, async () => ({})));
-    app.use(express.json());
-    for (const [path, [options, handler]] of Object.entries(routes)) {
-      app.post(path, idempotent(pool, options, handler));
-    }
-    app.post('/habits', (req, res, next) => { res.set('x-before', 'kept'); next(); }, (req, res, next) => {
-      response_ = res;
-      idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
-    });
-    app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
-    app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
-    return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
-  },
+  express: () => listenExpress('express'),
+  express4: () => listenExpress('express4'),
   async fastify() {
     const fastify = require('fastify')();
     const { idempotent, plugin } = require('pg-idem/fastify');
@@ -213,6 +217,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
     servers.push(server);
     const post = sender(server);
     const urn = 'urn:idem:problem:';
+    const kind = name === 'fastify' ? 'fastify' : 'express';
 
     await t.test('first answer and replay', async () => {
       const { key, request } = operation();
@@ -454,7 +459,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
 
     await t.test('what can be sent is sent again as it was', async () => {
       for (given of [{ body: new Uint8Array([0, 255]) }, { body: '' }, { body: Buffer.alloc(0) }, { body: false }, { body: 0 }, { body: null },
-        { body: { at: new Date(0), none: undefined } }, { headers: { 'x-a': 'p\xe9', vary: ['a', 'b'] }, body: 5 }, { status: 304 }, { status: 204, body: null }]) {
+        { body: { at: new Date(0), none: undefined } }, { headers: { 'x-a': 'p\xe9', vary: ['a', 'b'] }, body: 5 }, { headers: { 'Content-Length': '1' }, body: 'long' }, { status: 304 }, { status: 204, body: null }]) {
         const { key, request } = operation();
         const [first, retry] = [await post('/any', key, request), await post('/any', key, request)];
         assert.deepEqual([retry.status, retry.body, retry.headers['content-type'], retry.headers['x-a'], retry.headers.vary],
@@ -535,7 +540,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
     });
 
     await t.test('a fault of the service is 500, and goes to the error handler', async () => {
-      for (const [path, message] of [['/zero', /division by zero/], ['/forbidden', /permission denied/], ['/many', /./]]) {
+      for (const [path, message] of [['/zero', /division by zero/], ['/forever', /"ttl"/], ['/forbidden', /permission denied/], ['/many', /./]]) {
         const { key, request } = operation();
         const response = await post(path, key, request);
         assert.deepEqual([response.status, Object.keys(JSON.parse(response.body))], [500, ['error']], path);
@@ -551,7 +556,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
         fastify: [(reply) => reply.code(201).send({}), (reply) => { reply.send({}); return reply; }, (reply) => { try { reply.send('a'); } catch { /* ignored */ } return {}; },
           (reply) => reply.redirect('/'), (reply) => reply.hijack(), (reply) => { reply.raw.writeHead(201); reply.raw.end('a'); }, (reply) => reply.raw.write('a')],
       };
-      for (const sent of sends[name]) {
+      for (const sent of sends[kind]) {
         const { key, request } = operation();
         habit = async (q, client, response) => { await pay(client, request); return sent(response); };
         const response = await post('/habits', key, request);
@@ -568,8 +573,8 @@ for (const [name, listen] of Object.entries(frameworks)) {
       habit = async (q, client, response) => {
         const attempt = await one("SELECT nextval('commits')");
         response_.on('finish', () => { finished++; });
-        response[name === 'express' ? 'set' : 'header'](`x-${attempt}`, 'a').header('x-n', 5);
-        response[name === 'express' ? 'status' : 'code'](201);
+        response[kind === 'express' ? 'set' : 'header'](`x-${attempt}`, 'a').header('x-n', 5);
+        response[kind === 'express' ? 'status' : 'code'](201);
         await client.query('SELECT lose_race()');
         return { headers: { 'x-own': '1' }, body: await pay(client, request) };
       };
