@@ -73,8 +73,8 @@ function refusal({ outcome, retryAfter, differs }, key) {
     ? new Conflict(...fields, differs) : new Refused(...fields, retryAfter);
 }
 
-// An error of a claim that concerns the key or the request, as a refusal. An argument of the service
-// that is out of range (22023) is none.
+// An error of a claim that concerns the key or the request, as a refusal. An argument of the
+// service that is out of range (22023) is none.
 function asRefused(error) {
   if (!/^(ID|22(?!023))/.test(sqlstate(error) ?? '')) throw error;
   const { code, constraint, message, dataType } = error;
@@ -97,7 +97,7 @@ function reporter(onEvent, about) {
   };
 }
 
-// Reports how the call ends. Throws a Failure that it returns, and returns what NotStored has.
+// Reports how the call ends. Throws a Failure that it returns.
 async function reported(report, call) {
   try {
     const outcome = await call();
@@ -106,7 +106,6 @@ async function reported(report, call) {
     return outcome;
   } catch (error) {
     report(endOf(error), error);
-    if (error instanceof NotStored) return { response: error.response, replayed: false };
     throw error;
   }
 }

@@ -139,7 +139,7 @@ export class LeaseLost extends Refused {
  */
 export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
-  /** The name is bound to the key: by default, that of the handler. */
+  /** The name is bound to the key: by default, that of the handler, which a minifier may change. */
   options: Options & { name?: string },
   handler: (client: PoolClient, request: Request) => Promise<Response>,
 ): (key: string, request: Request, more?: Partial<Options>) => Promise<Response>;

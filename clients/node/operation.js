@@ -20,7 +20,7 @@ async function run(pool, operation, work) {
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
   const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT pg_idem`;
-  return reported(report, () => repeated(pool, retry, async (client, conclude) => {
+  const call = () => repeated(pool, retry, async (client, conclude) => {
     const granted = grant(await client.query(first).catch(asRefused));
     if (granted.claimed) {
       report('claimed');
@@ -28,7 +28,11 @@ async function run(pool, operation, work) {
     }
     conclude('COMMIT'); // the caller need not wait for it: nothing was written
     return stored(granted, bound);
-  }, report));
+  }, report);
+  return reported(report, call).catch((error) => {
+    if (error instanceof NotStored) return { response: error.response, replayed: false };
+    throw error;
+  });
 }
 
 // The operation as the statements need it, once it is known to be one.

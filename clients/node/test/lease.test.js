@@ -4,7 +4,7 @@ const { spawn, spawnSync } = require('node:child_process');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure, LeaseLost, lease, retryAfter, run, transaction, worker } = require('pg-idem');
+const { Failure, LeaseLost, NotStored, lease, retryAfter, run, transaction, worker } = require('pg-idem');
 const { effects, finish, one, operation, pay, pool, settled, state } = require('./support.js');
 const { Wire } = require('./wire.js');
 
@@ -487,4 +487,13 @@ test('operations in another record table', async (t) => {
     assert.equal(await effects(called.request), 1);
     assert.equal((await lease(pool, called, () => assert.fail('runs'))).replayed, true);
   }
+});
+
+test('NotStored under a lease: the caller gets it, and the operation is due again', async () => {
+  const called = begun({ backoff: { base: 0 } });
+  const events = [];
+  const onEvent = ({ type }) => events.push(type);
+  await assert.rejects(lease(pool, { ...called, onEvent }, async () => { throw new NotStored({ a: 1 }); }), (error) => error instanceof NotStored && error.response.a === 1);
+  assert.deepEqual([events, await state(called.key, 'charges')], [['claimed', 'not_stored'], 'in_progress']);
+  assert.equal((await lease(pool, called, payment)).replayed, false);
 });
