@@ -6,13 +6,14 @@ const { checkOptions, respond, unsent } = require('./http.js');
 function idempotent(pool, options, handler) {
   checkOptions(options);
   return async (req, res, next) => {
+    const { attempt, undo } = unsent(res, res, (client) => handler(req, client));
     try {
-      const work = unsent(res, res, (client) => handler(req, client));
-      const response = await respond(pool, options, req, work);
+      const response = await respond(pool, options, req, attempt);
       res.status(response.status);
       for (const [name, value] of Object.entries(response.headers)) res.setHeader(name, value);
       res.end(response.body);
     } catch (error) {
+      undo();
       next(error);
     }
   };

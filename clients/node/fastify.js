@@ -7,11 +7,17 @@ const { JsonText, json, known, statusCode } = require('./values.js');
 function idempotent(pool, options, handler) {
   checkOptions(options);
   return async function once(request, reply) {
-    const work = unsent(reply, reply.raw, (client) => handler.call(this, request, client));
-    const response = await respond(pool, {
-      log: request.log, ...options, serialize: (answer) => serialized(reply, answer),
-    }, request, work);
-    return reply.code(response.status).headers(response.headers).send(response.body);
+    const call = (client) => handler.call(this, request, client);
+    const { attempt, undo } = unsent(reply, reply.raw, call);
+    const serialize = (answer) => serialized(reply, answer);
+    try {
+      const response = await respond(
+        pool, { log: request.log, ...options, serialize }, request, attempt);
+      return reply.code(response.status).headers(response.headers).send(response.body);
+    } catch (error) {
+      undo();
+      throw error;
+    }
   };
 }
 

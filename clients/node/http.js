@@ -267,8 +267,8 @@ const SENT = 'the answer is sent after COMMIT: the handler must return it, and n
 const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
 
 // The work, during which nothing is sent: a client that has been told 201 must find the payment.
-// What it does to the response itself, its status and headers, belongs to the answer; and what an
-// attempt has done that was rolled back is undone, with its listeners.
+// What it does to the response itself, its status and headers, belongs to the answer. undo() takes
+// back what an attempt that was rolled back has done, and the functions that it has registered.
 function unsent(response, raw, work) {
   let before;
   const listeners = () => ['finish', 'close'].flatMap((event) =>
@@ -282,19 +282,24 @@ function unsent(response, raw, work) {
       if (name in before.headers) raw.setHeader(name, before.headers[name]);
     }
   };
-  return async (client) => {
-    let mistake;
-    if (before) reset();
-    before ??= {
-      status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
-    };
+  const undo = () => {
+    if (!before) return; // no attempt has begun
+    reset();
     for (const { event, listener } of listeners()) {
       if (!before.listeners.some((of) => of.listener === listener)) raw.off(event, listener);
     }
-    const restored = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
+  };
+  async function attempt(client) {
+    let mistake;
+    undo();
+    before ??= {
+      status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
+    };
+    const refuse = () => { mistake = new Error(SENT); throw mistake; };
+    const restore = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
       .map((name) => {
         const own = Object.getOwnPropertyDescriptor(of, name);
-        of[name] = () => { throw mistake = new Error(SENT); };
+        of[name] = refuse;
         return () => (own ? Object.defineProperty(of, name, own) : delete of[name]);
       })).reverse();
     try {
@@ -308,9 +313,10 @@ function unsent(response, raw, work) {
       throw mistake ?? error;
     } finally {
       reset();
-      for (const restore of restored) restore();
+      for (const original of restore) original();
     }
-  };
+  }
+  return { attempt, undo };
 }
 
 module.exports = { checkOptions, parseKey, respond, unsent };

@@ -585,6 +585,13 @@ for (const [name, listen] of Object.entries(frameworks)) {
           [201, 'kept', undefined, undefined, 'a', '5', '1']);
       }
       assert.deepEqual([first.body, finished, await effects(request)], [retry.body, 1, 1]);
+      habit = async (q, client, response) => {
+        response_.on('finish', () => { finished++; });
+        response[kind === 'express' ? 'set' : 'header']('x-failed', 'a');
+        throw new Error('a mistake');
+      };
+      const failed = await post('/habits', operation().key, request);
+      assert.deepEqual([failed.status, failed.headers['x-failed'], failed.headers['x-before'], finished], [500, undefined, 'kept', 1]);
     });
 
     await t.test('a status from 400 on: rolled back, and not stored', async () => {
