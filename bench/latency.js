@@ -20,7 +20,7 @@ const ONE_STATEMENT = `
 
 const pool = new Pool({ max: 2 * CLIENTS }); // a replay's connection is back after its COMMIT
 
-const byPackage = idempotent(pool, { scope: 'payments' }, async (client, { amount }) => {
+const byPackage = idempotent(pool, { scope: 'payments', name: 'pay' }, async (client, { amount }) => {
   const { rows: [payment] } = await client.query(INSERT, [amount]);
   return { payment: payment.id };
 });

@@ -1,5 +1,5 @@
 'use strict';
-// A retry storm on an endpoint: before.js, after.js or after_fastify.js.
+// A retry storm on an endpoint: before.js, after.js, after_fastify.js or after_rude.js.
 //
 //   storm.js FILE OPERATIONS SENDS PORT...
 //
