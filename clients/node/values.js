@@ -2,9 +2,9 @@
 // Values at the edge: what would be stored or sent as something else is refused, with a TypeError
 // or a RangeError, before anything runs or commits.
 
-function kind(value) { // 'Map', 'Undefined'
-  const tag = Object.prototype.toString.call(value).slice(8, -1);
-  return tag === 'Object' ? value.constructor?.name ?? tag : tag;
+function kind(value) { // 'Map', 'undefined'
+  if (value === null || typeof value !== 'object') return value === null ? 'null' : typeof value;
+  return value.constructor?.name ?? 'object';
 }
 
 // Text that the server can store: without NUL and without half a surrogate pair.
