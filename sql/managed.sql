@@ -158,7 +158,7 @@ CREATE TABLE idem.record (
     error               jsonb,
     request             jsonb,
     PRIMARY KEY (scope, tenant, key)
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, vacuum_truncate = off);
 
 -- A SQL_ASCII database has texts of any bytes. The other functions check their arguments.
 DO $$
@@ -1756,7 +1756,7 @@ CREATE FUNCTION idem_internal.claim_slowly(
     wait interval
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -1999,17 +1999,75 @@ BEGIN
 END
 $$;
 
--- The short way of a claim: an atomic one of a new key, whose lock is free, in a scope without
--- rules. Everything else goes the long way, and so does every refusal. What could stand in a
--- function or a query of its own stands here as one expression, because that is what costs.
---
--- A key with a row goes the long way too: ON CONFLICT would wait without bound for a transaction
--- that is changing it without the key lock. SERIALIZABLE does without this look at the row, after
--- which claims of neighbouring new keys get 40001. It is no EXISTS, for which the server may read
--- the whole table.
-CREATE FUNCTION idem_internal.claim(
-    caller name,
-    proof bytea,
+-- The short ways of a call are two views. A view runs with its owner's rights, and current_user in
+-- it is the caller, so that they need no proof of the caller.
+
+-- The record of the key that the settings name, in a scope that the caller may use: what
+-- idem.lookup() shows to the same role, so that a role which sets them by itself learns nothing
+-- else. OFFSET 0 keeps the server from looking at records before it knows the scope, which EXPLAIN
+-- ANALYZE would show.
+CREATE VIEW idem_internal.answer WITH (security_barrier) AS
+    SELECT r.attempt, r.response, r.status, r.headers, r.body, r.created, r.expires, r.redacted,
+           r.completed, r.is_finished,
+           r.is_finished AND r.request_list = 0 AND s.excludes_nothing AND r.secret = s.secret_id
+           AND CASE WHEN current_setting('idem_sql.request', true) = '' THEN r.fingerprint IS NULL
+               ELSE r.fingerprint = substr(sha256(s.secret || convert_to(
+                   current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END AS is_replay
+    FROM (SELECT id, secret_id, secret, request_exclude = '{}' AS excludes_nothing
+          FROM idem.scope
+          WHERE name = current_setting('idem_sql.scope', true)
+              AND tenant_from = 'argument' AND answer_ttl IS NULL
+              AND pg_has_role(current_user, owner::oid, 'USAGE')
+          OFFSET 0) AS s
+        CROSS JOIN LATERAL (
+            SELECT attempt, response, status, headers, body, created, expires, redacted, secret,
+                   request_list, fingerprint, coalesce(finished, created) AS completed,
+                   state = 'c' AND expires > clock_timestamp() AS is_finished
+            FROM idem.record AS x
+            WHERE x.scope = s.id AND x.tenant = current_setting('idem_sql.tenant', true) COLLATE "C"
+                AND x.key = current_setting('idem_sql.key', true) COLLATE "C"
+            OFFSET 0) AS r;
+
+COMMENT ON VIEW idem_internal.answer IS
+    'The answer of the operation that idem.claim() or idem.lookup() asks for.';
+
+-- An INSERT claims a new key whose lock is free, in a scope without rules that the caller may use.
+-- Where the view above does not show what the key has, its record is looked for: ON CONFLICT would
+-- wait without bound for a transaction that is changing it without the key lock. That look is no
+-- EXISTS, for which the server may read the whole table.
+CREATE VIEW idem_internal.new_claim AS
+    SELECT NULL::text AS scope, NULL::text AS tenant, NULL::text AS key, NULL::text AS request,
+           NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
+
+COMMENT ON VIEW idem_internal.new_claim IS 'Where idem.claim() inserts a new key.';
+
+CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
+    INSERT INTO idem.record AS r (
+        scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
+    SELECT s.id, NEW.tenant, NEW.key, 1, NEW.created, NEW.created + s.fixed_ttl, NEW.nonce, 'a',
+           CASE WHEN NEW.request <> '' THEN
+               substr(sha256(s.secret || convert_to(NEW.request, 'UTF8')), 1, 16) END,
+           s.secret_id
+    FROM idem.scope AS s
+    WHERE s.name = NEW.scope
+        -- One CASE: what has no column of the scope would add a node to the plan.
+        AND CASE WHEN
+            NOT s.has_rules AND length(NEW.nonce) = 26 AND NEW.key <> ''
+            AND octet_length(NEW.key) <= 255 AND octet_length(NEW.tenant) <= 255
+            AND pg_has_role(current_user, s.owner::oid, 'USAGE')
+            AND (s.answer_ttl IS NULL OR (
+                SELECT x.scope FROM idem.record AS x
+                WHERE x.scope = s.id AND x.tenant = NEW.tenant COLLATE "C"
+                    AND x.key = NEW.key COLLATE "C") IS NULL)
+            THEN pg_try_advisory_xact_lock(hashtextextended(
+                NEW.tenant || E'\x1f' || NEW.key COLLATE "C", s.lock_seed)) END
+    ON CONFLICT DO NOTHING
+    RETURNING NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, r.ctid::text, r.created;
+
+-- The short ways of a replay and of a new key; all else, and every refusal, goes the long way. In
+-- SERIALIZABLE, no look at the answer comes before: after it, claims of neighbouring new keys would
+-- get 40001.
+CREATE FUNCTION idem_internal.claim_or_replay(
     function text,
     scope text,
     key text,
@@ -2021,76 +2079,79 @@ CREATE FUNCTION idem_internal.claim(
     wait interval
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql SECURITY DEFINER
+LANGUAGE plpgsql
 AS $$
 #variable_conflict use_variable
 DECLARE
     its_tenant CONSTANT pg_catalog.text :=
         coalesce(tenant, pg_catalog.current_setting('idem.tenant', true), '');
-    body CONSTANT pg_catalog.text := request;
-    now CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
-    -- Not in the query: a volatile function in its list would add a node to the plan.
-    nonce CONSTANT pg_catalog.text :=
-        pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
+    body pg_catalog.text := coalesce(request::pg_catalog.text, '');
+    cleared pg_catalog.text;
+    is_replay pg_catalog.bool;
+    nonce pg_catalog.text;
     place pg_catalog.text;
-    entry pg_catalog.text;
+    c idem.claim_result;
 BEGIN
-    IF ttl IS NULL AND lease IS NULL AND wait IS NULL
-        AND pg_catalog.octet_length(key) OPERATOR(pg_catalog.<=) 255
-        AND pg_catalog.octet_length(its_tenant) OPERATOR(pg_catalog.<=) 255
+    IF coalesce(ttl, lease, wait) IS NULL
         AND type OPERATOR(pg_catalog.=) ANY (
             '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
-        AND key OPERATOR(pg_catalog.<>) ''
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
     THEN
-        INSERT INTO idem.record AS r (
-            scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
-        SELECT s.id, its_tenant, key, 1, now, now OPERATOR(pg_catalog.+) s.fixed_ttl, nonce, 'a',
-               CASE WHEN request IS NOT NULL THEN pg_catalog.substr(pg_catalog.sha256(
-                   s.secret OPERATOR(pg_catalog.||) pg_catalog.convert_to(
-                       CASE WHEN pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.=) 0 THEN body
-                            ELSE idem_internal.canonical(body) END, 'UTF8')), 1, 16) END,
-               s.secret_id
-        FROM idem.scope AS s
-        WHERE s.name OPERATOR(pg_catalog.=) scope
-            AND CASE WHEN
-                NOT s.has_rules
-                AND proof OPERATOR(pg_catalog.=) pg_catalog.sha256(
-                    s.seed
-                    OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.pg_backend_pid())
-                    OPERATOR(pg_catalog.||)
-                    pg_catalog.timestamptz_send(pg_catalog.transaction_timestamp())
-                    OPERATOR(pg_catalog.||) pg_catalog.convert_to(caller, 'UTF8'))
-                AND pg_catalog.pg_has_role(caller, s.owner::pg_catalog.oid, 'USAGE')
-                AND (pg_catalog.current_setting('transaction_isolation')
-                         OPERATOR(pg_catalog.=) 'serializable'
-                     OR (SELECT x.scope FROM idem.record AS x
-                         WHERE x.scope OPERATOR(pg_catalog.=) s.id
-                             AND x.tenant OPERATOR(pg_catalog.=) its_tenant
-                             AND x.key OPERATOR(pg_catalog.=) key) IS NULL)
-                THEN pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(
-                    its_tenant OPERATOR(pg_catalog.||) E'\x1f' OPERATOR(pg_catalog.||) key,
-                    s.lock_seed)) END
-        ON CONFLICT DO NOTHING
-        RETURNING r.ctid INTO place;
-        IF place IS NOT NULL THEN
-            entry := place OPERATOR(pg_catalog.||)
-                pg_catalog.left(pg_catalog.md5(nonce), 16);
-            IF pg_catalog.current_setting('idem_sql.claims', true) OPERATOR(pg_catalog.<>) '' THEN
-                PERFORM idem_internal.note(entry);
-            ELSE
-                entry := pg_catalog.set_config(
-                    'idem_sql.claims', '1;' OPERATOR(pg_catalog.||) entry, true);
+        IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
+            body := idem_internal.canonical(body);
+        END IF;
+        IF pg_catalog.current_setting('transaction_isolation')
+            OPERATOR(pg_catalog.<>) 'serializable'
+        THEN
+        cleared := pg_catalog.concat(
+            pg_catalog.set_config('idem_sql.scope', scope, true),
+            pg_catalog.set_config('idem_sql.tenant', its_tenant, true),
+            pg_catalog.set_config('idem_sql.key', key, true),
+            pg_catalog.set_config('idem_sql.request', body, true));
+        SELECT a.attempt, a.response, a.status, a.headers, a.body, a.created, a.expires,
+               a.redacted, a.completed, a.is_replay
+        INTO c.attempt, c.response, c.status, c.headers, c.body, c.created_at, c.expires_at,
+             c.redacted, c.completed_at, is_replay
+        FROM idem_internal.answer AS a;
+        cleared := pg_catalog.concat(
+            pg_catalog.set_config('idem_sql.tenant', '', true),
+            pg_catalog.set_config('idem_sql.key', '', true),
+            pg_catalog.set_config('idem_sql.request', '', true));
+        IF is_replay THEN
+            c.claimed := false;
+            c.outcome := 'completed';
+            RETURN c;
+        END IF;
+        END IF;
+        -- The rule of the view does not apply to replicas.
+        IF is_replay IS NULL AND pg_catalog.current_setting('session_replication_role')
+            OPERATOR(pg_catalog.<>) 'replica'
+        THEN
+            nonce := pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
+            INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce, created)
+            VALUES (scope, its_tenant, key, body, nonce, pg_catalog.clock_timestamp())
+            RETURNING n.place, n.created INTO place, c.created_at;
+            IF FOUND THEN
+                c.claimed := true;
+                c.outcome := 'claimed';
+                c.token := nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-');
+                c.attempt := 1;
+                place := place OPERATOR(pg_catalog.||)
+                    pg_catalog.left(pg_catalog.md5(nonce), 16);
+                IF pg_catalog.current_setting('idem_sql.claims', true) OPERATOR(pg_catalog.<>) ''
+                THEN
+                    PERFORM idem_internal.note(place);
+                ELSE
+                    place := pg_catalog.set_config(
+                        'idem_sql.claims', '1;' OPERATOR(pg_catalog.||) place, true);
+                END IF;
+                RETURN c;
             END IF;
-            RETURN ROW(true, 'claimed',
-                       nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-'), 1, NULL,
-                       NULL, NULL, NULL, NULL, NULL, NULL, NULL, now, NULL, NULL, NULL, NULL
-                      )::idem.claim_result;
         END IF;
     END IF;
-    RETURN idem_internal.claim_slowly(
-        pg_catalog.quote_ident(caller)::pg_catalog.regrole, proof, function, scope, key, type,
-        request, tenant, ttl, lease, wait);
+    RETURN (SELECT idem_internal.claim_slowly(
+                i.role, i.proof, function, scope, key, type, request, tenant, ttl, lease, wait)
+            FROM idem_internal.caller AS i);
 END
 $$;
 
@@ -2106,13 +2167,9 @@ CREATE FUNCTION idem.claim(
 RETURNS idem.claim_result
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    proof pg_catalog.bytea;
 BEGIN
-    SELECT c.proof INTO proof FROM idem_internal.caller AS c;
-    RETURN idem_internal.claim(
-        current_user, proof, 'claim', scope COLLATE pg_catalog."C",
-        key::pg_catalog.text, pg_catalog.pg_typeof(key),
+    RETURN idem_internal.claim_or_replay(
+        'claim', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
         request, tenant, ttl, lease, wait);
 END
 $$;
@@ -2129,13 +2186,9 @@ CREATE FUNCTION idem.try_claim(
 RETURNS idem.claim_result
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    proof pg_catalog.bytea;
 BEGIN
-    SELECT c.proof INTO proof FROM idem_internal.caller AS c;
-    RETURN idem_internal.claim(
-        current_user, proof, 'try_claim', scope COLLATE pg_catalog."C",
-        key::pg_catalog.text, pg_catalog.pg_typeof(key),
+    RETURN idem_internal.claim_or_replay(
+        'try_claim', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
         request, tenant, ttl, lease, wait);
 END
 $$;
@@ -2149,6 +2202,10 @@ RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 BEGIN
+    -- The row of a claim that was completed has a newer version.
+    IF pg_catalog.currtid2('idem.record', NEW.ctid) OPERATOR(pg_catalog.<>) NEW.ctid THEN
+        RETURN NULL;
+    END IF;
     PERFORM FROM idem.record AS r WHERE r.ctid OPERATOR(pg_catalog.=) NEW.ctid;
     IF NOT FOUND THEN
         RETURN NULL;
@@ -2194,8 +2251,15 @@ ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete;
 -- ---------------------------------------------------------------------------------------------
 
 -- The short way of complete(): the first attempt of an atomic claim, and nothing of the answer is
--- left out. The token proves the claim. False for everything else.
-CREATE FUNCTION idem_internal.complete(token text, response jsonb, status integer)
+-- left out. The token proves the claim. False for everything else, and for headers of which the
+-- expression does not show that they are strings without escapes under names of RFC 9110.
+CREATE FUNCTION idem_internal.complete(
+    token text,
+    response jsonb,
+    status integer,
+    headers jsonb,
+    body bytea
+)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -2204,19 +2268,32 @@ BEGIN
         AND pg_catalog.translate(pg_catalog.right(token, 18), '0123456789-', '')
             OPERATOR(pg_catalog.=) '(,)'
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
-        AND pg_catalog.pg_column_compression(response) IS NULL
+        AND coalesce(pg_catalog.pg_column_compression(response),
+                     pg_catalog.pg_column_compression(headers),
+                     pg_catalog.pg_column_compression(body)) IS NULL
+        AND (headers IS NULL OR headers::pg_catalog.text OPERATOR(pg_catalog.~)
+            E'^\\{("[-0-9A-Za-z!#$%&''*+.^_`|~]+": "[^"\\\\\\x7f]*"(, (?=")|\\}$))+$')
     THEN
         UPDATE idem.record AS r
         SET open = NULL, state = 'c', response = complete.response, status = complete.status,
+            headers = complete.headers, body = complete.body,
             expires = r.expires OPERATOR(pg_catalog.+)
                 (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.created)
         FROM idem.scope AS s
         WHERE r.ctid OPERATOR(pg_catalog.=) pg_catalog.right(token, 18)::pg_catalog.tid
             AND pg_catalog.starts_with(token, r.open)
-            AND r.state OPERATOR(pg_catalog.=) 'a' AND r.request IS NULL AND NOT r.redacted
+            AND r.state OPERATOR(pg_catalog.=) 'a' AND r.attempt OPERATOR(pg_catalog.=) 1
+            AND r.request IS NULL AND NOT r.redacted
             AND s.id OPERATOR(pg_catalog.=) r.scope
-            AND s.whole_answer_size OPERATOR(pg_catalog.>=)
-                coalesce(pg_catalog.pg_column_size(complete.response), 0);
+            AND s.whole_answer_size OPERATOR(pg_catalog.>=) (
+                coalesce(pg_catalog.pg_column_size(complete.response), 0)
+                OPERATOR(pg_catalog.+) coalesce(pg_catalog.pg_column_size(complete.headers), 0)
+                OPERATOR(pg_catalog.+) coalesce(pg_catalog.pg_column_size(complete.body), 0))
+            AND (complete.headers IS NULL OR NOT (
+                pg_catalog.lower(complete.headers::pg_catalog.text COLLATE pg_catalog."C")
+                    ::pg_catalog.jsonb
+                OPERATOR(pg_catalog.?|) pg_catalog.lower(
+                    s.header_exclude::pg_catalog.text COLLATE pg_catalog."C")::pg_catalog.text[]));
         RETURN FOUND;
     END IF;
     RETURN false;
@@ -2464,8 +2541,8 @@ RETURNS jsonb
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF headers IS NOT NULL OR body IS NOT NULL
-        OR NOT idem_internal.complete(token COLLATE pg_catalog."C", response, status)
+    IF NOT idem_internal.complete(
+        token COLLATE pg_catalog."C", response, status, headers, body)
     THEN
         PERFORM idem_internal.finish_slowly(
             c.role, c.proof, 'complete', token COLLATE pg_catalog."C",
@@ -2825,10 +2902,9 @@ DECLARE
 BEGIN
     PERFORM idem_internal.check_writable('execute');
     PERFORM idem_internal.check_operation(operation);
-    c := (SELECT idem_internal.claim(
-              current_user, i.proof, 'execute', scope, key::pg_catalog.text,
-              pg_catalog.pg_typeof(key), request, tenant, ttl, NULL, wait)
-          FROM idem_internal.caller AS i);
+    c := idem_internal.claim_or_replay(
+        'execute', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        request, tenant, ttl, NULL, wait);
     e.replayed := NOT c.claimed;
     e.outcome := c.outcome;
     e.response := c.response;
@@ -2860,7 +2936,8 @@ BEGIN
         e.error := idem_internal.failure_of(code, SQLERRM, detail, hint);
     END;
     e.completed_at := c.created_at;
-    IF e.error IS NOT NULL OR NOT idem_internal.complete(c.token, e.response, NULL) THEN
+    IF e.error IS NOT NULL OR NOT idem_internal.complete(c.token, e.response, NULL, NULL, NULL)
+    THEN
         e.completed_at := (
             SELECT idem_internal.finish_slowly(
                 i.role, i.proof, 'execute', c.token,
@@ -2891,10 +2968,9 @@ AS $$
 DECLARE
     c idem.claim_result;
 BEGIN
-    c := (SELECT idem_internal.claim(
-              current_user, i.proof, 'once', scope, key::pg_catalog.text,
-              pg_catalog.pg_typeof(key), request, tenant, NULL, NULL, NULL)
-          FROM idem_internal.caller AS i);
+    c := idem_internal.claim_or_replay(
+        'once', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
+        request, tenant, NULL, NULL, NULL);
     IF c.claimed THEN
         PERFORM idem.complete(c.token);
     END IF;
@@ -3067,10 +3143,13 @@ DECLARE
     is_here boolean;
 BEGIN
     LOOP
-        -- Before the record, so that a holder that ends meanwhile is not overlooked.
-        SELECT * INTO holder FROM idem_internal.holder_of(
-            CASE WHEN NOT pg_is_in_recovery() THEN lock_id END, locked_by);
-        is_held := FOUND;
+        -- Before the record, so that a holder that ends meanwhile is not overlooked; but a finished
+        -- record needs no look at all locks, which is slow.
+        IF verdict IS NOT NULL THEN
+            SELECT * INTO holder FROM idem_internal.holder_of(
+                CASE WHEN NOT pg_is_in_recovery() THEN lock_id END, locked_by);
+            is_held := FOUND;
+        END IF;
         SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
         FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
@@ -3080,8 +3159,9 @@ BEGIN
         is_here := idem_internal.is_own(seen.written_by);
         r.secret := 0;  -- requests are not compared
         verdict := idem_internal.verdict(s, r, seen.written_by, NULL, now);
-        EXIT WHEN verdict IN ('completed', 'failed', 'open_here') OR is_here
-            OR (verdict = 'exhausted' AND NOT is_held)
+        EXIT WHEN verdict IN ('completed', 'failed', 'open_here') OR is_here;
+        CONTINUE WHEN is_held IS NULL;
+        EXIT WHEN (verdict = 'exhausted' AND NOT is_held)
             OR (verdict = 'claim' AND NOT is_held AND NOT pg_is_in_recovery());
         bound := coalesce(
             bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
@@ -3164,7 +3244,32 @@ CREATE FUNCTION idem.lookup(
 RETURNS idem.lookup_result
 LANGUAGE plpgsql
 AS $$
+#variable_conflict use_variable
+DECLARE
+    cleared pg_catalog.text;
+    l idem.lookup_result;
 BEGIN
+    IF wait IS NULL AND pg_catalog.pg_typeof(key) OPERATOR(pg_catalog.=) ANY (
+        '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
+    THEN
+        cleared := pg_catalog.concat(
+            pg_catalog.set_config('idem_sql.scope', scope, true),
+            pg_catalog.set_config('idem_sql.tenant', coalesce(
+                tenant, pg_catalog.current_setting('idem.tenant', true), ''), true),
+            pg_catalog.set_config('idem_sql.key', key::pg_catalog.text, true));
+        SELECT 'completed', a.attempt, a.response, a.status, a.headers, a.body, a.created,
+               a.created, a.expires, a.redacted, a.completed
+        INTO l.state, l.attempt, l.response, l.status, l.headers, l.body, l.since, l.created_at,
+             l.expires_at, l.redacted, l.completed_at
+        FROM idem_internal.answer AS a
+        WHERE a.is_finished;
+        cleared := pg_catalog.concat(
+            pg_catalog.set_config('idem_sql.tenant', '', true),
+            pg_catalog.set_config('idem_sql.key', '', true));
+        IF l.state OPERATOR(pg_catalog.<>) '' THEN
+            RETURN l;
+        END IF;
+    END IF;
     RETURN (SELECT idem_internal.lookup(
                 c.role, c.proof, scope COLLATE pg_catalog."C",
                 key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,

@@ -1447,3 +1447,5 @@ END
 $$;
 
 \ir privileges.sql
+
+GRANT INSERT ON idem_internal.new_claim TO PUBLIC;
