@@ -127,7 +127,8 @@ def reading_is_no_operation(session, method, key):
     body = order()
     for number in (0, 1):
         answer = session.get(f"/operations/{body['id']}", method=method, key=key)
-        expect(answer.status == 200, f"{answer.status}, and not 200")
+        expect(answer.status == 200 or method == "HEAD" and answer.status == 405,
+               f"{answer.status}, and not 200")
         expect(not answer.replayed, "what was read is a stored answer")
         expect(method == "HEAD" or answer.json["effects"] == number, f"not {number} effects")
         is_first(session.post(new_key(), body)) if number == 0 else None
@@ -965,8 +966,8 @@ def no_effect(session, members):
 
 
 SHORT = Sentence(
-    "**Retry short-lived errors in the service** (a lost connection, `40001`, `40P01`), two or three"
-    " times, with the same key in a new transaction.")
+    "**Retry short-lived errors in the service** (a lost connection, `40001`, `40P01`), two or"
+    " three times, with the same key in a new transaction.")
 
 
 @SHORT.each([("one lost race", 1), ("two lost races", 2)], "busy")
