@@ -29,7 +29,9 @@ def arguments():
                         help="what the types of problems begin with (%(default)s)")
     parser.add_argument("--faults", action="store_true",
                         help="repeat a case that a 5xx or a lost connection has disturbed")
-    parser.add_argument("--jobs", type=int, default=8, metavar="N",
+    parser.add_argument("--storm", type=int, default=cases.STORM, metavar="N",
+                        help="how many keys the storm has (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=16, metavar="N",
                         help="how many cases run at once (%(default)s)")
     return parser.parse_args()
 
@@ -75,7 +77,7 @@ def short(value):
 
 def main():
     options = arguments()
-    cases.TYPES = options.types
+    cases.TYPES, cases.STORM = options.types, options.storm
     address = urllib.parse.urlsplit(options.url)
     if address.scheme not in ("http", "https") or not address.hostname:
         sys.exit(f"{options.url} is no URL of HTTP")

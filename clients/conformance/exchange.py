@@ -115,25 +115,31 @@ class Session:
 
     def until_answered(self, key, body, **options):
         """Sends the request as the contract asks a client to."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                answer = self.post(key, body, **options)
-                if not answer.unfinished:
-                    return answer
-                pause = answer.pause
-            except (OSError, http.client.HTTPException):
-                pause = 0.1
-            if time.monotonic() + pause > end:
-                raise Broken(f"there is no answer within {PATIENCE:.0f} seconds")
-            time.sleep(pause)
+        return patient(lambda: self.post(key, body, **options), lambda answer: answer.unfinished)
 
     def effects(self, name, client=0):
         """How many effects of this name the service has."""
-        answer = self.get(f"/operations/{name}", client=client)
+        answer = patient(lambda: self.get(f"/operations/{name}", client=client),
+                         lambda answer: answer.status == 503)
         if answer.status != 200 or not isinstance((answer.json or {}).get("effects"), int):
             raise Broken('reading back must answer 200 with {"effects": N}')
         return answer.json["effects"]
+
+
+def patient(request, is_unfinished):
+    """Sends a request again, no sooner than the answer asks for, as long as it is unfinished."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            answer = request()
+            if not is_unfinished(answer):
+                return answer
+            pause = answer.pause
+        except (OSError, http.client.HTTPException):
+            pause = 0.1
+        if time.monotonic() + pause > end:
+            raise Broken(f"there is no answer within {PATIENCE:.0f} seconds")
+        time.sleep(pause)
 
 
 def encoded(body):

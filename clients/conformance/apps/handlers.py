@@ -39,7 +39,7 @@ def members(body):
     """The members of a request in JSON."""
     try:
         request = json.loads(body.decode(), parse_constant=int)  # which refuses NaN
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Problem(400) from None
     if not (isinstance(request, dict) and isinstance(request.get("id"), str)):
         raise Problem(400)

@@ -218,7 +218,7 @@ class Service(BaseHTTPRequestHandler):
                         if not (isinstance(members, dict) and isinstance(members.get("id"), str)):
                             raise Problem(400)
                     bound = (media, bound_json(body))
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise Problem(400) from None
                 if FAULT == "bytes bound":
                     bound = (media, body)
