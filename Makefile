@@ -35,7 +35,7 @@ check-all:
 	@test/run versions $(VERSIONS)
 check-examples:
 	@tools/setup examples
-	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run tap test/t/examples.pl test/t/service.pl test/t/client_node.pl test/t/frameworks.pl
+	@PROVE_FLAGS=$${PROVE_FLAGS:--v} test/run tap test/t/examples.pl test/t/service.pl test/t/client_node.pl test/t/frameworks.pl test/t/conformance.pl
 check-citus:
 	@[ -z "$(CITUS)" ] || tools/setup citus
 	@test/run citus "$(CITUS)"

@@ -107,7 +107,7 @@ class Session:
     def cut(self, key, body, *, path="/operations", sent=None, after=0.0):
         """Sends `sent` bytes of the body, and closes the connection after so many seconds."""
         body = encoded(body)
-        with contextlib.closing(self.connection()) as connection:
+        with contextlib.closing(self.connection()) as connection, contextlib.suppress(OSError):
             self.begin(connection, "POST", path, self.head(key, body, 0, "application/json", []),
                        body)
             connection.send(body[:sent])

@@ -5,7 +5,7 @@ const multer = require('multer');
 const { idempotent } = require('pg-idem/express');
 const handlers = require('./handlers.js');
 
-module.exports = (express) => (pool) => {
+module.exports = (express) => (pool, port) => {
   const app = express();
   const options = { scope: 'operations', tenant: (req) => req.of };
   const upload = multer({ storage: multer.memoryStorage() });
@@ -41,6 +41,6 @@ module.exports = (express) => (pool) => {
     res.status(status).type('application/problem+json').send(handlers.problemOf(status));
   });
   return new Promise((resolve) => {
-    const server = app.listen(0, '127.0.0.1', () => resolve(server.address().port));
+    const server = app.listen(port, '127.0.0.1', () => resolve(server.address().port));
   });
 };

@@ -6,7 +6,7 @@ const multipart = require('@fastify/multipart');
 const { plugin } = require('pg-idem/fastify');
 const handlers = require('./handlers.js');
 
-module.exports = async (pool) => {
+module.exports = async (pool, port) => {
   const fastify = Fastify();
   const options = { scope: 'operations', tenant: (request) => request.of };
 
@@ -24,11 +24,12 @@ module.exports = async (pool) => {
   fastify.post('/limited', fastify.idempotent({ ...options, scope: 'limited' }, operations));
 
   fastify.register(async (files) => {
-    await files.register(multipart, { attachFieldsToBody: 'keyValues',
-      limits: { fileSize: 8 << 20 } });
-    files.post('/uploads', files.idempotent(options, async (request, client) =>
-      handlers.carryOut(client, request.of,
-        handlers.document(request.body.id, request.body.file))));
+    await files.register(multipart, { attachFieldsToBody: true, limits: { fileSize: 8 << 20 } });
+    files.post('/uploads', files.idempotent(options, async (request, client) => {
+      const { id, file } = request.body;
+      return handlers.carryOut(client, request.of,
+        handlers.document(id.value, await file.toBuffer()));
+    }));
   });
   fastify.register(async (contents) => {
     contents.removeAllContentTypeParsers();
@@ -48,6 +49,6 @@ module.exports = async (pool) => {
     const status = error.status ?? error.statusCode ?? 500;
     reply.code(status).type('application/problem+json').send(handlers.problemOf(status));
   });
-  await fastify.listen({ port: 0, host: '127.0.0.1' });
+  await fastify.listen({ port, host: '127.0.0.1' });
   return fastify.server.address().port;
 };

@@ -1,5 +1,5 @@
 'use strict';
-// Serves one of the Node applications, on a port that it prints: serve.js express4
+// Serves one of the Node applications, on a port that it prints: serve.js express4 [PORT]
 
 const { Pool } = require('pg');
 
@@ -9,6 +9,7 @@ const apps = {
   fastify: () => require('./fastify_app.js'),
 };
 
+const [name, port = 0] = process.argv.slice(2);
 const pool = new Pool({ max: 16 });
 pool.on('error', () => {}); // an idle connection is lost
-apps[process.argv[2]]()(pool).then((port) => console.log(port));
+apps[name]()(pool, Number(port)).then((listens) => console.log(listens));
