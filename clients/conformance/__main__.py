@@ -78,6 +78,7 @@ def short(value):
 def main():
     options = arguments()
     cases.TYPES, cases.STORM = options.types, options.storm
+    cases.MARKED = "replay-header" not in options.skip
     address = urllib.parse.urlsplit(options.url)
     if address.scheme not in ("http", "https") or not address.hostname:
         sys.exit(f"{options.url} is no URL of HTTP")

@@ -153,6 +153,27 @@ while (my @both = splice @left, 0, 2)
 }
 survives($_) for @present;
 
+# What the page says of another package.
+SKIP:
+{
+	my $peer = { name => 'express_idempotency', probe => "$express require('express-idempotency')\"" };
+	skip 'express-idempotency is not installed; tools/setup examples installs it', 1
+	  if system("($peer->{probe}) >/dev/null 2>&1") != 0;
+	my ($said) = slurp_file('docs/conformance.md') =~ /^## How others do\n(.*)/ms;
+	my ($skipped) = $said =~ /With `--skip` of (.*?), the\b/s;
+	my $served = serve($peer, 'postgres', $node->port);
+	my $judged = judge($served, map { ('--skip', $_) } $skipped =~ /`([\w-]+)`/g);
+	$judged->{run}->finish;
+	end($served);
+	my @broken = ${ $judged->{report} } =~ /^BROKEN    (.*) \(/mg;
+	my @quoted = map { s/\s+/ /gr } $said =~ /"([A-Za-z][^"]+)"/g;
+	is_deeply([ map { my $sentence = $_; grep { index($sentence, $_) >= 0 } @quoted } @broken ], [ @quoted ],
+		'express-idempotency breaks the sentences that the page quotes') or diag join "\n", @broken;
+	is(scalar(@broken), scalar(@quoted), 'and no others');
+	my ($version) = slurp_file("$ENV{TESTDIR}/node_modules/express-idempotency/package.json") =~ /"version": "([^"]+)"/;
+	like($said, qr/express-idempotency \Q$version\E\b/, 'the version is that of the page');
+}
+
 ok($suite->finish, 'the suite passes a service that keeps the contract, and finds each mistake') or diag $of_suite;
 $node->stop;
 done_testing();

@@ -61,4 +61,4 @@ async function carryOut(client, of, request) {
   return { status, body: { number: randomUUID(), id: request.id } };
 }
 
-module.exports = { COUNT, Problem, carryOut, client, document, problemOf };
+module.exports = { COUNT, EFFECT, LOSE, Problem, carryOut, client, document, problemOf };

@@ -7,6 +7,7 @@ const apps = {
   express4: () => require('./express_app.js')(require('express4')),
   express5: () => require('./express_app.js')(require('express')),
   fastify: () => require('./fastify_app.js'),
+  express_idempotency: () => require('./express_idempotency_app.js'),
 };
 
 const [name, port = 0] = process.argv.slice(2);
