@@ -12,7 +12,6 @@ import urllib.parse
 import cases
 from exchange import Answer, Broken, Session
 
-REPEATS = 5
 LONGEST = 300  # of a body that is shown
 
 
@@ -27,8 +26,6 @@ def arguments():
                         help="only the sentences and cases that contain this text")
     parser.add_argument("--types", default=cases.TYPES, metavar="PREFIX",
                         help="what the types of problems begin with (%(default)s)")
-    parser.add_argument("--faults", action="store_true",
-                        help="repeat a case that a 5xx or a lost connection has disturbed")
     parser.add_argument("--storm", type=int, default=cases.STORM, metavar="N",
                         help="how many keys the storm has (%(default)s)")
     parser.add_argument("--jobs", type=int, default=16, metavar="N",
@@ -38,19 +35,14 @@ def arguments():
 
 def judged(case, options):
     """What is wrong, or None, and the exchanges that show it."""
-    for attempt in range(REPEATS if options.faults else 1):
-        session = Session(options.url, options.client or ["Bearer ann", "Bearer bob"])
-        try:
-            case(session)
-            return None, []
-        except Broken as broken:
-            wrong = str(broken)
-        except (OSError, http.client.HTTPException) as error:
-            wrong = f"no answer: {error!r}"
-        if not any(isinstance(exchange[3], str) or exchange[3].status >= 500
-                   for exchange in session.exchanges):
-            break
-    return wrong, session.exchanges
+    session = Session(options.url, options.client or ["Bearer ann", "Bearer bob"])
+    try:
+        case(session)
+        return None, []
+    except Broken as broken:
+        return str(broken), session.exchanges
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {error!r}", session.exchanges
 
 
 def shown(exchange):

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 
-from exchange import Broken, new_key
+from exchange import Broken, new_key, patient
 
 GROUPS = ("limits", "old-keys", "may-differ", "failed", "busy", "uploads", "documents", "chunked",
           "gzip", "exact-numbers", "replay-header")
@@ -233,9 +233,9 @@ def long_request(session):
     has_effects(session, body["id"], 1)
 
 
-LATER = Sentence("Every later request with the same key gets the same status and the same body, and"
-                 " the header `Idempotent-Replayed: true`, whether or not you received the first"
-                 " answer.")
+LATER = Sentence("Every later request with the same key gets the same status and the same body,"
+                 " with the same `Content-Type` and `Location`, and the header"
+                 " `Idempotent-Replayed: true`, whether or not you received the first answer.")
 
 
 @LATER.each([(f"status {status}", status) for status in (200, 201, 202, 204)])
@@ -292,6 +292,23 @@ def ten_retries(session):
     for _ in range(10):
         is_replay(session.post(key, body), first)
     has_effects(session, body["id"], 1)
+
+
+@LATER.case("the place of what was made")
+def location_is_kept(session):
+    body, key = order(), new_key()
+    first = is_first(session.post(key, body))
+    expect((first.header("location") or "").endswith(f"/operations/{body['id']}"),
+           "the Location is not that of the operation")
+    expect(session.post(key, body).header("location") == first.header("location"),
+           "the Location is not that of the first answer")
+
+
+@LATER.case("the header of the key in lower case")
+def header_in_lower_case(session):
+    body, key = order(), new_key()
+    first = is_first(session.post(key, body))
+    is_replay(session.post(None, body, headers=[("idempotency-key", key)]), first)
 
 
 @LATER.case("a retry after other operations")
@@ -365,9 +382,8 @@ def storm(session):
         for number, (key, body) in enumerate(own):
             if number % 3 == 0:
                 session.cut(key, body)
-            answer = session.until_answered(key, body)
-            while answer.status == 500:
-                answer = session.until_answered(key, body)
+            answer = patient(lambda: session.post(key, body),
+                             lambda answer: answer.unfinished or answer.status == 500)
             expect(answer.status == 201, f"{answer.status}, and not 201")
             bodies[key].add(answer.body)
     at_once([lambda own=queue[number::6]: client(own) for number in range(6)])

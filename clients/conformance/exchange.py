@@ -19,7 +19,7 @@ class Answer:
         self.status, self.headers, self.body = status, headers, body
 
     def header(self, name):
-        return next((value for key, value in self.headers if key.lower() == name), None)
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
 
     @property
     def replayed(self):

@@ -26,8 +26,8 @@ idempotency = Idempotency(wait=1.0)
 OPTIONS = {"tenant": lambda request: request.client, "final_statuses": [402]}
 
 
-def response(status, content_type, body):
-    return HttpResponse(body, content_type, status)
+def response(status, headers, body):
+    return HttpResponse(body, status=status, headers=headers)
 
 
 def authenticated(view):

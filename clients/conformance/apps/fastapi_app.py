@@ -12,8 +12,8 @@ router = APIRouter(route_class=IdempotentRoute)
 pool = ConnectionPool(max_size=16)
 
 
-def response(status, content_type, body):
-    return Response(body, status, media_type=content_type)
+def response(status, headers, body):
+    return Response(body, status, headers)
 
 
 def client(authorization: str = Header(None)):

@@ -15,8 +15,8 @@ idempotency = Idempotency(pool.connection, wait=1.0)
 OPTIONS = {"tenant": lambda request: g.client, "final_statuses": [402]}
 
 
-def response(status, content_type, body):
-    return Response(body, status, content_type=content_type)
+def response(status, headers, body):
+    return Response(body, status, headers)
 
 
 def authenticated(view):

@@ -53,12 +53,13 @@ async function carryOut(client, of, request) {
   if (request.failed) throw new Failure('declined');
   if (happens(request, 'fail')) throw new Error(`operation ${request.id} has failed`);
   const { status = 201, type = 'application/json' } = request;
-  if (status === 204) return { status };
-  if ('size' in request) return { status, body: 'x'.repeat(request.size) };
+  const headers = { location: `/operations/${request.id}` };
+  if (status === 204) return { status, headers };
+  if ('size' in request) return { status, headers, body: 'x'.repeat(request.size) };
   if ('answer' in request) {
-    return { status, headers: { 'content-type': type }, body: request.answer };
+    return { status, headers: { ...headers, 'content-type': type }, body: request.answer };
   }
-  return { status, body: { number: randomUUID(), id: request.id } };
+  return { status, headers, body: { number: randomUUID(), id: request.id } };
 }
 
 module.exports = { COUNT, EFFECT, LOSE, Problem, carryOut, client, document, problemOf };

@@ -23,9 +23,9 @@ class Problem(Exception):
 
     @property
     def answer(self):
-        """Status, content type and body."""
+        """Status, headers and body."""
         document = {"type": "about:blank", "status": self.status}
-        return self.status, "application/problem+json", json.dumps(document)
+        return self.status, {"Content-Type": "application/problem+json"}, json.dumps(document)
 
 
 def client(authorization):
@@ -68,7 +68,7 @@ def statements(request, of):
 
 
 def answer(request):
-    """Status, content type and body of the answer."""
+    """Status, headers and body of the answer."""
     if request.get("invalid"):
         raise Problem(400)
     if request.get("refuse"):
@@ -81,4 +81,6 @@ def answer(request):
     body = request.get("answer", json.dumps({"number": secrets.token_hex(8)}))
     if "size" in request:
         body = "x" * request["size"]
-    return status, request.get("type", "application/json"), "" if status == 204 else body
+    headers = {"Content-Type": request.get("type", "application/json"),
+               "Location": f"/operations/{request['id']}"}
+    return status, headers, "" if status == 204 else body

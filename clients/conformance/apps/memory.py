@@ -19,6 +19,7 @@ FAULTS = {
     "no keys": "Every later request with the same key gets the same status",
     "first wins late": "Every later request with the same key gets the same status",  # no lock
     "no header": "Every later request with the same key gets the same status",
+    "headers are lost": "Every later request with the same key gets the same status",
     "always 200": "Every later request with the same key gets the same status",
     "serialised again": "Every later request with the same key gets the same status",
     "all headers bound": "Every later request with the same key gets the same status",
@@ -286,6 +287,8 @@ class Service(BaseHTTPRequestHandler):
             body = json.dumps(json.loads(body)).encode()
         if FAULT == "always 200":
             status = 200
+        if FAULT == "headers are lost":
+            more = []
         if FAULT != "no header":
             more = [*more, ("Idempotent-Replayed", "true")]
         return status, kind, body, more
@@ -331,7 +334,8 @@ class Service(BaseHTTPRequestHandler):
             content = members["answer"].encode()
         if members.get("status") == 204:
             content = b""
-        return members.get("status", 201), members.get("type", "application/json"), content, []
+        return (members.get("status", 201), members.get("type", "application/json"), content,
+                [("Location", f"/operations/{members['id']}")])
 
 
 class Server(ThreadingHTTPServer):

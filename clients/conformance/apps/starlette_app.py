@@ -16,8 +16,8 @@ idempotency = AsyncIdempotency(pool.connection, wait=1.0)
 OPTIONS = {"tenant": lambda request: request.state.client, "final_statuses": [402]}
 
 
-def response(status, content_type, body):
-    return Response(body, status, media_type=content_type)
+def response(status, headers, body):
+    return Response(body, status, headers)
 
 
 def authenticated(endpoint):
