@@ -7,7 +7,7 @@ const handlers = require('./handlers.js');
 
 module.exports = (express) => (pool, port) => {
   const app = express();
-  const options = { scope: 'operations', tenant: (req) => req.of };
+  const options = { scope: 'operations', tenant: (req) => req.of, finalStatuses: [402] };
   const upload = multer({ storage: multer.memoryStorage() });
 
   app.use((req, res, next) => {

@@ -49,7 +49,7 @@ module.exports = async (pool, port) => {
     try {
       const own = transaction();
       const { status, headers, body } = await handlers.carryOut(own, req.of, requestOf(req));
-      effects.push(...own.made);
+      if (status < 400) effects.push(...own.made);
       res.status(status).set(headers ?? {}).send(body);
     } catch (error) {
       next(error);

@@ -8,7 +8,8 @@ const handlers = require('./handlers.js');
 
 module.exports = async (pool, port) => {
   const fastify = Fastify();
-  const options = { scope: 'operations', tenant: (request) => request.of };
+  const options = { scope: 'operations', tenant: (request) => request.of,
+    finalStatuses: [402] };
 
   fastify.decorateRequest('of', null);
   fastify.addHook('onRequest', async (request) => {

@@ -46,9 +46,9 @@ async function carryOut(client, of, request) {
   if (happens(request, 'busy')) await client.query(LOSE);
   if ('wait' in request) await client.query('SELECT pg_sleep($1)', [request.wait]);
   if (request.invalid) throw new Problem(400);
-  if (request.refuse) {
-    throw new Failure('declined', { status: 402, body: Buffer.from(problemOf(402)),
-      headers: { 'content-type': 'application/problem+json' } });
+  if (request.refuse) { // one of the final statuses of the routes
+    return { status: 402, headers: { 'content-type': 'application/problem+json' },
+      body: problemOf(402) };
   }
   if (request.failed) throw new Failure('declined');
   if (happens(request, 'fail')) throw new Error(`operation ${request.id} has failed`);
