@@ -742,7 +742,7 @@ def while_in_progress(session, requests):
         for answer in others:
             if answer.status == 409:
                 asks_to_retry(is_problem(answer, 409, "in_progress"))
-        if any(answer.status == 409 for answer in others):
+        if any(answer.status != 201 for answer in others):
             break
     return key, bodies, answers, first[0]
 

@@ -103,10 +103,10 @@ sub conforms
 # Connections to the server are cut, and the application is killed twice.
 sub survives
 {
-	my ($application) = @_;
+	my ($application, $edition) = @_;
 	my ($keys, $cuts) = (60, 5);
-	my $database = "$application->{name}_$editions[0]";
-	my $title = "$application->{name}, a storm";
+	my $database = "$application->{name}_$edition";
+	my $title = "$application->{name}, $edition, a storm";
 	my $proxy = CutProxy->new($node, at => [qw(effect terminated answer)], times => $cuts);
 	my $served = serve($application, $database, $proxy->port);
 	my $before = $node->safe_psql($database, 'SELECT count(*) FROM effect');
@@ -151,7 +151,8 @@ while (my @both = splice @left, 0, 2)
 		end($judged->{served});
 	}
 }
-survives($_) for @present;
+# The editions take turns.
+survives($present[$_], $editions[ $_ % @editions ]) for 0 .. $#present;
 
 # What the page says of another package.
 SKIP:
