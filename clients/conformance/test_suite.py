@@ -71,6 +71,14 @@ class Suite(unittest.TestCase):
         headings = re.sub(r"\*\*[A-Z][A-Za-z -]+\.\*\*", "", text)
         self.assertEqual(headings.split(), [], "each sentence of the published text has its cases")
 
+    def test_the_page(self):
+        page = (HERE.parents[1] / "docs" / "conformance.md").read_text()
+        table = page.partition("| group |")[2].partition("\n\n")[0]
+        first = " ".join(line.split("|")[1] for line in table.splitlines()[2:])
+        self.assertEqual(sorted(re.findall(r"`([\w-]+)`", first)), sorted(cases.GROUPS))
+        found = {group for sentence in cases.SENTENCES for _, group, _ in sentence.cases if group}
+        self.assertEqual(found | {"replay-header"}, set(cases.GROUPS))
+
 
 if __name__ == "__main__":
     unittest.main()
