@@ -12,6 +12,7 @@ import urllib.parse
 import cases
 from exchange import Answer, Broken, Session
 
+CLIENTS = ["Bearer ann", "Bearer bob"]
 LONGEST = 300  # of a body that is shown
 
 
@@ -30,12 +31,18 @@ def arguments():
                         help="how many keys the storm has (%(default)s)")
     parser.add_argument("--jobs", type=int, default=16, metavar="N",
                         help="how many cases run at once (%(default)s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if len(options.client or CLIENTS) != 2:
+        parser.error("two clients are needed")
+    address = urllib.parse.urlsplit(options.url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        parser.error(f"{options.url} is no URL of HTTP")
+    return options
 
 
 def judged(case, options):
     """What is wrong, or None, and the exchanges that show it."""
-    session = Session(options.url, options.client or ["Bearer ann", "Bearer bob"])
+    session = Session(options.url, options.client or CLIENTS)
     try:
         case(session)
         return None, []
@@ -71,11 +78,8 @@ def main():
     options = arguments()
     cases.TYPES, cases.STORM = options.types, options.storm
     cases.MARKED = "replay-header" not in options.skip
-    address = urllib.parse.urlsplit(options.url)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        sys.exit(f"{options.url} is no URL of HTTP")
     try:
-        Session(options.url, ["Bearer ann"]).get("/operations/none")
+        Session(options.url, options.client or CLIENTS).get("/operations/none")
     except OSError as error:
         print(f"{options.url} does not answer: {error}", file=sys.stderr)
         return 2

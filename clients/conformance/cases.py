@@ -85,7 +85,7 @@ def is_problem(answer, status, kind=None):
     expect(answer.status == status, f"{answer.status}, and not {status}")
     expect((answer.header("content-type") or "").split(";")[0] == "application/problem+json",
            "the Content-Type is not application/problem+json")
-    document = answer.json if isinstance(answer.json, dict) else {}
+    document = answer.members
     expect(document.get("status") == status, "the member status is not the status")
     expect(kind == TYPES + "any" or document.get("type", "about:blank") == kind,
            f"the type is not {kind}")
@@ -133,7 +133,7 @@ def reading_is_no_operation(session, method, key):
         expect(answer.status == 200 or method == "HEAD" and answer.status == 405,
                f"{answer.status}, and not 200")
         expect(not answer.replayed, "what was read is a stored answer")
-        expect(method == "HEAD" or answer.json["effects"] == number, f"not {number} effects")
+        expect(method == "HEAD" or answer.members.get("effects") == number, f"not {number} effects")
         is_first(session.post(new_key(), body)) if number == 0 else None
 
 
@@ -535,7 +535,7 @@ def uploads(session, change, is_same):
         body, content_type = form(boundary, name, **fields)
         return session.post(key, body, path="/uploads", content_type=content_type)
     first = is_first(send("one"))
-    expect((first.json or {}).get("sha256") == hashlib.sha256(b"paid").hexdigest(),
+    expect(first.members.get("sha256") == hashlib.sha256(b"paid").hexdigest(),
            "the handler has not got the file")
     answer = send("two", **change)
     is_replay(answer, first) if is_same else is_conflict(answer)
@@ -550,7 +550,7 @@ def large_upload(session):
         body, content_type = form(boundary, name, content=content)
         return session.post(key, body, path="/uploads", content_type=content_type)
     first = is_first(send("one", content))
-    expect((first.json or {}).get("size") == len(content), "the handler has not got the file")
+    expect(first.members.get("size") == len(content), "the handler has not got the file")
     is_replay(send("two", content), first)
     is_conflict(send("one", content[:-1] + b"y"))
     has_effects(session, name, 1)
@@ -577,7 +577,7 @@ def documents(session, type_one, one, type_other, other, is_same):
     def send(content_type, content):
         return session.post(key, content, path=f"/documents?id={name}", content_type=content_type)
     first = is_first(send(type_one, one))
-    expect((first.json or {}).get("sha256") == hashlib.sha256(one).hexdigest(),
+    expect(first.members.get("sha256") == hashlib.sha256(one).hexdigest(),
            "the handler has not got the content")
     answer = send(type_other, other)
     is_replay(answer, first) if is_same else is_conflict(answer)
@@ -650,7 +650,7 @@ def errors_are_documents(session, key, members):
     expect(answer.status >= 400, f"{answer.status} is no error")
     expect((answer.header("content-type") or "").split(";")[0] == "application/problem+json",
            "the Content-Type is not application/problem+json")
-    expect(isinstance(answer.json, dict), "the body is no JSON object")
+    expect(answer.members, "the body is no JSON object")
 
 
 DISTINGUISHED = Sentence("The member `status` distinguishes them, and `type` where two errors have"

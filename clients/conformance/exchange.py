@@ -26,11 +26,13 @@ class Answer:
         return self.header("idempotent-replayed") == "true"
 
     @property
-    def json(self):
+    def members(self):
+        """Those of a body that is a JSON object."""
         try:
-            return json.loads(self.body)
-        except ValueError:
-            return None
+            value = json.loads(self.body)
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {}
 
     @property
     def pause(self):
@@ -42,7 +44,7 @@ class Answer:
     def unfinished(self):
         """Whether the contract asks to retry: in progress, or temporarily unavailable."""
         return self.status == 503 or self.status == 409 and (
-            (self.json or {}).get("type", "").endswith("in_progress"))
+            str(self.members.get("type")).endswith("in_progress"))
 
 
 def new_key():
@@ -121,9 +123,9 @@ class Session:
         """How many effects of this name the service has."""
         answer = patient(lambda: self.get(f"/operations/{name}", client=client),
                          lambda answer: answer.status == 503)
-        if answer.status != 200 or not isinstance((answer.json or {}).get("effects"), int):
+        if answer.status != 200 or not isinstance(answer.members.get("effects"), int):
             raise Broken('reading back must answer 200 with {"effects": N}')
-        return answer.json["effects"]
+        return answer.members["effects"]
 
 
 def patient(request, is_unfinished):

@@ -46,6 +46,11 @@ class Suite(unittest.TestCase):
                 self.assertRegex(output, "(?m)^BROKEN    " + re.escape(sentence))
                 self.assertRegex(output, "(?m)^    > POST /")
 
+    def test_answers_that_nobody_expects(self):
+        code, output = run("nonsense")
+        self.assertEqual(code, 1)
+        self.assertRegex(output.splitlines()[-1], "^[0-9]+ sentences hold, ")
+
     def test_each_sentence_that_is_judged_has_a_mistake(self):
         found = tuple(memory.FAULTS.values())
         for sentence in cases.SENTENCES:
