@@ -46,7 +46,7 @@ class Suite(unittest.TestCase):
                 self.assertRegex(output, "(?m)^BROKEN    " + re.escape(sentence))
                 self.assertRegex(output, "(?m)^    > POST /")
 
-    def test_answers_that_nobody_expects(self):
+    def test_answers_that_are_no_objects(self):
         code, output = run("nonsense")
         self.assertEqual(code, 1)
         self.assertRegex(output.splitlines()[-1], "^[0-9]+ sentences hold, ")
