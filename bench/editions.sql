@@ -52,6 +52,20 @@ INSERT INTO bench.operation VALUES
   c := idem.claim('payments', k, request);
   IF NOT c.claimed THEN RETURN c.response; END IF;
   RETURN idem.complete(c.token, bench.pay(request));$$),
+('headers', $$
+  c := idem.claim('payments', k, request);
+  IF NOT c.claimed THEN RETURN c.response; END IF;
+  RETURN idem.complete(c.token, bench.pay(request), 201, '{"Location": "/payments/1"}');$$),
+('recipe_replay', $$
+  SELECT response INTO answer FROM bench.recipe
+   WHERE tenant = '' AND scope = 'payments' AND key = k AND request_hash = md5(request::text);
+  RETURN answer;$$),
+('replay', $$
+  c := idem.claim('payments', k, request);
+  RETURN c.response;$$),
+('lookup', $$
+  SELECT response INTO answer FROM idem.lookup('payments', k);
+  RETURN answer;$$),
 ('fraction', $$
   c := idem.claim('payments', k, '{"amount": 10.50, "currency": "EUR", "to": "account 77"}');
   IF NOT c.claimed THEN RETURN c.response; END IF;
@@ -78,3 +92,7 @@ SELECT format($sql$
   END $$ $sql$, name, body)
   FROM bench.operation
 \gexec
+
+-- A thousand operations whose retries are measured.
+SELECT count(bench.once_claim('retried ' || i)), count(bench.once_recipe('retried ' || i))
+  FROM generate_series(1, 1000) AS i;

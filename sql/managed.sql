@@ -14,7 +14,8 @@
 -- 3. A function with the rights of the owner (SECURITY DEFINER) cannot see which role calls it. The
 --    functions of schema idem run with the rights of their callers; what they pass to those of the
 --    owner is a proof of the current role, which the view idem_internal.caller makes and which is
---    good for this role, backend and transaction.
+--    good for this role, backend and transaction. Replays, and atomic claims of new keys, take a
+--    short way through two views, which need no proof.
 --
 -- Functions on the path of a claim have no SET search_path, which costs more than an INSERT: every
 -- name and operator in them has its schema. There, IN, BETWEEN, IS DISTINCT FROM, NULLIF and CASE x
@@ -223,7 +224,9 @@ BEGIN
         MESSAGE = 'idem has no secrets in this database',
         DETAIL = 'The secrets are created when idem is installed, and a dump of the database '
                  'contains them.',
-        HINT = 'Restore the rows of idem.secret from the dump that the records came from.';
+        HINT = 'Restore the rows of idem.secret from the dump that the records came from. If they '
+               'are there, row security hides them: ALTER TABLE idem.secret NO FORCE ROW LEVEL '
+               'SECURITY.';
 END
 $$;
 
@@ -525,7 +528,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM idem_internal.check_key_type(type);
+    PERFORM idem_internal.check_key_type(type) WHERE key IS NOT NULL;
     PERFORM idem_internal.check_name(
         key, 'idempotency key', CASE place WHEN 0 THEN 'key' ELSE 'keys' END,
         'Pass an idempotency key of 1 to 255 bytes, such as a UUID.', place);
@@ -920,41 +923,51 @@ BEGIN ATOMIC
     FROM regexp_matches(path, E'"(?:[^"\\\\]|\\\\.)*"|[^.]+', 'g') WITH ORDINALITY AS m (name, n);
 END;
 
--- The document without the members that the plain paths name. Items of an array have no names.
-CREATE FUNCTION idem_internal.without(document jsonb, paths text[], prefix text DEFAULT '')
+-- The document without the members that a plain path names. Items of an array have no names.
+CREATE FUNCTION idem_internal.without(document jsonb, path text)
 RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN CASE CASE WHEN octet_length(prefix) < 255 THEN jsonb_typeof(document) END
+    RETURN CASE jsonb_typeof(document)
         WHEN 'object' THEN (
-            SELECT coalesce(jsonb_object_agg(
-                       m.name, idem_internal.without(m.value, paths, prefix || m.name || '.')),
-                       '{}')
+            SELECT coalesce(jsonb_object_agg(m.name, CASE
+                WHEN starts_with(path, m.name || '.')
+                THEN idem_internal.without(m.value, substr(path, length(m.name) + 2))
+                ELSE m.value END), '{}')
             FROM jsonb_each(document) AS m (name, value)
-            WHERE prefix || m.name <> ALL (paths))
+            WHERE m.name <> path)
         WHEN 'array' THEN (
-            SELECT coalesce(jsonb_agg(idem_internal.without(i.value, paths, prefix) ORDER BY i.n),
-                            '[]')
+            SELECT coalesce(jsonb_agg(idem_internal.without(i.value, path) ORDER BY i.n), '[]')
             FROM jsonb_array_elements(document) WITH ORDINALITY AS i (value, n))
         ELSE document
     END;
 END
 $$;
 
--- The document without the members that a list of paths names.
+-- The document without the members that a list of paths names. A document without a member whose
+-- name ends as the path does is not taken apart: it may be too deep for that.
 CREATE FUNCTION idem_internal.redacted(document jsonb, list text[])
 RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    path text;
 BEGIN
-    IF document IS NULL OR cardinality(list) = 0 THEN
-        RETURN document;
+    IF document IS NULL THEN
+        RETURN NULL;
     END IF;
-    RETURN idem_internal.without(
-        document, ARRAY(SELECT idem_internal.plain_path(p) FROM unnest(list) AS p));
+    FOREACH path IN ARRAY list LOOP
+        path := idem_internal.plain_path(path);
+        IF strpos(document::text,
+                  substr(to_json(substring(path FROM '[^.]*$'))::text, 2) || ': ') > 0
+        THEN
+            document := idem_internal.without(document, path);
+        END IF;
+    END LOOP;
+    RETURN document;
 END
 $$;
 
@@ -2201,6 +2214,8 @@ CREATE FUNCTION idem_internal.refuse_open_claim()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 AS $$
+DECLARE
+    newest idem.record;
 BEGIN
     -- The row of a claim that was completed has a newer version.
     IF pg_catalog.currtid2('idem.record', NEW.ctid) OPERATOR(pg_catalog.<>) NEW.ctid THEN
@@ -2218,12 +2233,20 @@ BEGIN
             AND r.tenant OPERATOR(pg_catalog.=) NEW.tenant
             AND r.key OPERATOR(pg_catalog.=) NEW.key;
     ELSE
+        SELECT (n.r).* INTO newest
+        FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
+        WHERE n.is_open
+        LIMIT 1;
+        IF NOT FOUND THEN  -- the setting was reset
+            newest := NEW;
+        END IF;
         PERFORM idem_internal.raise(
             'ID006', 'cannot commit a transaction with an open claim',
             pg_catalog.format(
                 'Key "%s" in scope "%s" was claimed, but not completed, failed or released.',
-                NEW.key,
-                (SELECT s.name FROM idem.scope AS s WHERE s.id OPERATOR(pg_catalog.=) NEW.scope)),
+                newest.key,
+                (SELECT s.name FROM idem.scope AS s
+                 WHERE s.id OPERATOR(pg_catalog.=) newest.scope)),
             'Call idem.complete(), idem.fail() or idem.release() with the claim''s token before '
             'the transaction ends.'
                 OPERATOR(pg_catalog.||) CASE
@@ -2923,7 +2946,7 @@ BEGIN
     BEGIN
         EXECUTE call INTO e.response USING request;
         e.outcome := 'completed';
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
         GET STACKED DIAGNOSTICS
             code = RETURNED_SQLSTATE, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
         IF NOT (SELECT idem_internal.is_final(i.role, i.proof, c.token, code)
@@ -3016,7 +3039,7 @@ BEGIN
             'keys', '', 'The array must have one dimension.',
             'Pass the keys as ARRAY[''order-1'', ''order-2''].');
     END IF;
-    PERFORM idem_internal.check_key_type(type, 'keys');
+    PERFORM idem_internal.check_key_type(type, 'keys') WHERE keys[1] IS NOT NULL;
     FOREACH given IN ARRAY keys LOOP
         place := place + 1;
         IF (octet_length(given) BETWEEN 1 AND 255) IS NOT TRUE THEN

@@ -186,10 +186,6 @@ AS $$
                    format('ALTER TABLE %s SET LOGGED', c.oid::regclass)
             WHERE c.relpersistence <> 'p'
             UNION ALL
-            SELECT 'Its row security is forced, and may hide rows from idem.',
-                   format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', c.oid::regclass)
-            WHERE c.relforcerowsecurity
-            UNION ALL
             SELECT format('Its rule "%s" could suppress what idem writes.', r.rulename),
                    format('DROP RULE %I ON %s', r.rulename, c.oid::regclass)
             FROM pg_rewrite AS r
@@ -216,6 +212,12 @@ AS $$
                  ) AS w (name)
         ) AS f (fault, remedy)
     WHERE c.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
+    UNION ALL
+    SELECT NULL, 'record tables', 'fail',
+           format('%s: Its row security is forced, and may hide rows from idem.', c.oid::regclass),
+           format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', c.oid::regclass)
+    FROM pg_class AS c
+    WHERE c.relnamespace = 'idem'::regnamespace AND c.relforcerowsecurity
     UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),
            (12, 'indexes', 'ok', 'The indexes are in place and valid.', NULL),

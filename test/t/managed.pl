@@ -159,6 +159,21 @@ is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.forget_t
 is(as('admin', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '42501', 'a tenant is erased in all scopes');
 is(as('installer', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '0', 'by the owner of the schema alone');
 
+# As at providers: the role that installs idem cannot log in, and roles of requests have a timeout.
+ask(q{CREATE DATABASE provider; CREATE ROLE idem_owner NOLOGIN; GRANT idem_owner TO installer; GRANT CREATE ON DATABASE provider TO idem_owner;
+	CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE anon; GRANT anon TO authenticator; ALTER ROLE authenticator SET statement_timeout = '3s'});
+($done, $err) = run_file($flat, 'provider', 'idem_owner');
+ok($done, 'a role without LOGIN owns what another installs for it') or diag $err;
+ask(q{GRANT anon TO idem_owner; SET ROLE idem_owner; SELECT idem.create_scope('requests', owner => 'anon', wait => '1 minute')}, 'provider');
+{
+	my $request = sub { my ($sql) = @_; my (undef, $out, $error) = $node->psql('provider', "\\set VERBOSITY sqlstate\nSET ROLE anon; $sql", extra_params => [ '-U', 'authenticator' ]); return $error =~ /ERROR:\s+(\w{5})/ ? $1 : $out; };
+	is($request->("SELECT idem.once('requests', 'message-1'), idem.once('requests', 'message-1')"), 't|f', 'and requests use it');
+	my $busy = $node->background_psql('provider');
+	$busy->query_safe("BEGIN; SELECT FROM idem.claim('requests', 'order-1')");
+	is($request->("SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001', 'a wait ends before their timeout');
+	$busy->quit;
+}
+
 # Leased tokens -----------------------------------------------------------------------------------
 
 # A token finds the record by a number of its own: keys cannot be chosen so that two records share one.

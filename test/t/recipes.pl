@@ -744,6 +744,18 @@ sub rpc
 		$sent->{'Idempotent-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?') : ();
 }
 
+# Sends POST /payment, before which PostgREST calls the function of db-pre-request.
+sub inserted
+{
+	my ($key, $user, $amount) = @_;
+	my ($begin) = postgrest_script({ defined $key ? ('idempotency-key' => $key) : () }, '', $user);
+	$begin =~ s{/rpc/create_payment}{/payment};
+	my (undef, undef, $stderr) = $node->psql($database, "\\set VERBOSITY verbose\n$begin SELECT only_once() \\g /dev/null\n"
+		. "INSERT INTO api.payment (payer, amount) VALUES ('$user', $amount); COMMIT;", on_error_stop => 1, extra_params => [ '-U', 'authenticator' ]);
+	my ($code, $sent, $answer) = $stderr =~ /ERROR:\s+(\w{5}): (.*)\n(?:DETAIL:\s+(.*)\n)?/ ? postgrest_error($1, $2, $3 // '') : (201, {}, {});
+	return join ' ', 'row', $code, $answer->{code} // (), $sent->{'Idempotent-Replayed'} // ();
+}
+
 sub postgrest
 {
 	my $key = sub { return { 'idempotency-key' => $_[0] }; };
@@ -759,6 +771,7 @@ sub postgrest
 	$first->query_safe('COMMIT');
 	$first->quit;
 	push @said, rpc($key->('"k4"'), '{"amount": 10}');
+	push @said, map { inserted(@$_) } [ '"k1"', 'ann', 7 ], [ '"k1"', 'ann', 7 ], [ '"k1"', 'bob', 7 ], [ '"k5"', 'ann', 'NULL' ], [ '"k5"', 'ann', 7 ], [ undef, 'ann', 7 ], [ '"k5', 'ann', 7 ];
 	return facts(@said, 'payments ' . ask('SELECT count(*) FROM api.payment'));
 }
 
@@ -1160,7 +1173,8 @@ my %test = (
 		run => \&postgrest,
 		shows => '201 payment 1 /payment?id=eq.1, 201 payment 1 /payment?id=eq.1 replayed, 201 payment 1 /payment?id=eq.1 replayed, '
 		  . '422 ID002, 201 payment 2 /payment?id=eq.2, 400 ID007, 400 ID007, 400 ID007, 400 ID013, '
-		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 /payment?id=eq.5 replayed, payments 4',
+		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 /payment?id=eq.5 replayed, '
+		  . 'row 201, row 200 replayed true, row 201, row 400 23502, row 201, row 201, row 400 ID007, payments 8',
 		without => {
 			try_claim => [ qr/idem\.parse_key\(headers->>'idempotency-key'\)/, 'idem.new_key()', qr/^201 payment 1 \S+, 201 payment 2/ ],
 			parse_key => [ qr/idem\.parse_key\((headers->>'idempotency-key')\)/, q{headers->>'idempotency-key'}, qr/replayed, 201 payment 2 \S+, / ],
@@ -1168,6 +1182,7 @@ my %test = (
 			http_headers => [ qr/idem\.http_headers\(c\)/, q{'[]'}, qr/^201 payment 1, 201 payment 1, .* 409 ID001, / ],
 			problem => [ qr/IF problem IS NOT NULL/, 'IF false', qr/ 422 payment/ ],
 			pgrst => [ qr/SQLSTATE 'PGRST'/, q{SQLSTATE 'P0001'}, qr/ 400 P0001/ ],
+			once => [ qr/NOT idem\.once\(.*?'sub'\)/s, 'false', qr/row 201, row 201, row 201/ ],
 			tenant => [ qr/tenant => payer/, q{tenant => 'all'}, qr/422 ID002, 201 payment 1 \S+ replayed/ ],
 		},
 	},
