@@ -2017,15 +2017,22 @@ $$;
 
 -- The record of the key that the settings name, in a scope that the caller may use: what
 -- idem.lookup() shows to the same role, so that a role which sets them by itself learns nothing
--- else. OFFSET 0 keeps the server from looking at records before it knows the scope, which EXPLAIN
--- ANALYZE would show.
+-- else. claimed is false for a replay; else the long way decides. OFFSET 0 keeps the server from
+-- looking at records before it knows the scope, which EXPLAIN ANALYZE would show.
 CREATE VIEW idem_internal.answer WITH (security_barrier) AS
-    SELECT r.attempt, r.response, r.status, r.headers, r.body, r.created, r.expires, r.redacted,
-           r.completed, r.is_finished,
-           r.is_finished AND r.request_list = 0 AND s.excludes_nothing AND r.secret = s.secret_id
-           AND CASE WHEN current_setting('idem_sql.request', true) = '' THEN r.fingerprint IS NULL
-               ELSE r.fingerprint = substr(sha256(s.secret || convert_to(
-                   current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END AS is_replay
+    SELECT (
+               r.is_finished AND r.request_list = 0 AND s.excludes_nothing
+               AND r.secret = s.secret_id
+               AND CASE WHEN current_setting('idem_sql.request', true) = ''
+                   THEN r.fingerprint IS NULL
+                   ELSE r.fingerprint = substr(sha256(s.secret || convert_to(
+                       current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END
+           ) IS NOT TRUE AS claimed,
+           CASE WHEN r.is_finished THEN 'completed' END AS outcome, NULL::text AS token, r.attempt,
+           r.response, r.status, r.headers, r.body, NULL::jsonb AS error,
+           NULL::interval AS retry_after, NULL::text AS recovery_point,
+           NULL::jsonb AS recovery_state, r.created AS created_at, r.expires AS expires_at,
+           r.redacted, NULL::text[] AS differs, r.completed AS completed_at
     FROM (SELECT id, secret_id, secret, request_exclude = '{}' AS excludes_nothing
           FROM idem.scope
           WHERE name = current_setting('idem_sql.scope', true)
@@ -2096,70 +2103,54 @@ LANGUAGE plpgsql
 AS $$
 #variable_conflict use_variable
 DECLARE
+    is_plain CONSTANT pg_catalog.bool := coalesce(ttl, lease, wait) IS NULL
+        AND type OPERATOR(pg_catalog.=) ANY (
+            '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
+        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off';
     its_tenant CONSTANT pg_catalog.text :=
         coalesce(tenant, pg_catalog.current_setting('idem.tenant', true), '');
     body pg_catalog.text := coalesce(request::pg_catalog.text, '');
-    cleared pg_catalog.text;
-    is_replay pg_catalog.bool;
     nonce pg_catalog.text;
     place pg_catalog.text;
+    since pg_catalog.timestamptz;
     c idem.claim_result;
 BEGIN
-    IF coalesce(ttl, lease, wait) IS NULL
-        AND type OPERATOR(pg_catalog.=) ANY (
-            '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
-        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
+        body := idem_internal.canonical(body);
+    END IF;
+    IF is_plain AND pg_catalog.current_setting('transaction_isolation')
+        OPERATOR(pg_catalog.<>) 'serializable'
     THEN
-        IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
-            body := idem_internal.canonical(body);
-        END IF;
-        IF pg_catalog.current_setting('transaction_isolation')
-            OPERATOR(pg_catalog.<>) 'serializable'
-        THEN
-        cleared := pg_catalog.concat(
+        place := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.scope', scope, true),
             pg_catalog.set_config('idem_sql.tenant', its_tenant, true),
             pg_catalog.set_config('idem_sql.key', key, true),
             pg_catalog.set_config('idem_sql.request', body, true));
-        SELECT a.attempt, a.response, a.status, a.headers, a.body, a.created, a.expires,
-               a.redacted, a.completed, a.is_replay
-        INTO c.attempt, c.response, c.status, c.headers, c.body, c.created_at, c.expires_at,
-             c.redacted, c.completed_at, is_replay
-        FROM idem_internal.answer AS a;
-        cleared := pg_catalog.concat(
+        SELECT a.* INTO c FROM idem_internal.answer AS a;
+        place := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.tenant', '', true),
             pg_catalog.set_config('idem_sql.key', '', true),
             pg_catalog.set_config('idem_sql.request', '', true));
-        IF is_replay THEN
-            c.claimed := false;
-            c.outcome := 'completed';
+        IF NOT c.claimed THEN
             RETURN c;
         END IF;
-        END IF;
-        -- The rule of the view does not apply to replicas.
-        IF is_replay IS NULL AND pg_catalog.current_setting('session_replication_role')
+    END IF;
+    -- The key has no record, unless c says otherwise. The rule does not apply to replicas.
+    IF is_plain AND c.claimed IS NULL
+        AND pg_catalog.current_setting('session_replication_role')
             OPERATOR(pg_catalog.<>) 'replica'
-        THEN
-            nonce := pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
-            INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce, created)
-            VALUES (scope, its_tenant, key, body, nonce, pg_catalog.clock_timestamp())
-            RETURNING n.place, n.created INTO place, c.created_at;
-            IF FOUND THEN
-                c.claimed := true;
-                c.outcome := 'claimed';
-                c.token := nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-');
-                c.attempt := 1;
-                place := place OPERATOR(pg_catalog.||)
-                    pg_catalog.left(pg_catalog.md5(nonce), 16);
-                IF pg_catalog.current_setting('idem_sql.claims', true) OPERATOR(pg_catalog.<>) ''
-                THEN
-                    PERFORM idem_internal.note(place);
-                ELSE
-                    place := pg_catalog.set_config(
-                        'idem_sql.claims', '1;' OPERATOR(pg_catalog.||) place, true);
-                END IF;
-                RETURN c;
-            END IF;
+    THEN
+        nonce := pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
+        INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce, created)
+        VALUES (scope, its_tenant, key, body, nonce, pg_catalog.clock_timestamp())
+        RETURNING n.place, n.created INTO place, since;
+        IF FOUND THEN
+            PERFORM idem_internal.note(
+                place OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(nonce), 16));
+            RETURN ROW(true, 'claimed',
+                       nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-'), 1, NULL,
+                       NULL, NULL, NULL, NULL, NULL, NULL, NULL, since, NULL, NULL, NULL, NULL
+                      )::idem.claim_result;
         END IF;
     END IF;
     RETURN (SELECT idem_internal.claim_slowly(
@@ -3280,12 +3271,11 @@ BEGIN
             pg_catalog.set_config('idem_sql.tenant', coalesce(
                 tenant, pg_catalog.current_setting('idem.tenant', true), ''), true),
             pg_catalog.set_config('idem_sql.key', key::pg_catalog.text, true));
-        SELECT 'completed', a.attempt, a.response, a.status, a.headers, a.body, a.created,
-               a.created, a.expires, a.redacted, a.completed
-        INTO l.state, l.attempt, l.response, l.status, l.headers, l.body, l.since, l.created_at,
-             l.expires_at, l.redacted, l.completed_at
-        FROM idem_internal.answer AS a
-        WHERE a.is_finished;
+        SELECT a.outcome, a.attempt, a.response, a.status, a.headers, a.body, a.error, a.created_at,
+               a.expires_at, NULL::pg_catalog.timestamptz, NULL::pg_catalog.int4, a.created_at,
+               a.redacted, a.completed_at
+        INTO l
+        FROM idem_internal.answer AS a;
         cleared := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.tenant', '', true),
             pg_catalog.set_config('idem_sql.key', '', true));
