@@ -2021,7 +2021,7 @@ $$;
 -- looking at records before it knows the scope, which EXPLAIN ANALYZE would show.
 CREATE VIEW idem_internal.answer WITH (security_barrier) AS
     SELECT (
-               r.is_finished AND r.request_list = 0 AND s.excludes_nothing
+               r.is_finished AND r.request_list = 0 AND s.request_exclude = '{}'
                AND r.secret = s.secret_id
                AND CASE WHEN current_setting('idem_sql.request', true) = ''
                    THEN r.fingerprint IS NULL
@@ -2033,12 +2033,7 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
            NULL::interval AS retry_after, NULL::text AS recovery_point,
            NULL::jsonb AS recovery_state, r.created AS created_at, r.expires AS expires_at,
            r.redacted, NULL::text[] AS differs, r.completed AS completed_at
-    FROM (SELECT id, secret_id, secret, request_exclude = '{}' AS excludes_nothing
-          FROM idem.scope
-          WHERE name = current_setting('idem_sql.scope', true)
-              AND tenant_from = 'argument' AND answer_ttl IS NULL
-              AND pg_has_role(current_user, owner::oid, 'USAGE')
-          OFFSET 0) AS s
+    FROM idem.scope AS s
         CROSS JOIN LATERAL (
             SELECT attempt, response, status, headers, body, created, expires, redacted, secret,
                    request_list, fingerprint, coalesce(finished, created) AS completed,
@@ -2046,7 +2041,10 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
             FROM idem.record AS x
             WHERE x.scope = s.id AND x.tenant = current_setting('idem_sql.tenant', true) COLLATE "C"
                 AND x.key = current_setting('idem_sql.key', true) COLLATE "C"
-            OFFSET 0) AS r;
+            OFFSET 0) AS r
+    WHERE s.name = current_setting('idem_sql.scope', true)
+        AND s.tenant_from = 'argument' AND s.answer_ttl IS NULL
+        AND pg_has_role(current_user, s.owner::oid, 'USAGE');
 
 COMMENT ON VIEW idem_internal.answer IS
     'The answer of the operation that idem.claim() or idem.lookup() asks for.';
