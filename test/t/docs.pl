@@ -15,6 +15,10 @@
 #   <!-- fragment: ... -->   what comes between DECLARE and the fragment, "BEGIN" included
 #   <!-- not run: ... -->    why the next block is not run; %not_run counts them
 #
+# What a page shows instead of hiding it is run, too: ```sh with "psql -f docs/examples.sql", as any command
+# of psql that needs nothing but the files of the tree. Each part (##) of the quickstart is a path of its own,
+# for another reader, and so has a database of its own.
+#
 # IDEM_DOCS names the pages, if not all are to be run.
 #
 # Then the reference: it describes the functions, types, views and settings that there are, no more and no
@@ -32,6 +36,7 @@ use Test::More;
 my %not_run = ('docs/high-availability.md' => 1, 'docs/managed.md' => 3, 'docs/migration.md' => 1, 'docs/releasing.md' => 1, 'docs/scale-out.md' => 2);
 # An extension that the examples of a page use.
 my %uses = ('docs/testing.md' => 'pgtap');
+my %parts_are_paths = ('docs/quickstart.md' => 1);
 my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
 my $payments = <<'SQL';
 CREATE EXTENSION idem;
@@ -71,7 +76,7 @@ sub blocks_of
 {
 	my ($page) = @_;
 	my (@blocks, $block, %next);
-	my $line = 0;
+	my ($line, $part) = (0, 0);
 	for (split /\n/, slurp_file($page))
 	{
 		$line++;
@@ -81,12 +86,13 @@ sub blocks_of
 			if ($ends) { push @blocks, $block; undef $block; }
 			else { $block->{text} .= s/^ {0,$block->{indent}}//r . "\n"; }
 		}
+		elsif (/^## /) { $part++; }
 		elsif (/^<!-- setup: payments -->$/) { push @blocks, { kind => 'setup', line => $line, text => $payments }; }
 		elsif (/^\s*<!-- setup$/) { $block = { kind => 'setup', line => $line, text => '', indent => 0 }; }
 		elsif (/^\s*<!-- (fragment|not run): (.+) -->$/) { $next{$1} = $2; }
 		elsif (/^(\s*)```(\S*)/)
 		{
-			$block = { kind => $2, line => $line, text => '', indent => length $1, %next };
+			$block = { kind => $2, line => $line, text => '', indent => length $1, part => $part, %next };
 			%next = ();
 		}
 		elsif (/\S/ && %next)
@@ -196,7 +202,9 @@ my %program = (
 	go => { file => 'pay.go', run => 'go run FILE', probe => 'go list github.com/jackc/pgx/v4' },
 	java => { file => 'Pay.java', run => 'java -cp JAR FILE URL', probe => 'java -version && test -f JAR' });
 
-# Debian's packages of Go modules; JDBC needs a host, not a socket.
+# The package for Python is that of the tree; Debian's packages of Go modules; JDBC needs a host, not a socket.
+$ENV{PYTHONPATH} = "$ENV{TESTDIR}/clients/python/src";
+$ENV{PYTHONDONTWRITEBYTECODE} = 1;
 $ENV{GO111MODULE} = 'off';
 $ENV{GOPATH} //= '/usr/share/gocode';
 $ENV{GOCACHE} //= PostgreSQL::Test::Utils::tempdir . '/gocache';
@@ -224,9 +232,33 @@ sub run_program
 	return;
 }
 
+# A command of psql, as it is pasted into a shell in the directory of the tree.
+sub run_psql
+{
+	my ($page, $block, $database) = @_;
+	local @ENV{qw(PGHOST PGPORT PGDATABASE)} = ($node->host, $node->port, $database);
+	my ($out, $err) = ('', '');
+	ok(IPC::Run::run([ 'bash', '-ec', $block->{text} ], '>', \$out, '2>', \$err), "$page, line $block->{line}: $block->{text}") || diag($err);
+	return;
+}
+
+sub is_psql { my ($block) = @_; return $block->{kind} eq 'sh' && $block->{text} =~ /^psql .*-f (?:docs\/\w+|sql\/managed)\.sql$/; }
+
 sub run_page
 {
 	my ($page) = @_;
+	my %part;
+	push @{ $part{ $parts_are_paths{$page} ? $_->{part} // 0 : 0 } }, $_ for blocks_of($page);
+	my $skipped = 0;
+	$skipped += run_blocks($page, @{ $part{$_} }) for sort { $a <=> $b } keys %part;
+	is($skipped, $not_run{$page} // 0, "$page: blocks that are not run");
+	return;
+}
+
+# Runs blocks of a page in a database of their own, and returns how many are not run.
+sub run_blocks
+{
+	my ($page, @blocks) = @_;
 	my ($skipped, @session) = (0);
 	my $database = lc $page =~ s/\W/_/gr;
 	$node->safe_psql('postgres', "CREATE DATABASE $database");
@@ -237,8 +269,7 @@ sub run_page
 		diag($err) if grep { !defined $_->{result} } @session;
 		@session = ();
 	};
-	my @python;
-	for my $block (blocks_of($page))
+	for my $block (@blocks)
 	{
 		my $kind = $block->{kind};
 		if (defined $block->{'not run'})
@@ -248,16 +279,16 @@ sub run_page
 		}
 		elsif ($kind eq 'sql' || $kind eq 'setup') { push @session, statements($block); }
 		elsif ($kind eq 'plpgsql') { push @session, fragment($block); }
+		elsif (is_psql($block)) { $flush->(); run_psql($page, $block, $database); }
 		elsif ($program{$kind}) { $flush->(); run_program($page, $block, $database); }
 		else { ok($other_language{$kind}, "$page, line $block->{line}: a block says what it is: '$kind'"); }
 	}
 	$flush->();
-	is($skipped, $not_run{$page} // 0, "$page: blocks that are not run");
 	$node->safe_psql('postgres', "DROP DATABASE $database WITH (FORCE)");
 	my %before = map { $_ => 1 } @roles;
 	$node->safe_psql('postgres', "DROP ROLE \"$_\"")
 	  for grep { !$before{$_} } split /\n/, $node->safe_psql('postgres', 'SELECT rolname FROM pg_roles');
-	return;
+	return $skipped;
 }
 
 # A page whose SQL and Python another test runs, all of it.
