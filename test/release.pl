@@ -119,11 +119,11 @@ my ($curable) = slurp('docs/guide.md') =~ /^These errors are transient\. (.*?)^E
 is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @transient ],
 	'the guide lists the transient SQLSTATEs of the code');
 
-# What the guide does not list by code is "all others".
-my %in_guide = map { my ($codes, $status) = @$_; map { $_ => $status } listed($codes) }
-  map { [ /^\| ([^|]+) \| (\d{3}) \|/ ] } slurp('docs/guide.md') =~ /^(\| [^|]+ \| \d{3} \|)/mg;
-is_deeply(\%in_guide, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
-	'the guide has the HTTP statuses of the code');
+# One table has all errors. What it does not list by code is "others".
+my @error_rows = map { [ split / *\| */, s/^\| //r, -1 ] } slurp('docs/reference.md') =~ /^(\| [^|]+ \| \d{3} \| .*)$/mg;
+my %in_reference = map { my $status = $_->[1]; map { $_ => $status } listed($_->[0]) } @error_rows;
+is_deeply(\%in_reference, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
+	'the table of errors has the HTTP statuses of the code');
 
 # The packages' copies, for when the database is not reachable: SERVER_ERRORS of Python has classes.
 for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\w+)", "([^"]+)"\)/ ],
@@ -135,8 +135,8 @@ for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\
 		"$file has the errors of the code");
 }
 
-my %described = slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nHTTP status: (\d+)\. Message: /mg;
-is_deeply(\%described, { map { ("$_ $own{$_}{name}" => $own{$_}{status}) } keys %own }, 'the reference has a section for each of our errors');
+my %described = map { $_ => 1 } slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nMessage: /mg;
+is_deeply(\%described, { map { ("$_ $own{$_}{name}" => 1) } keys %own }, 'the reference has a section for each of our errors');
 
 # The errors of each function, as its section of the reference and its COMMENT give them.
 my %section = slurp('docs/reference.md') =~ /^### idem\.(\w+)\n(.*?)(?=^##|\z)/msg;
@@ -149,6 +149,7 @@ while ($script =~ /^COMMENT ON FUNCTION idem\.(\w+)(\([^)]*\))? IS\n    '(.*?)';
 	$of->{$function} = $text =~ s/'\n    '//gr;
 }
 
+my %raised_by;
 sub codes { my ($words) = @_; return $words =~ /\b((?:ID|\d\d)[0-9A-Z]{3})\b/g; }
 sub sorted { my %code = map { $_ => 1 } @_; return [ sort keys %code ]; }
 
@@ -169,6 +170,23 @@ for my $function (sort keys %comment)
 	my ($raises) = $comment{$function} =~ /\bRaises (.*)/s;
 	my @needs_a_grant = $comment{$function} =~ /granted EXECUTE|For members of/ ? '42501' : ();
 	is_deeply(sorted(@documented), sorted(codes($raises // ''), @needs_a_grant), "the errors of idem.$function()");
+	$raised_by{$_}{$function} = 1 for @documented;
+}
+
+# The last column of the table of errors names them by groups.
+my %group = map { my ($name, $functions) = @$_; $name => [ $functions =~ /`(\w+)`/g ] } map { [ /^- (\w+) are (.*)$/ ] } slurp('docs/reference.md') =~ /^(- (?:claims|tokens|admin) are .*);$/mg;
+my %signature = map { $_ => $section{$_} =~ /^`idem\.$_\((.*?)\)`/ms } grep { $section{$_} =~ /^`idem\.$_\(/m } keys %section;
+my %argument = (key => qr/\b(?:keys?\s+any|source\s+text)/, tenant => qr/\btenant\s+text/, scope => qr/\bscope\s+text/);
+for my $name (sort keys %argument)
+{
+	$group{"those with a $name"} = [ grep { $comment{$_} && $signature{$_} =~ $argument{$name} } keys %signature ];
+}
+push @{ $group{'those with a scope'} }, qw(alter_scope drop_scope require_claim);
+for my $row (grep { $_->[0] =~ /ID/ } @error_rows)
+{
+	my ($code) = listed($row->[0]);
+	my @functions = map { /^`(\w+)`$/ ? $1 : @{ $group{$_} // [] } } split /, /, $row->[4];
+	is_deeply(sorted(@functions), sorted(keys %{ $raised_by{$code} }), "the table of errors: which functions raise $code");
 }
 
 # The settings of a scope: the one table of the code, and everything that lists them.
@@ -338,7 +356,7 @@ cmp_ok(scalar(@quoted), '>=', 20, 'Troubleshooting quotes messages');
 ok(is_said($_), "a message: $_") for @quoted;
 
 # So are the messages that the reference gives for each error.
-for my $messages (slurp('docs/reference.md') =~ /^HTTP status: \d+\. Message: ((?:`[^`]+`|,|\s|or)+)/mg)
+for my $messages (slurp('docs/reference.md') =~ /^Message: ((?:`[^`]+`|,|\s|or)+)/mg)
 {
 	ok(is_said($_), "a message of the reference: $_") for map { s/\s+/ /gr } $messages =~ /`([^`]+)`/g;
 }

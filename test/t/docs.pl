@@ -448,7 +448,7 @@ for (split /\n/, $node->safe_psql('postgres', q{SELECT code || '|' || substr(ide
 {
 	my ($code, $name, $status) = split /\|/;
 	like($reference, qr/^### $code $name$/m, "$code has its section");
-	like($section{$code} // '', qr/^HTTP status: $status\. Message: `/m, "$code: HTTP status");
+	like($reference, qr/^\| `$code` \| $status \| /m, "$code: HTTP status");
 }
 is_deeply([ grep { /^idem\./ && !exists $function{$_} && !exists $relation{$_} && !exists $setting{$_} } sort keys %section ],
 	[], 'nothing is described that is not there');
