@@ -33,7 +33,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Blocks that are not run, per page; each says why. Those of recipes.md are run by recipes.pl.
-my %not_run = ('docs/high-availability.md' => 1, 'docs/managed.md' => 3, 'docs/migration.md' => 1, 'docs/releasing.md' => 1, 'docs/scale-out.md' => 2);
+my %not_run = ('README.md' => 1, 'docs/high-availability.md' => 1, 'docs/managed.md' => 3, 'docs/migration.md' => 1, 'docs/releasing.md' => 1, 'docs/scale-out.md' => 2);
 # An extension that the examples of a page use.
 my %uses = ('docs/testing.md' => 'pgtap');
 my %parts_are_paths = ('docs/quickstart.md' => 1);
