@@ -1,6 +1,6 @@
 -- Creates the scope and the table of the examples. Run it once:
 --
---   psql -f setup.sql
+--   psql -f examples/setup.sql
 \set ON_ERROR_STOP on
 CREATE EXTENSION IF NOT EXISTS idem;
 SELECT idem.create_scope('payments', ttl => '7 days', wait => '2 seconds',

@@ -8,16 +8,14 @@
 #                 is run once, and rolled back.
 #   ```python     A script. Lines "#> ..." are what it prints; of ```js, ```go and ```java lines "//> ...".
 #
-# HTML comments, which a reader does not see, add what an example needs:
+# What an example needs stands on the page, so that it works for a reader, too. HTML comments have only what
+# surrounds a fragment:
 #
-#   <!-- setup ... -->       SQL that runs at this place of the page
-#   <!-- setup: payments --> scope, table and functions of the README, which several pages use
 #   <!-- fragment: ... -->   what comes between DECLARE and the fragment, "BEGIN" included
 #   <!-- not run: ... -->    why the next block is not run; %not_run counts them
 #
-# What a page shows instead of hiding it is run, too: ```sh with "psql -f docs/examples.sql", as any command
-# of psql that needs nothing but the files of the tree. Each part (##) of the quickstart is a path of its own,
-# for another reader, and so has a database of its own.
+# Of ```sh, what loads a file with psql is run, such as docs/examples.sql. Each part (##) of the quickstart is a
+# path for another reader, and so has a database of its own.
 #
 # IDEM_DOCS names the pages, if not all are to be run.
 #
@@ -38,25 +36,6 @@ my %not_run = ('README.md' => 1, 'docs/high-availability.md' => 1, 'docs/managed
 my %uses = ('docs/testing.md' => 'pgtap');
 my %parts_are_paths = ('docs/quickstart.md' => 1);
 my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
-my $payments = <<'SQL';
-CREATE EXTENSION idem;
-CREATE ROLE shop;
-CREATE ROLE shop_admin;
-SELECT idem.create_scope('payments');
-CREATE TABLE payment (id bigserial PRIMARY KEY, amount numeric);
-CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE c idem.claim_result; payment_id bigint;
-BEGIN
-  c := idem.claim('payments', key, request);
-  IF NOT c.claimed THEN RETURN c.response; END IF;
-  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
-  RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id));
-END $$;
-CREATE FUNCTION make_payment(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
-  INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric)
-  RETURNING jsonb_build_object('payment', id)
-$$;
-SQL
 my %other_language = map { $_ => 1 } qw(sh text json ini console yaml);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');
@@ -82,13 +61,11 @@ sub blocks_of
 		$line++;
 		if ($block)
 		{
-			my $ends = $block->{kind} eq 'setup' ? /-->/ : /^\s*```\s*$/;
-			if ($ends) { push @blocks, $block; undef $block; }
+			if (/^\s*```\s*$/) { push @blocks, $block; undef $block; }
 			else { $block->{text} .= s/^ {0,$block->{indent}}//r . "\n"; }
 		}
 		elsif (/^## /) { $part++; }
-		elsif (/^<!-- setup: payments -->$/) { push @blocks, { kind => 'setup', line => $line, text => $payments }; }
-		elsif (/^\s*<!-- setup$/) { $block = { kind => 'setup', line => $line, text => '', indent => 0 }; }
+		elsif (/<!-- setup/) { fail("$page, line $line: the setup is shown"); }
 		elsif (/^\s*<!-- (fragment|not run): (.+) -->$/) { $next{$1} = $2; }
 		elsif (/^(\s*)```(\S*)/)
 		{
@@ -242,7 +219,7 @@ sub run_psql
 	return;
 }
 
-sub is_psql { my ($block) = @_; return $block->{kind} eq 'sh' && $block->{text} =~ /^psql .*-f (?:docs\/\w+|sql\/managed)\.sql$/; }
+sub is_psql { my ($block) = @_; return $block->{kind} eq 'sh' && $block->{text} =~ /^psql .*-f (?:(?:docs|examples)\/\w+|sql\/managed)\.sql$/; }
 
 sub run_page
 {
@@ -277,7 +254,7 @@ sub run_blocks
 			note("$page, line $block->{line}: not run: $block->{'not run'}");
 			$skipped++;
 		}
-		elsif ($kind eq 'sql' || $kind eq 'setup') { push @session, statements($block); }
+		elsif ($kind eq 'sql') { push @session, statements($block); }
 		elsif ($kind eq 'plpgsql') { push @session, fragment($block); }
 		elsif (is_psql($block)) { $flush->(); run_psql($page, $block, $database); }
 		elsif ($program{$kind}) { $flush->(); run_program($page, $block, $database); }
