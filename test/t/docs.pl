@@ -323,7 +323,7 @@ sub arguments
 {
 	my ($title) = @_;
 	my ($signature) = ($section{$title} // '') =~ /^`\Q$title\E\(([^`]*)\)`\s*→/m;
-	return defined $signature ? with_settings(squeeze($signature), ' = NULL') : items($title, 'Arguments');
+	return defined $signature && $signature !~ /^name text, \.\.\., settings text\[\] = '/ ? with_settings(squeeze($signature), ' = NULL') : items($title, 'Arguments');
 }
 
 sub catalog

@@ -584,21 +584,6 @@ sub provenance
 }
 
 # ---------------------------------------------------------------------------------------------
-# A guarded table
-# ---------------------------------------------------------------------------------------------
-
-sub guarded
-{
-	my $pay_out = q{SELECT pay_out('p', '{"amount": 5}')};
-	my $answer = ask($pay_out);
-	my $again = ask($pay_out);
-	my $hurry = ask(q{INSERT INTO payout(amount) VALUES (5)});
-	my $after_replay = ask("BEGIN; $pay_out; INSERT INTO payout(amount) VALUES (5); COMMIT");
-	return facts("answer $answer", "again $again", "hurry $hurry", "after replay $after_replay",
-		'payouts ' . ask('SELECT count(*) FROM payout'));
-}
-
-# ---------------------------------------------------------------------------------------------
 # An HTTP handler
 # ---------------------------------------------------------------------------------------------
 
@@ -1084,14 +1069,6 @@ my %test = (
 			claim => [ qr/idem\.claim\('transfers', key/, q{idem.claim('transfers', idem.new_key()}, qr/^t1 , entries 8/ ],
 		},
 	},
-	'A guarded table' => {
-		run => \&guarded,
-		shows => 'answer {"payout": 1}, again {"payout": 1}, hurry ID011, after replay ID011, payouts 1',
-		without => {
-			require_claim => [ qr/CREATE TRIGGER .*?;/s, '', qr/payouts 3/ ],
-			claim => [ qr/idem\.claim\('payouts', key/, q{idem.claim('payouts', idem.new_key()}, qr/again \{"payout": 2\}/ ],
-		},
-	},
 	'An HTTP handler' => {
 		run => \&http,
 		shows => '201 /payments/1, 201 /payments/1 replayed true, 422 key_conflict, 403, 403 replayed true, 400 invalid_key, 400 invalid_key, '
@@ -1188,7 +1165,7 @@ my %test = (
 	},
 );
 is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
-		'A deadline', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance', 'A guarded table',
+		'A deadline', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance',
 		'An HTTP handler', 'An answer later', 'A large answer', 'A tool for agents', 'A PostgREST function', 'A function without a result', 'A function that returns rows',
 		'A function that returns a row' ], 'every recipe is tested');
 
