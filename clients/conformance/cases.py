@@ -938,8 +938,8 @@ RETRYING = Sentence(
 
 # Rules for the service ----------------------------------------------------------------------------
 
-BEFORE = Sentence("**Authenticate and validate before you claim.** A request that is refused anyway"
-                  " needs no key, and its key stays unused.")
+BEFORE = Sentence("**Authenticate and validate before you claim.** A request that you reject anyway"
+                  " does not use up its key.")
 
 
 @BEFORE.case("a stranger without a key")
