@@ -120,7 +120,8 @@ is_deeply([ sort map { listed($_) } $curable =~ /^\| ([^|]+) \|/mg ], [ sort @tr
 	'the guide lists the transient SQLSTATEs of the code');
 
 # One table has all errors. What it does not list by code is "others".
-my @error_rows = map { [ split / *\| */, s/^\| //r, -1 ] } slurp('docs/reference.md') =~ /^(\| [^|]+ \| \d{3} \| .*)$/mg;
+my @error_rows = map { [ split / *\| */, s/^\| //r, -1 ] }
+  slurp('docs/reference.md') =~ /^(\| [^|]+ \| \d{3} \| .*)$/mg;
 my %in_reference = map { my $status = $_->[1]; map { $_ => $status } listed($_->[0]) } @error_rows;
 is_deeply(\%in_reference, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
 	'the table of errors has the HTTP statuses of the code');
@@ -174,9 +175,16 @@ for my $function (sort keys %comment)
 }
 
 # The last column of the table of errors names them by groups.
-my %group = map { my ($name, $functions) = @$_; $name => [ $functions =~ /`(\w+)`/g ] } map { [ /^- (\w+) are (.*)$/ ] } slurp('docs/reference.md') =~ /^(- (?:claims|tokens|admin) are .*);$/mg;
+my @groups = slurp('docs/reference.md') =~ /^- (claims|tokens|admin) are (.*);$/mg;
+my %group;
+while (my ($name, $functions) = splice @groups, 0, 2)
+{
+	$group{$name} = [ $functions =~ /`(\w+)`/g ];
+}
 my %signature = map { $_ => $section{$_} =~ /^`idem\.$_\((.*?)\)`/ms } grep { $section{$_} =~ /^`idem\.$_\(/m } keys %section;
-my %argument = (key => qr/\b(?:keys?\s+any|source\s+text)/, tenant => qr/\btenant\s+text/, scope => qr/\bscope\s+text/);
+my %argument = (
+	key => qr/\b(?:keys?\s+any|source\s+text)/, tenant => qr/\btenant\s+text/,
+	scope => qr/\bscope\s+text/);
 for my $name (sort keys %argument)
 {
 	$group{"those with a $name"} = [ grep { $comment{$_} && $signature{$_} =~ $argument{$name} } keys %signature ];

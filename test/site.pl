@@ -6,6 +6,7 @@ use warnings;
 
 use FindBin;
 use JSON::PP;
+use MIME::Base64;
 use Test::More;
 
 chdir "$FindBin::Bin/.." or die;
@@ -25,7 +26,8 @@ sub slurp
 sub shown
 {
 	my ($page, $budget) = @_;
-	my $options = '--headless --no-sandbox --disable-gpu --allow-file-access-from-files --window-size=1400,900 --dump-dom --virtual-time-budget=' . ($budget // 5000);
+	my $options = '--headless --no-sandbox --disable-gpu --allow-file-access-from-files --window-size=1400,900 --dump-dom';
+	$options .= ' --virtual-time-budget=' . ($budget // 5000);
 	open my $browser, '-|', "chromium $options 'file://$FindBin::Bin/../build/site/$page' 2>/dev/null" or die $!;
 	local $/;
 	return <$browser> // '';
@@ -57,7 +59,7 @@ HTML
 	close $out;
 	my ($said) = shown('check.html', 60_000) =~ m{<pre id="said">([\w+/=]+)</pre>};
 	unlink 'build/site/check.html';
-	return $said ? decode_json(do { require MIME::Base64; MIME::Base64::decode_base64($said) }) : {};
+	return $said ? decode_json(decode_base64($said)) : {};
 }
 
 SKIP:
