@@ -126,15 +126,13 @@ my %in_reference = map { my $status = $_->[1]; map { $_ => $status } listed($_->
 is_deeply(\%in_reference, { map { $_ => $over_http->{$_}[0] } grep { $own{$_} || $over_http->{$_}[0] !~ /^[25]00$/ } keys %$over_http },
 	'the table of errors has the HTTP statuses of the code');
 
-# The packages' copies, for when the database is not reachable: SERVER_ERRORS of Python has classes.
-for my $copy ([ 'clients/python/src/pg_idem/http.py', qr/"(ID\d+)": \((\d+), "(\w+)", "([^"]+)"\)/ ],
-	[ 'clients/node/http.js', qr/(ID\d+): \[(\d+), '(\w+)', '([^']+)'\]/ ])
-{
-	my ($file, $entry) = @$copy;
-	my @entries = slurp($file) =~ /$entry/g;
-	is_deeply(\@entries, [ map { $_, @{ $own{$_} }{qw(status name title)} } sort keys %own ],
-		"$file has the errors of the code");
-}
+# The packages' copies, for when the database is not reachable.
+my $for_packages = `tools/errors --print`;
+is(slurp($_), $for_packages, "$_ is as tools/errors writes it") for qw(clients/node/sqlstates.json clients/python/src/pg_idem/sqlstates.json);
+my $known = decode_json($for_packages);
+is_deeply({ map { $_ => [ @{ $known->{$_} }{qw(status name title)} ] } grep { /^ID/ } keys %$known },
+	{ map { $_ => [ @{ $own{$_} }{qw(status name title)} ] } keys %own }, 'it has our errors');
+ok(is_transient($_), "the packages retry $_, which is transient") for grep { !/^ID/ && $known->{$_}{retry} } sort keys %$known;
 
 my %described = map { $_ => 1 } slurp('docs/reference.md') =~ /^### (ID\d{3} \w+)\n\nMessage: /mg;
 is_deeply(\%described, { map { ("$_ $own{$_}{name}" => 1) } keys %own }, 'the reference has a section for each of our errors');

@@ -1,10 +1,10 @@
 'use strict';
 // What can be thrown, and which of it a retry can cure.
 
-// The server's errors that a retry can cure: lost connections (08, but not too many parameters), a
-// standby (25006), lost races (40), a lack of resources (53), a lock timeout, a restart (57P), I/O
-// (58).
-const TRANSIENT = /^(08(?!P01)|25006|40|53|55P03|57P|58)/;
+// HTTP status, name and title of SQLSTATEs and classes of them, and whether a retry can cure them,
+// as tools/errors has written them.
+const ERRORS = require('./sqlstates.json');
+const errorOf = (code = '') => ERRORS[code] ?? ERRORS[code.slice(0, 2)] ?? { status: 500 };
 // Errors of connecting that the server has not sent: of the system, the driver and the pool. A
 // wrong password or certificate is none of them.
 const UNREACHABLE = /^E(?!RR_)|timeout|terminated/;
@@ -136,7 +136,7 @@ function sqlstate(error) {
 }
 
 // Refusals that say when to come back.
-const NOT_NOW = ['ID001', 'ID009', 'ID014'];
+const NOT_NOW = Object.keys(ERRORS).filter((code) => code.startsWith('ID') && ERRORS[code].retry);
 
 // The milliseconds after which these refusals tell the caller to come back.
 function retryAfter(error) {
@@ -148,10 +148,12 @@ function retryAfter(error) {
 function isTransient(error) {
   const code = sqlstate(error);
   if (NOT_NOW.includes(code)) return retryAfter(error) !== undefined;
-  return code ? TRANSIENT.test(code) : lost.has(error);
+  // PgBouncer ends a connection with a code that else is for malformed messages.
+  if (code === '08P01') return error.severity === 'FATAL';
+  return code ? errorOf(code).retry === true : lost.has(error);
 }
 
 module.exports = {
-  Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, isTransient, refusal, reported,
-  reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
+  Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, errorOf, isTransient, refusal,
+  reported, reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 };

@@ -4,7 +4,7 @@
 const { STATUS_CODES } = require('node:http');
 const { boundRequest } = require('./bound.js');
 const {
-  Failure, NotStored, Refused, isTransient, reporter, retryAfter, sqlstate,
+  Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate,
 } = require('./errors.js');
 const { run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
@@ -21,29 +21,8 @@ const NEVER_STORED = new Set([
   'te', 'trailer', 'transfer-encoding', 'upgrade', 'via', 'www-authenticate',
 ]);
 
-// What idem.problem() says of idem's own errors, for when the database is away.
-const PROBLEMS = {
-  ID001: [409, 'in_progress', 'Operation in progress'],
-  ID002: [422, 'key_conflict', 'Key used for a different request'],
-  ID003: [409, 'key_failed', 'Operation failed permanently'],
-  ID004: [409, 'lease_lost', 'Operation taken over by a newer attempt'],
-  ID005: [409, 'not_claimed', 'Operation not claimed'],
-  ID006: [500, 'claim_incomplete', 'Operation left incomplete'],
-  ID007: [400, 'invalid_key', 'Idempotency key missing or invalid'],
-  ID008: [500, 'unknown_scope', 'Unknown scope'],
-  ID009: [429, 'limit_exceeded', 'Too many operations'],
-  ID010: [412, 'stale_key', 'Idempotency key too old'],
-  ID011: [428, 'claim_required', 'Idempotency key required'],
-  ID012: [409, 'sequence_gap', 'Gap in the sequence'],
-  ID013: [500, 'invalid_tenant', 'Tenant missing or invalid'],
-  ID014: [409, 'attempts_exhausted', 'Operation undecided, no attempts left'],
-};
-
-// The status of a refusal, as idem.http_status() has it.
-const statusOf = (code) => PROBLEMS[code]?.[0] ?? (code.startsWith('22') ? 400 : 500);
-
 // Whether the database could not do it now, as opposed to an error of the application.
-const isUnavailable = (error) => isTransient(error) || /^(55|57|72)/.test(sqlstate(error) ?? '');
+const isUnavailable = (error) => isTransient(error) || errorOf(sqlstate(error)).status === 503;
 
 const WAIT = 1_000; // milliseconds: a waiting request occupies a connection
 const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
@@ -131,8 +110,9 @@ async function respond(pool, options, request, work) {
     if (error instanceof Failure) return exchange.failed(error);
     if (error instanceof Refused) {
       if (about.key === undefined) reporter(tell, about)('refused', error); // else it was told
-      if (statusOf(error.code) >= 500) throw error; // the service's fault
-      return exchange.problem(error, statusOf(error.code));
+      const { status } = errorOf(error.code);
+      if (status >= 500) throw error; // the service's fault
+      return exchange.problem(error, status);
     }
     // Without a key, the client must not be asked to repeat the request.
     if (about.key === undefined || !isUnavailable(error)) throw error;
@@ -201,7 +181,7 @@ class Exchange {
   async problem(error, status) {
     // A lost connection has no SQLSTATE.
     const code = error instanceof Failure ? 'ID003' : sqlstate(error) ?? '08006';
-    const [, name, title] = PROBLEMS[code] ?? [];
+    const { name, title } = errorOf(code);
     const document = {
       type: name ? `urn:idem:problem:${name}` : 'about:blank', title: title ?? STATUS_CODES[status],
       status, sqlstate: code, ...(status < 500 && { detail: error.message }),

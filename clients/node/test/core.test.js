@@ -406,6 +406,8 @@ test('a database, role or password that is wrong is no transient error, nor are 
   assert.equal((await of({ Client: Sasl }))[1], false);
   const many = await rejected(transaction(pool, (client) => client.query('SELECT $1', Array(65_537).fill(1))));
   assert.equal(isTransient(many), false);
+  // PgBouncer ends a connection with the code of such a message.
+  assert.equal(isTransient(Object.assign(many, { severity: 'FATAL', code: '08P01' })), true);
 });
 
 test('a refused connection of another kind, outside the database, is not retried', async () => {

@@ -19,7 +19,8 @@ class OperationalError(Exception):
 def server_error(code, datatype_name=None, hint=None):
     error = OperationalError(code)
     error.sqlstate = code
-    error.diag = SimpleNamespace(datatype_name=datatype_name, message_hint=hint)
+    error.diag = SimpleNamespace(datatype_name=datatype_name, message_hint=hint,
+                                 message_primary=code, severity="ERROR")
     return error
 
 
@@ -54,6 +55,28 @@ class Errors(unittest.TestCase):
         self.assertFalse(is_transient(ValueError()))
         self.assertFalse(is_transient(sqlite3.OperationalError("no such table")))
 
+    def test_a_mistake_of_the_service_is_not_transient(self):
+        for code in ("08P01", "22023", "28000", "28P01", "3D000", "54023"):
+            self.assertFalse(is_transient(server_error(code)), code)
+        # The driver has no SQLSTATE of what fails before there is a session.
+        for message in ('FATAL:  database "shop" does not exist', 'FATAL:  role "shop" does not exist',
+                        'FATAL:  password authentication failed for user "shop"',
+                        'FATAL:  Peer authentication failed for user "shop"',
+                        'FATAL:  no pg_hba.conf entry for host "192.0.2.1", user "shop"',
+                        'FATAL:  role "shop" is not permitted to log in',
+                        'FATAL:  permission denied for database "shop"',
+                        "fe_sendauth: no password supplied",
+                        "sending query and params failed: number of parameters must be between 0"):
+            self.assertFalse(is_transient(OperationalError(f"connection failed: {message}")), message)
+        for message in ("FATAL:  the database system is starting up",
+                        "FATAL:  sorry, too many clients already", "Connection refused"):
+            self.assertTrue(is_transient(OperationalError(f"connection failed: {message}")), message)
+
+    def test_pgbouncer_ends_a_connection_with_a_code_of_its_own(self):
+        error = server_error("08P01")
+        error.diag.severity = "FATAL"
+        self.assertTrue(is_transient(error))
+
     def test_in_progress_without_a_time_is_final(self):  # the key is claimed by this transaction
         self.assertTrue(is_transient(InProgress("ID001", "", 0.5)))
         self.assertFalse(is_transient(InProgress("ID001", "", None)))
@@ -62,6 +85,12 @@ class Errors(unittest.TestCase):
     def test_an_undecided_operation_may_be_decided_later(self):
         self.assertTrue(is_transient(AttemptsExhausted("ID014", "", 60)))
         self.assertTrue(is_transient(server_error("ID014", "60000")))
+
+
+    def test_a_refusal_concerns_the_key_or_the_request(self):
+        self.assertEqual(core.as_refused(server_error("22P02")).sqlstate, "22P02")
+        for code in ("22023", "42501", "40001"):    # the first: an argument of the service
+            self.assertIsNone(core.as_refused(server_error(code)), code)
 
 
 class Retries(unittest.TestCase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pkgutil
 import random
 import re
 import uuid
@@ -310,11 +311,30 @@ _CLASSES = {code: refused for refused, code, _ in _REFUSALS.values()}
 
 # Errors -------------------------------------------------------------------------------------
 
-# Of the server's errors, those that a retry can cure: lost connections, a standby, lost races, a
-# lack of resources, a lock timeout, a restart, I/O.
-TRANSIENT = re.compile("08|25006|40|53|55P03|57P|58")
+
+class Known(NamedTuple):
+    """What an error means, by idem.http_status() and idem.problem()."""
+
+    status: int
+    name: Optional[str] = None
+    title: Optional[str] = None
+    retry: bool = False
+
+
+# SQLSTATEs and classes of them, as tools/errors has written them.
+ERRORS = {code: Known(**members) for code, members in json.loads(
+    pkgutil.get_data(__package__, "sqlstates.json") or b"").items()}
 # Refusals that say when to come back.
-NOT_NOW = ("ID001", "ID009", "ID014")
+NOT_NOW = [code for code, error in ERRORS.items() if code.startswith("ID") and error.retry]
+# libpq has no SQLSTATE of what the server says before there is a session, nor of what it does not
+# send. Waiting does not cure a wrong database, role or password, or too many parameters.
+_HOPELESS = re.compile(
+    r"(?:database|role) \".*\" does not exist|authentication failed|no pg_hba\.conf entry"
+    r"|permission denied|not permitted to log in|no password supplied|number of parameters")
+
+
+def known(code: str) -> Known:
+    return ERRORS.get(code) or ERRORS.get(code[:2]) or Known(500)
 
 
 DRIVERS = ("psycopg", "sqlalchemy", "django")  # "psycopg" also begins psycopg2 and psycopg_pool
@@ -353,19 +373,22 @@ def is_transient(error: BaseException) -> bool:
     code = sqlstate(error)
     if code in NOT_NOW:
         return retry_after(error) is not None  # without a time, waiting does not help
-    if code:
-        return TRANSIENT.match(code) is not None
+    if code:  # PgBouncer ends a connection with a code that else is for malformed messages
+        return known(code).retry or (
+            code == "08P01" and getattr(unwrapped(error), "diag").severity == "FATAL")
     # Not an error of the server: the connection is lost, or the pool has none to give. DB-API 2.0
     # gives the class its name.
-    return (getattr(error, "connection_invalidated", False)
+    return not _HOPELESS.search(str(error)) and (
+            getattr(error, "connection_invalidated", False)
             or any(base.__name__ in ("OperationalError", "TimeoutError")  # the latter of a pool
                    and base.__module__.startswith(DRIVERS) for base in type(error).__mro__))
 
 
 def as_refused(error: Exception) -> Optional[Refused]:
-    """An error of a claim that concerns the key or the request (classes ID, 22); else None."""
+    """An error of a claim that concerns the key or the request (classes ID, 22, without the
+    service's arguments that are out of range); else None."""
     code = sqlstate(error) or ""
-    if isinstance(error, Refused) or not code.startswith(("ID", "22")):
+    if isinstance(error, Refused) or not code.startswith(("ID", "22")) or code == "22023":
         return None
     message = getattr(unwrapped(error), "diag").message_primary
     return _CLASSES.get(code, Refused)(code, message, retry_after(error))

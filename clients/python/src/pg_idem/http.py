@@ -38,27 +38,6 @@ NEVER_STORED = frozenset("""
 RETRY = Retry(attempts=3, deadline=5.0, refusals=False)
 NO_RETRY = Retry(attempts=1)  # without a key, a lost COMMIT must not be repeated
 
-# What idem.http_status() and idem.problem() say, for when the database is not reachable.
-OWN_ERRORS = {
-    "ID001": (409, "in_progress", "Operation in progress"),
-    "ID002": (422, "key_conflict", "Key used for a different request"),
-    "ID003": (409, "key_failed", "Operation failed permanently"),
-    "ID004": (409, "lease_lost", "Operation taken over by a newer attempt"),
-    "ID005": (409, "not_claimed", "Operation not claimed"),
-    "ID006": (500, "claim_incomplete", "Operation left incomplete"),
-    "ID007": (400, "invalid_key", "Idempotency key missing or invalid"),
-    "ID008": (500, "unknown_scope", "Unknown scope"),
-    "ID009": (429, "limit_exceeded", "Too many operations"),
-    "ID010": (412, "stale_key", "Idempotency key too old"),
-    "ID011": (428, "claim_required", "Idempotency key required"),
-    "ID012": (409, "sequence_gap", "Gap in the sequence"),
-    "ID013": (500, "invalid_tenant", "Tenant missing or invalid"),
-    "ID014": (409, "attempts_exhausted", "Operation undecided, no attempts left"),
-}
-SERVER_ERRORS = [("22", 400), ("42501", 403), ("25006", 503)] + [
-    (of_class, 503) for of_class in ("08", "40", "53", "55", "57", "58", "72")]
-
-
 SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")  # these methods have no effect to protect
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
@@ -312,25 +291,19 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
         if key is None:  # else it is reported by now
             idempotency.report({"scope": scope, "key": None, "tenant": tenant, "began": began},
                                core.event_of(refused), refused)
-        if http_status(refused.sqlstate) >= 500:  # the service's fault
+        if core.known(refused.sqlstate).status >= 500:  # the service's fault
             raise
         return problem(refused)
     except Exception as error:
         if key is None or not is_unavailable(error):  # without a key, do not ask to retry
             raise
         log.error("the database did not run an operation of %s: %s", scope, error)
-        return problem(error)
-
-
-def http_status(code: str) -> int:
-    if code in OWN_ERRORS:
-        return OWN_ERRORS[code][0]
-    return next((status for start, status in SERVER_ERRORS if code.startswith(start)), 500)
+        return problem(error, 503)
 
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the database could not do it now, as opposed to an error of the application."""
-    return core.is_transient(error) or http_status(core.sqlstate(error) or "") == 503
+    return core.is_transient(error) or core.known(core.sqlstate(error) or "").status == 503
 
 
 def phrase(status: int) -> str:
@@ -343,11 +316,11 @@ def phrase(status: int) -> str:
 def problem(error: BaseException, status: Optional[int] = None) -> Response:
     """A problem document (RFC 9457). The client does not get messages of internal errors."""
     code = "ID003" if isinstance(error, Failure) else core.sqlstate(error) or "08006"
-    status = status or http_status("ID003" if isinstance(error, Failure) else code)
-    kind, title = "about:blank", phrase(status)
-    if code in OWN_ERRORS:
-        kind, title = f"urn:idem:problem:{OWN_ERRORS[code][1]}", OWN_ERRORS[code][2]
-    document = {"type": kind, "title": title, "status": status, "sqlstate": code}
+    known = core.known(code)
+    status = status or known.status
+    kind = f"urn:idem:problem:{known.name}" if known.name else "about:blank"
+    document = {"type": kind, "title": known.title or phrase(status), "status": status,
+                "sqlstate": code}
     if status < 500:
         document["detail"] = str(error)
     after = core.retry_after(error)
