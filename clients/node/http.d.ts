@@ -27,6 +27,8 @@ export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' |
   sendRetention?: boolean;
   /** The response to send in place of a problem document. It gets Retry-After all the same. */
   problem?: (document: Problem, request: Request) => HttpResponse | Promise<HttpResponse>;
+  /** Where your clients read about errors: a URL to which these link. */
+  documentation?: string;
   /** Called with each step of an operation: for logs, metrics and spans. */
   onEvent?: (event: Event & { request: Request }) => void;
   /** Where errors are logged that are answered with 503. console; request.log of Fastify. */

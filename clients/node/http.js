@@ -121,8 +121,13 @@ async function respond(pool, options, request, work) {
   }
 }
 
+// Where errors are explained.
+const linkTo = (page) => (page === undefined ? {}
+  : headerFields({ link: `<${page}>; rel="describedby"` }));
+
 // The tenant must be said: one that was forgotten would put all clients into one namespace.
-function checkOptions({ scope, tenant }) {
+function checkOptions({ scope, tenant, documentation }) {
+  linkTo(documentation);
   if (typeof scope !== 'function') text('scope', scope);
   if (tenant !== null && typeof tenant !== 'function') {
     throw new TypeError('tenant must be a function, or null for keys that all clients share');
@@ -189,6 +194,7 @@ class Exchange {
     const after = retryAfter(error) ?? (status === 503 ? 1_000 : undefined);
     const headers = {
       ...lowerCase(error.headers), 'content-type': 'application/problem+json',
+      ...linkTo(this.#options.documentation),
       ...(after !== undefined && { 'retry-after': String(Math.max(1, Math.ceil(after / 1000))) }),
     };
     const made = answerOf(await this.#options.problem?.(document, this.#request)

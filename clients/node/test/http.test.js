@@ -79,12 +79,12 @@ const routes = {
     if (request.body.then === 'raised') throw new NotStored({ status: 201, headers: { 'x-a': '1' }, body: { raised: true } });
     return { headers: { 'x-a': '1' }, body: request.body.then ? { errors: [1] } : { data: 1 } };
   }],
-  '/final': [{ scope: 'payments', tenant: null, finalStatuses: [402] }, async (request, client) => {
+  '/final': [{ scope: 'payments', tenant: null, finalStatuses: [402], documentation: 'https://shop.example/docs' }, async (request, client) => {
     await pay(client, request.body);
     return { status: 402, headers: { 'x-a': '1', 'set-cookie': 'a=1' }, body: { declined: request.body.amount } };
   }],
   '/chosen': [{ scope: async ({ headers }) => headers['x-scope'], tenant: null }, async () => ({ body: {} })],
-  '/formatted': [{ scope: 'payments', tenant: null, wait: 0, problem: ({ status, sqlstate, type }, request) => ({
+  '/formatted': [{ scope: 'payments', tenant: null, wait: 0, documentation: 'https://shop.example/docs', problem: ({ status, sqlstate, type }, request) => ({
     status: request.body.then === 'rpc' ? 200 : status, headers: { 'content-type': 'application/json' }, body: { error: { code: sqlstate, type } },
   }) }, async (request) => (request.body.failure ? ends.failure() : {})],
   '/forever': [{ scope: 'payments', tenant: null, ttl: 0 }, async () => ({})],
@@ -523,12 +523,20 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.equal((await post('/chosen', operation().key, request)).status, 500);
     });
 
+    await t.test('problems link to the documentation', async () => {
+      const { headers, status } = await post('/final', undefined, {});
+      assert.deepEqual([status, headers['content-type'], headers.link],
+        [400, 'application/problem+json', '<https://shop.example/docs>; rel="describedby"']);
+      const { idempotent } = require('pg-idem/express');
+      assert.throws(() => idempotent(pool, { scope: 'payments', tenant: null, documentation: 'https://a.example/\n' }, () => {}), RangeError);
+    });
+
     await t.test('problems in the format of the application', async () => {
       const { key, request } = operation();
       const held = await holder(key, { method: 'POST', url: '/formatted', body: request });
       const response = await post('/formatted', key, request);
-      assert.deepEqual([response.status, response.headers['content-type'], response.headers['retry-after'], JSON.parse(response.body)],
-        [409, 'application/json', '1', { error: { code: 'ID001', type: `${urn}in_progress` } }]);
+      assert.deepEqual([response.status, response.headers['content-type'], response.headers['retry-after'], response.headers.link, JSON.parse(response.body)],
+        [409, 'application/json', '1', '<https://shop.example/docs>; rel="describedby"', { error: { code: 'ID001', type: `${urn}in_progress` } }]);
       await held.complete({});
       assert.equal((await post('/formatted', undefined, { then: 'rpc' })).status, 200);
       const other = operation();

@@ -59,7 +59,8 @@ class Errors(unittest.TestCase):
         for code in ("08P01", "22023", "28000", "28P01", "3D000", "54023"):
             self.assertFalse(is_transient(server_error(code)), code)
         # The driver has no SQLSTATE of what fails before there is a session.
-        for message in ('FATAL:  database "shop" does not exist', 'FATAL:  role "shop" does not exist',
+        for message in ('FATAL:  database "shop" does not exist',
+                        'FATAL:  role "shop" does not exist',
                         'FATAL:  password authentication failed for user "shop"',
                         'FATAL:  Peer authentication failed for user "shop"',
                         'FATAL:  no pg_hba.conf entry for host "192.0.2.1", user "shop"',
@@ -67,10 +68,10 @@ class Errors(unittest.TestCase):
                         'FATAL:  permission denied for database "shop"',
                         "fe_sendauth: no password supplied",
                         "sending query and params failed: number of parameters must be between 0"):
-            self.assertFalse(is_transient(OperationalError(f"connection failed: {message}")), message)
+            self.assertFalse(is_transient(OperationalError("failed: " + message)), message)
         for message in ("FATAL:  the database system is starting up",
                         "FATAL:  sorry, too many clients already", "Connection refused"):
-            self.assertTrue(is_transient(OperationalError(f"connection failed: {message}")), message)
+            self.assertTrue(is_transient(OperationalError("failed: " + message)), message)
 
     def test_pgbouncer_ends_a_connection_with_a_code_of_its_own(self):
         error = server_error("08P01")

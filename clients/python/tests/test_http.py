@@ -299,13 +299,29 @@ class Routes:
                 self.assertEqual(effects(key), 0)
 
     def test_a_problem_in_the_format_of_the_application(self):
-        app = self.once(options={"problem": self.own_format})
+        page = "https://shop.example/docs/retries"
+        app = self.once(options={"problem": self.own_format, "documentation": page})
         response = app.send([], b"{}", "/payments", "POST")
         self.assertEqual((response[0], response[2]), (418, b"invalid_key"))
+        self.assertEqual(response[1]["link"], f'<{page}>; rel="describedby"')
         key = new_key()
         with held(key, BOUND.replace('{"amount": 10}', "{}")):
             response = self.sent(app, key)
         self.assertRegex(response[1]["retry-after"], "^[0-9]+$")
+
+    def test_problems_link_to_the_documentation(self):
+        page = "https://shop.example/docs/retries"
+        options = {"documentation": page, "final_statuses": [402], "max_body": 10}
+
+        def act():
+            raise pg_idem.Failure("declined", status=402)
+        app, key = self.once(act, options=options), new_key()
+        for response in (app.send([], b"{}", "/payments", "POST"), self.sent(app, key),
+                         self.sent(app, key), self.sent(app, key, b"1" * 11)):
+            self.assertEqual(response[1]["content-type"], "application/problem+json")
+            self.assertEqual(response[1]["link"], f'<{page}>; rel="describedby"')
+        with self.assertRaises(ValueError):
+            self.once(options={"documentation": "https://shop.example/\n"})
 
     def test_the_type_is_bound(self):
         app, key = self.once(), new_key()

@@ -147,7 +147,7 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
         return Response(response.status_code, list(response.items()), body, response,
                         getattr(response, "pg_idem_raised", False))
     if int(request.META.get("CONTENT_LENGTH") or 0) > route.max_body:
-        return _sent(route, http.too_large(route.max_body))
+        return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
     exchange = _exchange(route, request)
     found = dict(vars(request))  # with what it has read
@@ -180,8 +180,8 @@ def _exchange(route: Route, request: Any) -> Exchange:
 def _sent(route: Route, response: Response) -> Any:
     if response.document and route.problem:
         made = route.problem(response.document)
-        if response.retry_after:
-            made["Retry-After"] = response.retry_after
+        for name, value in response.advice:
+            made[name] = value
         return made
     made = response.native
     if made is None:

@@ -44,7 +44,7 @@ def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
                 del hooks[registered:]
                 return _called(lambda: current_app.ensure_sync(view)(*args, **kwargs))
             if (request.content_length or 0) > route.max_body:
-                return _sent(route, http.too_large(route.max_body))
+                return _sent(route, route.too_large())
             return _sent(route, idempotency.drive(http.respond(
                 _exchange(route), request.headers.getlist("Idempotency-Key"), request, call)))
         return cast(View, once)
@@ -93,8 +93,8 @@ def _called(view: Callable[[], Any]) -> Response:
 def _sent(route: Route, response: Response) -> Any:
     if response.document and route.problem:
         made = current_app.make_response(route.problem(response.document))
-        if response.retry_after:
-            made.headers["Retry-After"] = response.retry_after
+        for name, value in response.advice:
+            made.headers[name] = value
         return made
     made = response.native or current_app.response_class(response.body, response.status)
     made.headers = type(made.headers)(response.headers)

@@ -52,8 +52,9 @@ class Response:
     document: Optional[dict[str, Any]] = None  # of an error of idem
 
     @property
-    def retry_after(self) -> Optional[str]:
-        return next((value for name, value in self.headers if name == "Retry-After"), None)
+    def advice(self) -> list[tuple[str, str]]:
+        """The headers of a problem document, in whichever format it is sent."""
+        return [(name, value) for name, value in self.headers if name in ("Retry-After", "Link")]
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Route:
     max_body         the longest request, in bytes
     problem          a function of a problem document: the response of the framework to send in its
                      place, for formats of your own
+    documentation    where your clients read about errors: a URL to which these link
     """
 
     idempotency: Operations
@@ -91,12 +93,17 @@ class Route:
     send_retention: bool = False
     max_body: int = 16 << 20
     problem: Optional[Callable[[dict[str, Any]], Any]] = None
+    documentation: Optional[str] = None
 
     def __post_init__(self) -> None:
         if not callable(self.scope):
             core.text("scope", self.scope)
         if not (self.tenant is None or callable(self.tenant)):
             raise TypeError("tenant must be a function, or None for keys that all clients share")
+        self._links = [] if self.documentation is None else [
+            ("Link", f'<{self.documentation}>; rel="describedby"')]
+        for link in self._links:
+            core.header(*link)
         self._denied = NEVER_STORED | {name.lower() for name in self.never_stored}
         self._allowed = None if self.include_headers is None else {  # the type belongs to the body
             "content-type", *(name.lower() for name in self.include_headers)}
@@ -104,6 +111,32 @@ class Route:
     def stores(self, header: str) -> bool:
         return header.lower() not in self._denied and (
             self._allowed is None or header.lower() in self._allowed)
+
+    def problem_of(self, error: BaseException, status: Optional[int] = None) -> Response:
+        """A problem document (RFC 9457). The client does not get messages of internal errors."""
+        code = "ID003" if isinstance(error, Failure) else core.sqlstate(error) or "08006"
+        known = core.known(code)
+        status = status or known.status
+        kind = f"urn:idem:problem:{known.name}" if known.name else "about:blank"
+        document = {"type": kind, "title": known.title or phrase(status), "status": status,
+                    "sqlstate": code}
+        if status < 500:
+            document["detail"] = str(error)
+        after = core.retry_after(error)
+        if after is None and status == 503:
+            after = 1
+        return self._json(document, [] if after is None else [
+            ("Retry-After", str(max(1, math.ceil(after))))])
+
+    def too_large(self) -> Response:
+        return self._json({"type": "about:blank", "title": "Content Too Large", "status": 413,
+                           "detail": f"the request has more than {self.max_body} bytes"})
+
+    def _json(self, document: dict[str, Any], more: Sequence[tuple[str, str]] = ()) -> Response:
+        body = json.dumps(document).encode()
+        headers = [("Content-Type", "application/problem+json"),
+                   ("Content-Length", str(len(body))), *more, *self._links]
+        return Response(document["status"], headers, body, document=document)
 
 
 @dataclass
@@ -188,7 +221,7 @@ class Exchange:
         if isinstance(answer, Failure):
             status = answer.status or 409
             if body is None:
-                response = problem(answer, status)
+                response = self.route.problem_of(answer, status)
                 headers, body = _without(headers, "content-type") + response.headers, response.body
         else:
             status = answer.status or 200
@@ -268,7 +301,7 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
         return exchange.attempt(call, connection)
 
     if len(exchange.body) > route.max_body:
-        return too_large(route.max_body)
+        return route.too_large()
     if route.tenant is not None:  # an error here is one of the service
         tenant = core.tenant_text(route.tenant(request) if tenant is None else tenant)
     scope = core.text("scope", scope(request)) if callable(scope) else scope
@@ -293,12 +326,12 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
                                core.event_of(refused), refused)
         if core.known(refused.sqlstate).status >= 500:  # the service's fault
             raise
-        return problem(refused)
+        return route.problem_of(refused)
     except Exception as error:
         if key is None or not is_unavailable(error):  # without a key, do not ask to retry
             raise
         log.error("the database did not run an operation of %s: %s", scope, error)
-        return problem(error, 503)
+        return route.problem_of(error, 503)
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -311,34 +344,6 @@ def phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
-
-
-def problem(error: BaseException, status: Optional[int] = None) -> Response:
-    """A problem document (RFC 9457). The client does not get messages of internal errors."""
-    code = "ID003" if isinstance(error, Failure) else core.sqlstate(error) or "08006"
-    known = core.known(code)
-    status = status or known.status
-    kind = f"urn:idem:problem:{known.name}" if known.name else "about:blank"
-    document = {"type": kind, "title": known.title or phrase(status), "status": status,
-                "sqlstate": code}
-    if status < 500:
-        document["detail"] = str(error)
-    after = core.retry_after(error)
-    if after is None and status == 503:
-        after = 1
-    more = [] if after is None else [("Retry-After", str(max(1, math.ceil(after))))]
-    return _json(status, document, more)
-
-
-def too_large(limit: int) -> Response:
-    return _json(413, {"type": "about:blank", "title": "Content Too Large", "status": 413,
-                       "detail": f"the request has more than {limit} bytes"}, [])
-
-
-def _json(status: int, document: dict[str, Any], more: list[tuple[str, str]]) -> Response:
-    body = json.dumps(document).encode()
-    return Response(status, [("Content-Type", "application/problem+json"),
-                             ("Content-Length", str(len(body))), *more], body, document=document)
 
 
 def _without(headers: list[tuple[str, str]], unwanted: str) -> list[tuple[str, str]]:
