@@ -352,6 +352,21 @@ class Routes:
             self.assertEqual(self.sent(app, key, gzip.compress(body, mtime=mtime),
                                        **{"Content-Encoding": "gzip"})[0], status)
 
+    def test_a_form_is_bound_by_its_fields(self):
+        urlencoded = "application/x-www-form-urlencoded"
+        for first, again, status in (
+                (b"a=1+2", b"a=1%202", 201), (b"a=1+2", b"a=1%2B2", 422),
+                (b"a=1&b=2", b"b=2&a=1", 201), (b"a=1&a=2", b"a=2&a=1", 422),
+                (b"a=", b"a", 201), (b"a=", b"", 422), (b"a=%C3%A4", b"a=\xc3\xa4", 201),
+                (b"a=%FF", b"a=%FE", 422), (b"a=1;b=2", b"a=1&b=2", 422)):
+            app, key = self.once(), new_key()
+            with self.subTest(first + b" " + again):
+                self.assertEqual([self.sent(app, key, body, urlencoded)[0]
+                                  for body in (first, again)], [201, status])
+        for content_type, status in ((f"{urlencoded}; charset=UTF-8", 201), ("text/plain", 422),
+                                     (f"{urlencoded}; charset=latin-1", 422)):
+            self.assertEqual(self.sent(app, key, b"a=1;b=2", content_type)[0], status)
+
     def upload(self, boundary, note, content, name="a.txt"):
         lines = [f"--{boundary}", 'Content-Disposition: form-data; name="note"', "", note,
                  f"--{boundary}", f'Content-Disposition: form-data; name="file"; filename="{name}"',

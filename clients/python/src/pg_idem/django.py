@@ -156,20 +156,20 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
 
 
 def _files(request: Any) -> list[tuple[str, Any]]:
-    if request.content_type != http.FORMS[0]:
+    if request.content_type != http.MULTIPART:
         return []
     return [(name, upload) for name, uploads in request.FILES.lists() for upload in uploads]
 
 
 def _exchange(route: Route, request: Any) -> Exchange:
     body, form = b"", None
-    if request.content_type == http.FORMS[0]:  # may be longer than what request.body takes
-        form = [[name, value] for name, values in request.POST.lists() for value in values]
+    if request.content_type == http.MULTIPART:  # may be longer than what request.body takes
+        form = [(name, value) for name, values in request.POST.lists() for value in values]
         for name, upload in _files(request):
             digest = hashlib.sha256()
             for chunk in upload.chunks():
                 digest.update(chunk)
-            form.append([name, http.file(upload.name, upload.content_type, digest)])
+            form.append((name, http.file(upload.name, upload.content_type, digest)))
     else:
         body = request.body
     return Exchange(route, request.method, request.path, request.META.get("QUERY_STRING", ""), body,

@@ -58,16 +58,16 @@ def _hooks() -> Any:
 
 
 def _exchange(route: Route) -> Exchange:
-    form: Optional[list[list[Any]]] = None
+    form: Optional[list[tuple[str, Any]]] = None
     body = request.get_data()
-    if request.mimetype in http.FORMS:
-        form = [[name, value] for name, value in request.form.items(multi=True)]
+    if request.mimetype == http.MULTIPART or (request.mimetype == http.URLENCODED and not body):
+        form = list(request.form.items(multi=True))  # perhaps read before
         for name, upload in request.files.items(multi=True):
             digest = hashlib.sha256()
             for chunk in iter(lambda: upload.stream.read(1 << 20), b""):
                 digest.update(chunk)
             upload.stream.seek(0)
-            form.append([name, http.file(upload.filename, upload.mimetype, digest)])
+            form.append((name, http.file(upload.filename, upload.mimetype, digest)))
     elif request.content_length and len(body) != request.content_length:
         raise RuntimeError("the body was read before, and cannot be bound to the key")
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
@@ -78,7 +78,7 @@ def _exchange(route: Route) -> Exchange:
 def _called(view: Callable[[], Any]) -> Response:
     raised = False
     try:
-        for upload in request.files.values() if request.mimetype in http.FORMS else ():
+        for upload in request.files.values() if request.mimetype == http.MULTIPART else ():
             upload.stream.seek(0)
         made = current_app.make_response(view())
     except Exception as error:

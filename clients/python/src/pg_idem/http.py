@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from email.utils import format_datetime
 from http import HTTPStatus
 from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Union
+from urllib.parse import parse_qsl
 
 from . import core
 from .core import Answer, Failure, Headers, JsonText, NotStored, Refused, Retry
@@ -39,7 +40,7 @@ RETRY = Retry(attempts=3, deadline=5.0, refusals=False)
 NO_RETRY = Retry(attempts=1)  # without a key, a lost COMMIT must not be repeated
 
 SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")  # these methods have no effect to protect
-FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Exchange:
     body: bytes
     content_type: str = ""
     content_encoding: str = ""
-    form: Optional[list[list[Any]]] = None  # of FORMS: names with values, or with a file()
+    form: Optional[Sequence[tuple[str, Any]]] = None  # its fields: values, or files as of file()
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
 
@@ -180,12 +181,18 @@ class Exchange:
         media, *parameters = [part.strip().lower() for part in self.content_type.split(";")]
         bound: dict[str, Any] = {"method": self.method, "path": self.path, "query": self.query}
         charset = [part for part in parameters
-                   if re.fullmatch('charset="?(?!utf-8"?$).*', part)] if media not in FORMS else []
+                   if re.fullmatch('charset="?(?!utf-8"?$).*', part)] if media != MULTIPART else []
         if media != "application/json" or charset:
             bound["type"] = ";".join([media, *charset])
         content = _decoded(self.body, self.content_encoding, self.route.max_body)
-        if self.form is not None:
-            return JsonText(json.dumps({**bound, "form": self.form}))
+        form = self.form
+        if form is None and media == URLENCODED:  # one character per byte
+            form = parse_qsl(content.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
+        if form is not None:
+            bound["form"] = {name: [] for name, _ in form}
+            for name, value in form:
+                bound["form"][name].append(value)
+            return JsonText(json.dumps(bound))
         if (media == "application/json" or media.endswith("+json")) and _is_json(content):
             return JsonText(f'{json.dumps(bound)[:-1]}, "body": {content.decode()}}}')
         return JsonText(json.dumps({**bound, "sha256": hashlib.sha256(content).hexdigest()}))

@@ -164,14 +164,14 @@ def _replay(body: bytes) -> Callable[[], Any]:
     return receive
 
 
-async def _form(request: Any, body: bytes) -> Optional[list[list[Any]]]:
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != http.FORMS[0]:
+async def _form(request: Any, body: bytes) -> Optional[list[tuple[str, Any]]]:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != http.MULTIPART:
         return None
-    form: list[list[Any]] = []
+    form = []
     async with Request(request.scope, _replay(body)).form() as fields:
         for name, value in fields.multi_items():
-            form.append([name, value if isinstance(value, str) else http.file(
-                value.filename, value.content_type, hashlib.sha256(await value.read()))])
+            form.append((name, value if isinstance(value, str) else http.file(
+                value.filename, value.content_type, hashlib.sha256(await value.read()))))
     return form
 
 
