@@ -48,8 +48,9 @@ def find(module, name):
 
 def bases(module, definition):
     """The base classes that are of this package, as (module, definition)."""
+    plain = [base.value if isinstance(base, ast.Subscript) else base for base in definition.bases]
     found = [find(base.value.id, base.attr) if isinstance(base, ast.Attribute) else find(module, base.id)
-             for base in definition.bases]
+             for base in plain]
     return [base for base in found if base]
 
 

@@ -371,12 +371,13 @@ class Psycopg(Outcomes, PaymentTest):
         def pay(connection, request):
             """Pays."""
             return connection.execute(INSERT, request).fetchone()[0]
-        for forgotten in (lambda: pay({"amount": 1}), lambda: pay(new_key()), pay):
+        for forgotten in (lambda: pay({"amount": 1}), lambda: pay(new_key()), pay,
+                          lambda: pay(new_key(), {"amount": 1}, tenant="other")):
             with self.assertRaises(TypeError):
                 forgotten()
         key = new_key()
         self.assertEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}))
-        self.assertNotEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}, tenant="other"))
+        self.assertNotEqual(pay(key, {"amount": 1}), pay.of(tenant="other")(key, {"amount": 1}))
         self.assertEqual((pay.__name__, pay.__doc__), ("pay", "Pays."))
 
         @payments.operation("payments")
@@ -386,6 +387,21 @@ class Psycopg(Outcomes, PaymentTest):
             refund(key, {"amount": 1})
         self.assertEqual(payments.operation("payments", "pay")(refund)(key, {"amount": 1}),
                          pay(key, {"amount": 1}))
+
+    def test_an_operation_keeps_the_signature_of_its_function(self):
+        @Idempotency(connect).operation("payments")
+        def pay(connection, amount, *, note="none"):
+            connection.execute(INSERT, {"amount": amount})
+            return note
+        key = new_key()
+        self.assertEqual([pay(key, 10), pay(key, amount=10, note="none")], ["none", "none"])
+        self.assertEqual(effects(key), 1)
+        for other in ({"amount": 11}, {"amount": 10, "note": "other"}):
+            with self.assertRaises(Conflict):
+                pay(key, **other)
+        for wrong in ({}, {"amount": 1, "notes": ""}):
+            with self.assertRaises(TypeError):
+                pay(key, **wrong)
 
     def test_the_row_factory_of_the_application_stays(self):
         from psycopg.rows import dict_row
@@ -465,8 +481,10 @@ class Psycopg(Outcomes, PaymentTest):
     def test_no_request_is_said_so(self):
         with connect() as connection:
             connection.execute("SELECT idem.create_scope('unbound', if_not_exists => true)")
-        payments, key = Idempotency(connect).operation("unbound")(lambda *_: "done"), new_key()
-        self.assertEqual((payments(key, None), payments(key, request=None)), ("done", "done"))
+        payments, key = Idempotency(connect).operation("unbound")(
+            lambda connection, request=None: "done"), new_key()
+        self.assertEqual([payments(key, None), payments(key, request=None), payments(key)],
+                         ["done"] * 3)
 
     def test_claiming_a_key_twice_is_not_retried(self):
         calls = []

@@ -11,7 +11,7 @@ from . import drivers, flow
 from .lease import AsyncLease
 
 
-class AsyncIdempotency(flow.Operations):
+class AsyncIdempotency(flow.Operations[AsyncLease]):
     """As Idempotency. `connect` is the `connection` method of an AsyncConnectionPool, for example,
     and the operations are coroutines."""
 

@@ -11,11 +11,12 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import (Any, Callable, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence,
-                    Union)
+from typing import (Any, Callable, Generic, Iterator, Mapping, NamedTuple, NoReturn, Optional,
+                    Sequence, TypeVar, Union)
 
 Headers = Mapping[str, Union[str, Sequence[str]]]
 Key = Union[str, uuid.UUID]
+T = TypeVar("T")
 
 
 def _one_line(statement: str) -> str:  # as the server's log should show it
@@ -131,10 +132,10 @@ class JsonText(str):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Generic[T]):
     """The answer of an operation. A function may return one to store more than a response."""
 
-    response: Any = None
+    response: Optional[T] = None
     status: Optional[int] = None
     headers: Optional[Headers] = None
     body: Optional[bytes] = None
@@ -228,7 +229,7 @@ class Event(NamedTuple):
     seconds: float
 
 
-def event_of(outcome: Union[Answer, BaseException]) -> str:
+def event_of(outcome: Union[Answer[Any], BaseException]) -> str:
     if isinstance(outcome, (Answer, Failure)) and outcome.replayed:
         return "replayed"
     return next(name for kind, name in (
@@ -252,7 +253,7 @@ class Claim(NamedTuple):
     recovery_state: Optional[str] = None
     expires: Optional[float] = None
 
-    def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer]:
+    def stored(self, key: str, loads: Callable[[str], Any]) -> Optional[Answer[Any]]:
         """The stored answer; None if the caller now owns the operation. Raises the rest."""
         if self.outcome == "claimed":
             return None
@@ -490,7 +491,8 @@ def body_bytes(body: Any) -> bytes:
     return bytes(body)
 
 
-def completion(token: Optional[str], answer: Answer, dumps: Callable[[Any], str]) -> dict[str, Any]:
+def completion(token: Optional[str], answer: Answer[Any],
+               dumps: Callable[[Any], str]) -> dict[str, Any]:
     response = None if answer.response is None else dumps(answer.response)
     return {"token": token, "response": response, **_http(answer)}
 

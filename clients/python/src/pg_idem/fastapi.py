@@ -21,7 +21,7 @@ from .http import Route
 from .starlette import Operation
 
 
-def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                **options: Any) -> Callable[..., Any]:
     """A dependency, whose value is the connection. `tenant` is a dependency itself, such as the one
     that authenticates, or None. The other arguments are those of http.Route."""

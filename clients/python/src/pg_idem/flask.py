@@ -24,7 +24,7 @@ from .http import Exchange, Response, Route
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                **options: Any) -> Callable[[View], View]:
     """A decorator of a view, below those that authenticate. The view works on the transaction of
     `g.idem_connection`. The arguments are those of http.Route."""

@@ -8,19 +8,18 @@ for calls that return an awaitable.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
 import time
-from typing import (Any, Callable, Generator, Mapping, NamedTuple, Optional, Protocol, Sequence,
-                    TypeVar, Union)
+from typing import (TYPE_CHECKING, Any, Awaitable, Callable, Generator, Generic, Mapping,
+                    NamedTuple, Optional, Protocol, Sequence, TypeVar, Union, overload)
 
 from . import core, drivers
 from .core import Answer, Claim, Event, Failure, Key, Refused, Retry
 
 T = TypeVar("T")
-R = TypeVar("R")
-R_contra = TypeVar("R_contra", contravariant=True)
-T_co = TypeVar("T_co", covariant=True)
+L = TypeVar("L")  # the class of leases
 Steps = Generator[Any, Any, T]
 log = logging.getLogger("pg_idem")
 
@@ -70,12 +69,23 @@ async def run_async(steps: Steps[Any]) -> Any:
     return (await advance_async(steps, functools.partial(steps.send, None)))[0]
 
 
-class Operation(Protocol[R_contra, T_co]):
-    def __call__(self, key: Key, request: R_contra, *, tenant: Optional[str] = None,
-                 records: Optional[str] = None) -> T_co: ...
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+    T_co = TypeVar("T_co", covariant=True)
+
+    class Operation(Protocol[P, T_co]):
+        """What operation() makes of a function: it takes a key in place of the connection."""
+
+        def __call__(self, key: Key, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+        def of(self, *, tenant: Optional[str] = None,
+               records: Optional[str] = None) -> Operation[P, T_co]:
+            """The same for keys of this tenant, or of this record table."""
 
 
-class Operations:
+class Operations(Generic[L]):
     """Runs operations once per key.
 
     connect  returns a context manager that yields a connection
@@ -101,28 +111,46 @@ class Operations:
         self.dumps, self.loads = dumps, loads
 
     def operation(self, scope: str, name: Optional[str] = None
-                  ) -> Callable[[Callable[[Any, R], T]], Operation[R, T]]:
-        """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`. Its name
-        is bound to the key, too, so that no other function gets its answer."""
+                  ) -> Callable[[Callable[Concatenate[Any, P], T]], Operation[P, T]]:
+        """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`, and with
+        `pay.of(tenant=...)`. The function may have other arguments: these are the request, by their
+        names. Its name is bound to the key, too, so that no other function gets its answer."""
 
-        def decorate(function: Callable[[Any, R], T]) -> Operation[R, T]:
+        def decorate(function: Callable[Concatenate[Any, P], T]) -> Operation[P, T]:
             bound = json.dumps({"function": name or function.__name__})[:-1]
+            signature = inspect.signature(function)
 
-            @functools.wraps(function)
-            def once(key: Key, request: R, *, tenant: Optional[str] = None,
-                     records: Optional[str] = None) -> Any:
-                text = core.request_text(request, self.dumps) or "null"
+            def of(*, tenant: Optional[str] = None, records: Optional[str] = None) -> Any:
+                @functools.wraps(function)
+                def once(key: Key, *args: P.args, **kwargs: P.kwargs) -> Any:
+                    text = core.request_text(_request_of(signature.bind(None, *args, **kwargs)),
+                                             self.dumps) or "null"
 
-                def steps() -> Steps[Any]:
-                    answer = yield from self.run_steps(
-                        scope, key, core.JsonText(f'{bound}, "request": {text}}}'),
-                        functools.partial(call, lambda connection: function(connection, request)),
-                        tenant=tenant, records=records)
-                    return answer.response
-                return self.drive(steps())
-            return once
+                    def steps() -> Steps[Any]:
+                        answer = yield from self.run_steps(
+                            scope, key, core.JsonText(f'{bound}, "request": {text}}}'),
+                            functools.partial(
+                                call, lambda connection: function(connection, *args, **kwargs)),
+                            tenant=tenant, records=records)
+                        return answer.response
+                    return self.drive(steps())
+                setattr(once, "of", of)
+                return once
+            made: Operation[P, T] = of()
+            return made
 
         return decorate
+
+    @overload  # type: ignore
+    def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Awaitable[T]], *,
+            tenant: Optional[str] = None, records: Optional[str] = None,
+            retry: Optional[Retry] = None, expires: bool = False) -> Awaitable[Answer[T]]: ...
+
+    @overload
+    def run(self, scope: str, key: Key, request: Any,
+            function: Callable[[Any], Union[Answer[T], T]], *, tenant: Optional[str] = None,
+            records: Optional[str] = None, retry: Optional[Retry] = None,
+            expires: bool = False) -> Answer[T]: ...
 
     def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
             tenant: Optional[str] = None, records: Optional[str] = None,
@@ -134,15 +162,15 @@ class Operations:
             scope, key, request, functools.partial(call, function), tenant=tenant, records=records,
             retry=retry, expires=expires))
 
-    def transaction(self, function: Callable[[Any], Any], *, retry: Optional[Retry] = None) -> Any:
+    def transaction(self, function: Callable[[Any], T], *, retry: Optional[Retry] = None) -> T:
         """Calls function(connection) in a transaction, and again after errors that a retry can
         cure. The outcome of a lost COMMIT is unknown, so the function must claim a key."""
-
-        return self.drive(self.transaction_steps(functools.partial(call, function), retry))
+        made: T = self.drive(self.transaction_steps(functools.partial(call, function), retry))
+        return made
 
     def lease(self, scope: str, key: Key, request: Any, *, lease: float = 60.0,
               tenant: Optional[str] = None, records: Optional[str] = None,
-              backoff: tuple[float, float] = (1.0, 300.0), retry: Optional[Retry] = None) -> Any:
+              backoff: tuple[float, float] = (1.0, 300.0), retry: Optional[Retry] = None) -> L:
         """A context manager that claims the key with a lease of so many seconds: see Lease. After
         an error, the operation is due again after `backoff`: the first and the longest time."""
         claim = self.claim_of(scope, key, request, tenant, records, lease)
@@ -152,10 +180,10 @@ class Operations:
 
     def run_steps(self, scope: str, key: Key, request: Any, body: Callable[[Any], Steps[Any]], *,
                   tenant: Optional[str] = None, records: Optional[str] = None,
-                  retry: Optional[Retry] = None, expires: bool = False) -> Steps[Answer]:
+                  retry: Optional[Retry] = None, expires: bool = False) -> Steps[Answer[Any]]:
         claim = self.claim_of(scope, key, request, tenant, records)
 
-        def attempt() -> Steps[Answer | Failure]:
+        def attempt() -> Steps[Answer[Any] | Failure]:
             return self.within(self.connected(), lambda connection: self._attempt(
                 connection, claim, body, expires))
         return (yield from self.reported(claim, self.retried(attempt, retry, claim)))
@@ -165,7 +193,8 @@ class Operations:
         return self.retried(lambda: self.within(
             self.begun(), lambda connection: self.guarded_call(connection, body)), retry)
 
-    def reported(self, claim: Mapping[str, Any], steps: Steps[Answer | Failure]) -> Steps[Answer]:
+    def reported(self, claim: Mapping[str, Any],
+                 steps: Steps[Answer[Any] | Failure]) -> Steps[Answer[Any]]:
         try:
             outcome = yield from steps
             if isinstance(outcome, Failure):
@@ -191,7 +220,7 @@ class Operations:
             log.exception("on_event failed")
 
     def _attempt(self, connection: Any, claim: Mapping[str, Any],
-                 body: Callable[[Any], Steps[Any]], expires: bool) -> Steps[Answer | Failure]:
+                 body: Callable[[Any], Steps[Any]], expires: bool) -> Steps[Answer[Any] | Failure]:
         claimed = yield from self.claim(connection, claim, before=core.BEGIN, after=core.SAVEPOINT)
         stored = claimed.stored(claim["key"], self.loads)
         if stored is not None:
@@ -212,7 +241,7 @@ class Operations:
                                           expires=claim if expires else None))
 
     def completed(self, connection: Any, token: Optional[str], result: Any, *, before: str = "",
-                  expires: Optional[Mapping[str, Any]] = None) -> Steps[Answer]:
+                  expires: Optional[Mapping[str, Any]] = None) -> Steps[Answer[Any]]:
         """Completes the operation with what its function has returned, and commits. With the
         parameters of its claim as `expires`, the answer says when it expires."""
         answer = result if isinstance(result, Answer) else Answer(result)
@@ -291,7 +320,7 @@ class Operations:
 
     # What differs from driver to driver.
 
-    leases: Callable[..., Any]
+    leases: Callable[..., L]
 
     def drive(self, steps: Steps[Any]) -> Any:
         """Runs a generator of steps, or returns a coroutine that does."""
@@ -343,6 +372,13 @@ class Operations:
 
     def thread_ends(self) -> None:
         """Called at the end of each thread that has worked for a lease."""
+
+
+def _request_of(call: inspect.BoundArguments) -> Any:
+    """What is bound to the key: the argument after the connection, or several by their names."""
+    call.apply_defaults()
+    _, *arguments = call.arguments.items()
+    return arguments[0][1] if len(arguments) == 1 else dict(arguments)
 
 
 def call(function: Callable[[Any], Any], value: Any) -> Steps[Any]:

@@ -82,7 +82,7 @@ class Route:
     documentation    where your clients read about errors: a URL to which these link
     """
 
-    idempotency: Operations
+    idempotency: Operations[Any]
     scope: Union[str, Callable[[Any], str]]
     tenant: Optional[Callable[..., Any]]
     key_required: bool = True
@@ -197,7 +197,7 @@ class Exchange:
             return JsonText(f'{json.dumps(bound)[:-1]}, "body": {content.decode()}}}')
         return JsonText(json.dumps({**bound, "sha256": hashlib.sha256(content).hexdigest()}))
 
-    def attempt(self, call: Callable[[Any], Any], connection: Any) -> Steps[Answer]:
+    def attempt(self, call: Callable[[Any], Any], connection: Any) -> Steps[Answer[Any]]:
         """The answer of the handler to store."""
         self.response = None  # that of the attempt before was rolled back
         try:
@@ -205,7 +205,7 @@ class Exchange:
         except Failure as failure:
             raise self.failed(failure)
 
-    def judge(self, response: Response) -> Answer:
+    def judge(self, response: Response) -> Answer[Any]:
         """The answer to store. Raises Failure or NotStored if the effect must not stay."""
         self.response = response
         for name, value in response.headers:
@@ -304,7 +304,7 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
     route = exchange.route
     idempotency, key, scope, began = route.idempotency, None, route.scope, time.monotonic()
 
-    def work(connection: Any) -> Steps[Answer]:
+    def work(connection: Any) -> Steps[Answer[Any]]:
         return exchange.attempt(call, connection)
 
     if len(exchange.body) > route.max_body:

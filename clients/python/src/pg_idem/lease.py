@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 from . import core, flow
 from .core import Answer, Claim, Failure, LeaseLost, Refused, Retry
-from .flow import Steps, log
+from .flow import Steps, T, log
 
 # At the end of a failed attempt. If it is in vain, the end of the lease does the same.
 RELEASE_RETRY = Retry(attempts=3, deadline=5.0)
@@ -45,19 +45,20 @@ class LeaseBase:
 
     lost: Any
 
-    def __init__(self, operations: flow.Operations, claim: Mapping[str, Any], request: Any, *,
+    def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
                  backoff: tuple[float, float], retry: Optional[Retry]) -> None:
         self._operations, self._claim, self._retry = operations, claim, retry
         self._backoff = backoff
         self._token: Optional[str] = None
         self.request = operations.loads(request) if isinstance(request, core.JsonText) else request
         self.key, self.tenant, self.attempt = claim["key"], claim["tenant"], 0
-        self.answer: Optional[Answer] = None
+        self.answer: Optional[Answer[Any]] = None
 
-    def step(self, name: str, work: Callable[[], Any]) -> Any:
+    def step(self, name: str, work: Callable[[], T]) -> T:
         """The result of work(), which runs unless an earlier attempt has stored its result. Raises
         LeaseLost, so that no step begins after the lease was lost. A name is used once."""
-        return self._operations.drive(self._step(name, work))
+        result: T = self._operations.drive(self._step(name, work))
+        return result
 
     def child_key(self, step: str) -> Any:
         """The key to send to another service in this step: the same in every attempt."""
@@ -149,7 +150,7 @@ class LeaseBase:
     def _renewal(self) -> dict[str, Any]:
         return {"token": self._token, "lease": self._claim["lease"]}
 
-    def _run(self, function: Callable[[Any], Any]) -> Steps[Answer]:
+    def _run(self, function: Callable[[Any], Any]) -> Steps[Answer[Any]]:
         if self.answer is None:
             result = yield function(self)
             if self.answer is None:
@@ -157,10 +158,10 @@ class LeaseBase:
         assert self.answer is not None
         return self.answer
 
-    def _complete(self, answer: Any, effect: Optional[Callable[[Any], Any]]) -> Steps[Answer]:
+    def _complete(self, answer: Any, effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
         attempts = []
 
-        def attempt() -> Steps[Answer]:
+        def attempt() -> Steps[Answer[Any]]:
             attempts.append(1)
             return self._operations.within(
                 self._operations.connected(),
@@ -182,7 +183,7 @@ class LeaseBase:
         return made
 
     def _finish(self, connection: Any, answer: Any,
-                effect: Optional[Callable[[Any], Any]]) -> Steps[Answer]:
+                effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
         try:
             if effect is None:
                 return (yield from self._operations.completed(
@@ -195,7 +196,7 @@ class LeaseBase:
         except Exception as error:
             raise core.as_lost(error)
 
-    def _finished(self) -> Steps[Optional[Answer]]:
+    def _finished(self) -> Steps[Optional[Answer[Any]]]:
         row = yield from self._operations.retried(lambda: self._operations.single(
             core.chosen(core.FINISHED, self._claim), self._claim), self._retry)
         return Claim(*row).stored(self.key, self._operations.loads) if row else None

@@ -25,7 +25,7 @@ from .http import Exchange, Response, Route
 from .sync import Blocking
 
 
-def idempotent(idempotency: Operations, scope: Any, *, tenant: Any,
+def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator of an endpoint, or of a method of an HTTPEndpoint, below those that authenticate.
     It works on the transaction of `request.state.idem_connection`. The arguments are those of

@@ -11,7 +11,7 @@ from . import drivers, flow
 from .lease import Lease
 
 
-class Blocking(flow.Operations):
+class Blocking(flow.Operations[Lease]):
     """For drivers whose calls return their result."""
 
     leases = Lease
