@@ -95,6 +95,13 @@ is($debian =~ tr/~/-/r, $control, 'and debian/changelog');
 like(slurp('rpm/idem.spec'), qr/^%global upstream \Q$control\E$/m, 'and the RPM package');
 is(decode_json(slurp('clients/node/package.json'))->{version}, $control, 'and the Node package');
 like(slurp('clients/node/CHANGELOG.md'), qr/^## \Q$control\E /m, 'and its changelog');
+# Nothing is published yet, so the packages have placeholders for where they are at home.
+my %url;
+$url{$_}{node} = 1 for slurp('clients/node/package.json') =~ m{"(?:git\+)?https://([\w.]+)[/\w]*"}g;
+$url{$_}{python} = 1 for slurp('clients/python/pyproject.toml') =~ m{^\w+ = "https://([\w.]+)[/\w.]*"}mg;
+is_deeply(\%url, { map { $_ => { node => 1, python => 1 } } keys %url }, 'the packages have the same home');
+my $placeholder = join '', grep { /\.example$/ } keys %url;
+like(slurp('docs/releasing.md'), qr/\Q$placeholder\E/, 'a placeholder is documented') if $placeholder;
 my ($oldest) = slurp('debian/pgversions') =~ /^(\d+)\+$/m;
 like($meta->{prereqs}{runtime}{requires}{PostgreSQL}, qr/^\Q$oldest\E\./, 'the same oldest PostgreSQL in META.json and debian/pgversions');
 

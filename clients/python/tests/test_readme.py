@@ -40,7 +40,7 @@ class Readme(unittest.TestCase):
             for statements in blocks("sql"):
                 connection.execute(statements)
 
-    def run_block(self, block, use=lambda names: None):
+    def run_block(self, block, names, use=lambda names: None):
         """Runs it, uses what it defines, and compares what it prints."""
         modules = re.findall(r"^(?:from|import) (\w+)", block, re.M)
         for module in modules:
@@ -48,14 +48,13 @@ class Readme(unittest.TestCase):
                 __import__(module)
             except ImportError:
                 self.skipTest(f"{module} is not installed")
-        names, printed = {"__name__": "readme", "post": self.post}, io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                exec(compile(block, "README.md", "exec"), names)
-                use(names)
-        finally:
+        printed = io.StringIO()
+        names["__name__"] = "readme"
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), names)
             if "pool" in names:
-                names["pool"].close()
+                self.addCleanup(names["pool"].close)
+            use(names)
         self.assertEqual(printed.getvalue().splitlines(), re.findall("^#> (.*)$", block, re.M))
 
     def post(self, path, request, headers):
@@ -75,14 +74,14 @@ class Readme(unittest.TestCase):
             "/payments", json={"amount": 10}, headers=headers))
 
     def test_blocks(self):
-        all_blocks = blocks("python")
+        all_blocks, names = blocks("python"), {"post": self.post}  # each goes on from those before
         uses = {"Flask": self.use_flask}
         for word in uses:
             self.assertTrue(any(word in block for block in all_blocks), word)
         for number, block in enumerate(all_blocks):
             use = next((use for word, use in uses.items() if word in block), lambda names: None)
             with self.subTest(number=number, first=block.splitlines()[0]):
-                self.run_block(block, use)
+                self.run_block(block, names, use)
 
     def test_the_endpoint_before_pays_twice_and_after_once(self):
         for name, amount, payments in (("before.py", 71, 2), ("after.py", 72, 1)):
@@ -91,7 +90,7 @@ class Readme(unittest.TestCase):
                 for _ in range(2):
                     client.post("/payments", json={"amount": amount},
                                 headers={"Idempotency-Key": name})
-            self.run_block(source(name), send_twice)
+            self.run_block(source(name), {}, send_twice)
             with psycopg.connect() as connection:
                 count, = connection.execute(
                     "SELECT count(*) FROM payment WHERE amount = %s", (amount,)).fetchone()
