@@ -89,6 +89,14 @@ class Outcomes:
                          ["SerializationFailure", "Failure", "ZeroDivisionError"])
         self.assertTrue(all(0 <= event.seconds < 60 for event in seen))
 
+    def test_an_answer_that_is_too_large_names_the_limit(self):
+        key = new_key()
+        with self.assertRaises(Exception) as raised:
+            self.pay(key, {"amount": 1}, end=lambda: "x" * 70_000)
+        self.assertRegex(str(raised.exception),
+                         '"max_answer_size" of scope "payments" allows 65536 bytes')
+        self.assertEqual(effects(key), 0)
+
     def test_an_answer_that_is_not_to_be_stored(self):
         key = new_key()
 
