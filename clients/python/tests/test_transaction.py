@@ -5,6 +5,7 @@ import contextlib
 import unittest
 
 import psycopg
+from psycopg import Error
 import pg_idem
 from pg_idem import AsyncIdempotency, Failure, Idempotency, Retry
 
@@ -45,6 +46,7 @@ MISDEEDS = {
     "both in one string": (["PAY", "ROLLBACK; PAY"], NOT_YOURS),
     "another transaction in one string":
         (["SELECT 'it''s'; ROLLBACK; BEGIN; PAY; COMMIT"], NOT_YOURS),
+    "after a literal with a backslash": (["SELECT E'\\''; ROLLBACK; PAY; SELECT ''"], NOT_YOURS),
     "BEGIN": (["PAY", "BEGIN", "PAY"], NOT_YOURS),
     "two phases": (["PAY", "PREPARE TRANSACTION 'x'"], NOT_YOURS),
     "an error that is swallowed": (["PAY", "?SELECT 1/0"], "ignored an error"),
@@ -56,7 +58,7 @@ LEGAL = {
                    "RELEASE own", "PAY"],
     "words in literals, names and comments":
         ["SELECT '; ROLLBACK', $$; COMMIT;$$, 1 AS \"; end\" -- ; commit\n /* ; begin */", "PAY",
-         "DO $do$ BEGIN PERFORM 1; END $do$", "SELECT CASE WHEN true THEN 1\nEND"],
+         "SELECT e'\\\\', E'it''s \\'; ROLLBACK; \\'', 'C:\\'", "DO $do$ BEGIN PERFORM 1; END $do$", "SELECT CASE WHEN true THEN 1\nEND"],
 }
 
 
@@ -151,6 +153,25 @@ class Psycopg(Misdeeds, PaymentTest):
                 with self.subTest(function.__name__, way=way), self.assertRaises(RuntimeError):
                     run(function)
                 self.assertEqual(effects(key), 0)
+
+    def test_what_the_guard_cannot_see_is_refused_by_a_guarded_table(self):
+        with connect() as connection:
+            connection.execute(
+                "DROP TABLE IF EXISTS guarded; CREATE TABLE guarded (key text);"
+                "CREATE TRIGGER guard BEFORE INSERT ON guarded FOR EACH STATEMENT"
+                " EXECUTE FUNCTION idem.require_claim('payments')")
+        insert = "INSERT INTO guarded VALUES (idem.current_key())"
+
+        def own_cursor(connection):
+            psycopg.ClientCursor(connection).execute(f"ROLLBACK; {insert}")
+
+        def libpq(connection):
+            connection.pgconn.exec_(f"ROLLBACK; {insert}".encode())
+        for function in (own_cursor, libpq):
+            for _, run in self.ways(new_key()):
+                with self.subTest(function.__name__), self.assertRaises((RuntimeError, Error)):
+                    run(function)
+        self.assertEqual(query("SELECT count(*) FROM guarded"), 0)
 
     def test_autocommit(self):
         key = new_key()

@@ -94,7 +94,8 @@ IGNORED = "the transaction has ignored an error, and is rolled back"
 NOT_YOURS = ("the operation and its answer are committed together: its function must not end, begin"
              " or prepare a transaction")
 # Statements that would, outside of literals, quoted names and comments.
-_LITERAL = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$""", re.S)
+_LITERAL = re.compile(r"""\b[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|
+                      \$(\w*)\$.*?\$\1\$""", re.S | re.X)
 _ENDS = re.compile(r"""(?:^|;)\s*(?:begin|start\s+transaction|commit|end|abort|
                        prepare\s+transaction|
                        rollback(?!(?:\s+(?:work|transaction))?\s+to\b))\b""", re.I | re.X)
