@@ -58,7 +58,8 @@ LEGAL = {
                    "RELEASE own", "PAY"],
     "words in literals, names and comments":
         ["SELECT '; ROLLBACK', $$; COMMIT;$$, 1 AS \"; end\" -- ; commit\n /* ; begin */", "PAY",
-         "SELECT e'\\\\', E'it''s \\'; ROLLBACK; \\'', 'C:\\'", "DO $do$ BEGIN PERFORM 1; END $do$", "SELECT CASE WHEN true THEN 1\nEND"],
+         "SELECT e'\\\\', E'it''s \\'; ROLLBACK; \\'', 'C:\\'",
+         "DO $do$ BEGIN PERFORM 1; END $do$", "SELECT CASE WHEN true THEN 1\nEND"],
 }
 
 
