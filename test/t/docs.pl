@@ -37,7 +37,7 @@ my %not_run = (
 # An extension that the examples of a page use.
 my %uses = ('docs/testing.md' => 'pgtap');
 my %parts_are_paths = ('docs/quickstart.md' => 1);
-my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl');
+my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl and client_python.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console yaml);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');

@@ -25,55 +25,39 @@ def _one_line(statement: str) -> str:  # as the server's log should show it
 
 # What the driver sends. Text in, text out: each driver has its own idea of JSON.
 CLAIM = _one_line("""
-    SELECT outcome, token, CAST(response AS text) AS response, status,
-           CAST(headers AS text) AS headers, body, CAST(error AS text) AS error,
-           CAST(extract(epoch FROM retry_after) AS float8) AS retry_after, differs, attempt,
-           CAST(recovery_state AS text) AS recovery_state,
-           CAST(extract(epoch FROM expires_at) AS float8) AS expires
-      FROM idem.try_claim(CAST(%(scope)s AS text), CAST(%(key)s AS text),
-                          CAST(%(request)s AS jsonb), tenant => CAST(%(tenant)s AS text),
-                          ttl => make_interval(secs => CAST(%(ttl)s AS float8)),
-                          lease => make_interval(secs => CAST(%(lease)s AS float8)),
-                          wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
-COMPLETE = _one_line("""
-    SELECT CAST(idem.complete(CAST(%(token)s AS text), CAST(%(response)s AS jsonb),
-                              CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
-                              CAST(%(body)s AS bytea)) AS text)""")
-FAIL = _one_line("""
-    SELECT CAST(idem.fail(CAST(%(token)s AS text), CAST(%(error)s AS jsonb),
-                          CAST(%(status)s AS integer), CAST(%(headers)s AS jsonb),
-                          CAST(%(body)s AS bytea)) AS text)""")
-
-
+    SELECT outcome, token, response::text, status, headers::text, body, error::text,
+           extract(epoch FROM retry_after)::float8 AS retry_after, differs, attempt,
+           recovery_state::text, extract(epoch FROM expires_at)::float8 AS expires
+      FROM idem.try_claim(%(scope)s::text, %(key)s::text, %(request)s::jsonb,
+                          tenant => %(tenant)s::text,
+                          ttl => make_interval(secs => %(ttl)s::float8),
+                          lease => make_interval(secs => %(lease)s::float8),
+                          wait => make_interval(secs => %(wait)s::float8))""")
+_HTTP = "%(status)s::integer, %(headers)s::jsonb, %(body)s::bytea)::text"
+COMPLETE = f"SELECT idem.complete(%(token)s::text, %(response)s::jsonb, {_HTTP}"
+FAIL = f"SELECT idem.fail(%(token)s::text, %(error)s::jsonb, {_HTTP}"
 # After COMPLETE or FAIL in the same message: what COMPLETE returns, and when the answer expires.
 EXPIRES = _one_line("""
-    SELECT CAST(CAST(%(response)s AS jsonb) AS text),
-           CAST(extract(epoch FROM expires_at) AS float8)
-      FROM idem.lookup(CAST(%(scope)s AS text), CAST(%(key)s AS text), CAST(%(tenant)s AS text))""")
+    SELECT %(response)s::jsonb::text, extract(epoch FROM expires_at)::float8
+      FROM idem.lookup(%(scope)s::text, %(key)s::text, %(tenant)s::text)""")
 TAKE = _one_line("""
-    SELECT token, key, tenant, CAST(request AS text) AS request, attempt,
-           CAST(recovery_state AS text) AS recovery_state
-      FROM idem.take(CAST(%(scope)s AS text), tenant => CAST(%(tenant)s AS text),
-                     lease => make_interval(secs => CAST(%(lease)s AS float8)),
-                     wait => make_interval(secs => CAST(%(wait)s AS float8)))""")
-RENEW = _one_line("""
-    SELECT idem.renew(CAST(%(token)s AS text), make_interval(secs => CAST(%(lease)s AS float8)))""")
-CHECKPOINT = _one_line("""
-    SELECT idem.checkpoint(CAST(%(token)s AS text), CAST(%(name)s AS text),
-                           CAST(%(state)s AS jsonb))""")
-CHILD_KEY = "SELECT idem.child_key(CAST(%(token)s AS text), CAST(%(step)s AS text))"
+    SELECT token, key, tenant, request::text, attempt, recovery_state::text
+      FROM idem.take(%(scope)s::text, tenant => %(tenant)s::text,
+                     lease => make_interval(secs => %(lease)s::float8),
+                     wait => make_interval(secs => %(wait)s::float8))""")
+RENEW = "SELECT idem.renew(%(token)s::text, make_interval(secs => %(lease)s::float8))"
+CHECKPOINT = "SELECT idem.checkpoint(%(token)s::text, %(name)s::text, %(state)s::jsonb)"
+CHILD_KEY = "SELECT idem.child_key(%(token)s::text, %(step)s::text)"
 RELEASE_LEASE = _one_line("""
-    SELECT idem.release(CAST(%(token)s AS text),
-                        idem.backoff(%(attempt)s, make_interval(secs => CAST(%(base)s AS float8)),
-                                     make_interval(secs => CAST(%(cap)s AS float8))),
-                        CAST(%(error)s AS jsonb))""")
+    SELECT idem.release(%(token)s::text,
+                        idem.backoff(%(attempt)s, make_interval(secs => %(base)s::float8),
+                                     make_interval(secs => %(cap)s::float8)), %(error)s::jsonb)""")
 # A finished operation as a row of CLAIM.
 FINISHED = _one_line("""
-    SELECT state, NULL, CAST(response AS text), status, CAST(headers AS text), body,
-           CAST(error AS text), NULL, NULL
-      FROM idem.lookup(CAST(%(scope)s AS text), CAST(%(key)s AS text), CAST(%(tenant)s AS text))
+    SELECT state, NULL, response::text, status, headers::text, body, error::text, NULL, NULL
+      FROM idem.lookup(%(scope)s::text, %(key)s::text, %(tenant)s::text)
      WHERE state IN ('completed', 'failed')""")
-USE_RECORDS = "SELECT idem.use_records(CAST(%(records)s AS regclass))"
+USE_RECORDS = "SELECT idem.use_records(%(records)s::regclass)"
 
 
 def chosen(statement: str, parameters: Mapping[str, Any]) -> list[str]:

@@ -178,10 +178,8 @@ def _exchange(route: Route, request: Any) -> Exchange:
 
 
 def _sent(route: Route, response: Response) -> Any:
-    if response.document and route.problem:
-        made = route.problem(response.document)
-        for name, value in response.advice:
-            made[name] = value
+    made = route.formatted(response)
+    if made is not None:
         return made
     made = response.native
     if made is None:

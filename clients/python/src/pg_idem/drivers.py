@@ -30,21 +30,12 @@ def guarded(connection: Any) -> Iterator[Any]:
     """The connection of psycopg 3, which refuses to end its transaction."""
     guard, wait = core.Guard(), connection.wait
 
-    class Cursor(connection.cursor_factory):  # type: ignore[misc]
-        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.statement(text_of(query, self))
-            return super().execute(query, *args, **kwargs)
-
-        def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.statement(text_of(query, self))
-            return super().executemany(query, *args, **kwargs)
-
     def waiting(*args: Any, **kwargs: Any) -> Any:  # for cursors that are none of these
         if connection.info.transaction_status == 0:
             guard.refuse()
         return wait(*args, **kwargs)
-    own = {"cursor_factory": Cursor, "wait": waiting, "commit": guard.refuse,
-           "rollback": guard.refuse}
+    own = {"cursor_factory": guarded_cursor(connection.cursor_factory, guard), "wait": waiting,
+           "commit": guard.refuse, "rollback": guard.refuse}
     before = {name: vars(connection)[name] for name in own if name in vars(connection)}
     try:
         with guard.kept(lambda: require_whole(connection)):
@@ -54,6 +45,20 @@ def guarded(connection: Any) -> Iterator[Any]:
         for name in own:
             del vars(connection)[name]
         vars(connection).update(before)
+
+
+def guarded_cursor(base: Any, guard: core.Guard) -> Any:
+    class Cursor(base):  # type: ignore[misc]
+        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.statement(text_of(query, self))
+            if self.connection.info.transaction_status == 0:
+                guard.refuse()
+            return super().execute(query, *args, **kwargs)
+
+        def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+            guard.statement(text_of(query, self))
+            return super().executemany(query, *args, **kwargs)
+    return Cursor
 
 
 def text_of(query: Any, cursor: Any) -> str:

@@ -91,10 +91,8 @@ def _called(view: Callable[[], Any]) -> Response:
 
 
 def _sent(route: Route, response: Response) -> Any:
-    if response.document and route.problem:
-        made = current_app.make_response(route.problem(response.document))
-        for name, value in response.advice:
-            made.headers[name] = value
+    made = route.formatted(response, current_app.make_response)
+    if made is not None:
         return made
     made = response.native or current_app.response_class(response.body, response.status)
     made.headers = type(made.headers)(response.headers)

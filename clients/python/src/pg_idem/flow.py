@@ -321,31 +321,20 @@ class Operations(Generic[L]):
     # What differs from driver to driver.
 
     leases: Callable[..., L]
-
-    def drive(self, steps: Steps[Any]) -> Any:
-        """Runs a generator of steps, or returns a coroutine that does."""
-        raise NotImplementedError
-
-    def enter(self, manager: Any) -> Any:
-        raise NotImplementedError
-
-    def exit(self, manager: Any, error: Optional[BaseException]) -> Any:
-        raise NotImplementedError
-
-    def sleep(self, seconds: float) -> Any:
-        raise NotImplementedError
-
-    def connected(self) -> Any:
-        """A context manager of a connection, for send()."""
-        raise NotImplementedError
+    drive: Callable[..., Any]  # runs a generator of steps, or returns a coroutine that does
+    enter: Callable[..., Any]  # of a context manager
+    exit: Callable[..., Any]
+    sleep: Callable[..., Any]
+    connected: Callable[..., Any]  # a context manager of a connection, for send()
+    begun: Callable[..., Any]  # one of a connection with a transaction, which it commits
+    # Returns the row of the last statement. `before` and `after` begin and end the transaction or
+    # its savepoint, and are sent in the same message.
+    send: Callable[..., Any]
+    end: Callable[..., Any]  # ends the transaction of a replay
 
     def renewing(self) -> Any:
         """As connected(), beside the pool, in which a renewal would wait for the work."""
         return self.connected()
-
-    def begun(self) -> Any:
-        """A context manager of a connection with a transaction, which it commits."""
-        raise NotImplementedError
 
     def effect(self, connection: Any, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         """What the function does, within a savepoint if send() sets none."""
@@ -359,16 +348,6 @@ class Operations(Generic[L]):
         """A context manager: the connection for a function, which cannot end the transaction. At
         its end, the transaction is whole, or a RuntimeError is raised."""
         return drivers.guarded(connection)
-
-    def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
-             before: str = "", after: str = "") -> Any:
-        """Returns the row of the last statement. `before` and `after` begin and end the transaction
-        or its savepoint, and are sent in the same message."""
-        raise NotImplementedError
-
-    def end(self, connection: Any) -> Any:
-        """Ends the transaction of a replay."""
-        raise NotImplementedError
 
     def thread_ends(self) -> None:
         """Called at the end of each thread that has worked for a lease."""

@@ -52,11 +52,6 @@ class Response:
     raised: bool = False  # an exception that the application has turned into an answer
     document: Optional[dict[str, Any]] = None  # of an error of idem
 
-    @property
-    def advice(self) -> list[tuple[str, str]]:
-        """The headers of a problem document, in whichever format it is sent."""
-        return [(name, value) for name, value in self.headers if name in ("Retry-After", "Link")]
-
 
 @dataclass
 class Route:
@@ -128,6 +123,17 @@ class Route:
             after = 1
         return self._json(document, [] if after is None else [
             ("Retry-After", str(max(1, math.ceil(after))))])
+
+    def formatted(self, response: Response, made_of: Callable[[Any], Any] = lambda made: made
+                  ) -> Any:
+        """The response of the framework to send in place of a problem document, if there is one."""
+        if not (response.document and self.problem):
+            return None
+        made = made_of(self.problem(response.document))
+        for name, value in response.headers:
+            if name in ("Retry-After", "Link"):
+                made.headers[name] = value
+        return made
 
     def too_large(self) -> Response:
         return self._json({"type": "about:blank", "title": "Content Too Large", "status": 413,

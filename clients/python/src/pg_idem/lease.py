@@ -238,13 +238,8 @@ class LeaseBase:
 
     _lock: Any
     _ends: float
-
-    def _start(self) -> None:
-        """Starts the heartbeat."""
-        raise NotImplementedError
-
-    def _stop(self) -> Any:
-        raise NotImplementedError
+    _start: Callable[..., None]  # starts the heartbeat
+    _stop: Callable[..., Any]
 
 
 class Lease(LeaseBase):

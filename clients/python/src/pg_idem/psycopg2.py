@@ -16,34 +16,20 @@ from . import core, drivers, sync
 # psycopg2 keeps the result of the last statement of a message only. So the claim, which the
 # savepoint follows, is handed on in a setting of the transaction; and what an operation returns is
 # asked for after COMMIT.
-_KEEP = ("SELECT set_config('pg_idem.row', CAST(to_jsonb(c) || jsonb_build_object("
-         "'body', encode(c.body, 'hex')) AS text), true) FROM ({}) AS c")
+_KEEP = ("SELECT set_config('pg_idem.row', (to_jsonb(c) || jsonb_build_object("
+         "'body', encode(c.body, 'hex')))::text, true) FROM ({}) AS c")
 _KEPT = "SELECT current_setting('pg_idem.row')"
 # idem.complete() returns the response as jsonb, as this does.
-_RESPONSE = "SELECT CAST(CAST(%(response)s AS jsonb) AS text)"
+_RESPONSE = "SELECT %(response)s::jsonb::text"
 
 
 class Idempotency(sync.Idempotency):
     """As pg_idem.Idempotency. `connect` returns a context manager that yields a connection. The
     operation must not end the transaction; commit() and rollback() of its connection do nothing."""
 
-    @contextmanager
-    def connected(self) -> Iterator[Any]:
-        with self.connect() as connection:
-            drivers.require_idle(connection)
-            self.like = self.like or drivers.parameters(connection)
-            own = connection.autocommit
-            connection.autocommit = True  # else psycopg2 sends a BEGIN of its own, and waits for it
-            try:
-                yield connection
-            except BaseException:
-                with contextlib.suppress(Exception):  # of a connection that is lost
-                    if not drivers.is_idle(connection):
-                        self.send(connection, ["ROLLBACK"], {})
-                raise
-            finally:
-                if drivers.is_idle(connection):
-                    connection.autocommit = own
+    def undo(self, connection: Any) -> None:
+        if not drivers.is_idle(connection):
+            self.send(connection, ["ROLLBACK"], {})
 
     def renewing(self) -> Any:
         if self.like is None:
@@ -113,20 +99,9 @@ class _Guarded:
         pass
 
     def cursor(self, *args: Any, cursor_factory: Any = None, **kwargs: Any) -> Any:
-        guard, connection = self._guard, self._connection
-
-        class Cursor(cursor_factory or connection.cursor_factory  # type: ignore[misc]
-                     or _extensions().cursor):
-            def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-                guard.statement(drivers.text_of(query, self))
-                if connection.info.transaction_status == 0:
-                    guard.refuse()
-                return super().execute(query, *args, **kwargs)
-
-            def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-                guard.statement(drivers.text_of(query, self))
-                return super().executemany(query, *args, **kwargs)
-        return connection.cursor(*args, cursor_factory=Cursor, **kwargs)
+        base = cursor_factory or self._connection.cursor_factory or _extensions().cursor
+        return self._connection.cursor(
+            *args, cursor_factory=drivers.guarded_cursor(base, self._guard), **kwargs)
 
 
 def _claim(row: dict[str, Any]) -> core.Claim:

@@ -194,10 +194,8 @@ async def _captured(request: Any, made: Any) -> Response:
 
 
 def _sent(route: Route, response: Response) -> Any:
-    if response.document and route.problem:
-        made = route.problem(response.document)
-        for name, value in response.advice:
-            made.headers[name] = value
+    made = route.formatted(response)
+    if made is not None:
         return made
     made = response.native or Native(response.body, response.status)
     made.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1"))

@@ -40,16 +40,19 @@ class Idempotency(Blocking):
             drivers.require_idle(connection)
             self.like = self.like or drivers.parameters(connection)
             own = connection.autocommit
-            connection.autocommit = True  # else psycopg sends a BEGIN of its own, and waits for it
+            connection.autocommit = True  # else the driver sends a BEGIN of its own, and waits
             try:
                 yield connection
             except BaseException:
                 with contextlib.suppress(Exception):  # of a connection that is lost
-                    connection.rollback()
+                    self.undo(connection)
                 raise
             finally:
                 if drivers.is_idle(connection):
                     connection.autocommit = own
+
+    def undo(self, connection: Any) -> None:
+        connection.rollback()
 
     def renewing(self) -> Any:
         from psycopg import connect
