@@ -75,6 +75,13 @@ class Errors(unittest.TestCase):
                         "FATAL:  sorry, too many clients already", "Connection refused"):
             self.assertTrue(is_transient(OperationalError("failed: " + message)), message)
 
+    def test_the_statement_that_a_wrapper_quotes_decides_nothing(self):
+        wrapper = OperationalError("server closed the connection\n[SQL: SELECT 'permission denied']")
+        wrapper.orig = OperationalError("server closed the connection")
+        self.assertTrue(is_transient(wrapper))
+        wrapper.orig = OperationalError('FATAL:  database "shop" does not exist')
+        self.assertFalse(is_transient(wrapper))
+
     def test_pgbouncer_ends_a_connection_with_a_code_of_its_own(self):
         error = server_error("08P01")
         error.diag.severity = "FATAL"

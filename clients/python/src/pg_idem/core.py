@@ -313,7 +313,8 @@ ERRORS = {code: Known(**members) for code, members in json.loads(
 # Refusals that say when to come back.
 NOT_NOW = [code for code, error in ERRORS.items() if code.startswith("ID") and error.retry]
 # libpq has no SQLSTATE of what the server says before there is a session, nor of what it does not
-# send. Waiting does not cure a wrong database, role or password, or too many parameters.
+# send. Waiting does not cure a wrong database, role or password, or too many parameters. In another
+# language than English, they are repeated in vain.
 _HOPELESS = re.compile(
     r"(?:database|role) \".*\" does not exist|authentication failed|no pg_hba\.conf entry"
     r"|permission denied|not permitted to log in|no password supplied|number of parameters")
@@ -364,7 +365,7 @@ def is_transient(error: BaseException) -> bool:
             code == "08P01" and getattr(unwrapped(error), "diag").severity == "FATAL")
     # Not an error of the server: the connection is lost, or the pool has none to give. DB-API 2.0
     # gives the class its name.
-    return not _HOPELESS.search(str(error)) and (
+    return not _HOPELESS.search(str(unwrapped(error))) and (
             getattr(error, "connection_invalidated", False)
             or any(base.__name__ in ("OperationalError", "TimeoutError")  # the latter of a pool
                    and base.__module__.startswith(DRIVERS) for base in type(error).__mro__))

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import Any, Callable, Optional, TypeVar, cast
 
 import flask
@@ -63,11 +62,9 @@ def _exchange(route: Route) -> Exchange:
     if request.mimetype == http.MULTIPART or (request.mimetype == http.URLENCODED and not body):
         form = list(request.form.items(multi=True))  # perhaps read before
         for name, upload in request.files.items(multi=True):
-            digest = hashlib.sha256()
-            for chunk in iter(lambda: upload.stream.read(1 << 20), b""):
-                digest.update(chunk)
+            form.append((name, http.file(upload.filename, upload.mimetype,
+                                         iter(lambda: upload.stream.read(1 << 20), b""))))
             upload.stream.seek(0)
-            form.append((name, http.file(upload.filename, upload.mimetype, digest)))
     elif request.content_length and len(body) != request.content_length:
         raise RuntimeError("the body was read before, and cannot be bound to the key")
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,

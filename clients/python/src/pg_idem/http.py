@@ -363,8 +363,12 @@ def _without(headers: list[tuple[str, str]], unwanted: str) -> list[tuple[str, s
     return [(name, value) for name, value in headers if name.lower() != unwanted]
 
 
-def file(name: Optional[str], content_type: Optional[str], digest: Any) -> dict[str, Any]:
+def file(name: Optional[str], content_type: Optional[str],
+         chunks: Iterable[bytes]) -> dict[str, Any]:
     """A file of a form."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
     return {"file": name, "type": content_type, "sha256": digest.hexdigest()}
 
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from typing import Any, Callable, Optional, Union
 
@@ -171,7 +170,7 @@ async def _form(request: Any, body: bytes) -> Optional[list[tuple[str, Any]]]:
     async with Request(request.scope, _replay(body)).form() as fields:
         for name, value in fields.multi_items():
             form.append((name, value if isinstance(value, str) else http.file(
-                value.filename, value.content_type, hashlib.sha256(await value.read()))))
+                value.filename, value.content_type, [await value.read()])))
     return form
 
 
