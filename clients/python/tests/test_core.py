@@ -76,7 +76,7 @@ class Errors(unittest.TestCase):
             self.assertTrue(is_transient(OperationalError("failed: " + message)), message)
 
     def test_the_statement_that_a_wrapper_quotes_decides_nothing(self):
-        wrapper = OperationalError("server closed the connection\n[SQL: SELECT 'permission denied']")
+        wrapper = OperationalError("it was closed\n[SQL: SELECT 'permission denied']")
         wrapper.orig = OperationalError("server closed the connection")
         self.assertTrue(is_transient(wrapper))
         wrapper.orig = OperationalError('FATAL:  database "shop" does not exist')

@@ -298,6 +298,12 @@ class Routes:
                 self.assertEqual(self.status_or_error(app, key), 500)
                 self.assertEqual(effects(key), 0)
 
+    def test_a_fault_of_the_service_is_not_that_of_the_client(self):
+        key = new_key()    # 22023, unknown scope
+        for app in (self.once(options={"ttl": 0}), self.once(scope="unknown")):
+            self.assertEqual(self.status_or_error(app, key), 500)
+        self.assertEqual(effects(key), 0)
+
     def test_a_problem_in_the_format_of_the_application(self):
         page = "https://shop.example/docs/retries"
         app = self.once(options={"problem": self.own_format, "documentation": page})
@@ -511,7 +517,7 @@ def handle(connection, request):
 def split(options):
     """Options of Idempotency, of the test's endpoint, and of the route."""
     options = dict(options)
-    own = {name: options.pop(name) for name in ("connect", "on_event") if name in options}
+    own = {name: options.pop(name) for name in ("connect", "on_event", "ttl") if name in options}
     test = {name: options.pop(name) for name in ("later", "amount") if name in options}
     return own, test, options
 

@@ -662,6 +662,14 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
         return payments.run(scope, key, request, work, tenant=tenant, retry=retry,
                             expires=expires)
 
+    def test_an_operation_of_a_coroutine_runs_in_a_thread(self):  # docs/frameworks.md
+        key = new_key()
+
+        async def twice():
+            return [await asyncio.to_thread(self.pay, key, {"amount": 1}) for _ in range(2)]
+        self.assertEqual([answer.replayed for answer in asyncio.run(twice())], [False, True])
+        self.assertEqual(effects(key), 1)
+
     def test_an_error_of_sqlalchemy_says_when_to_come_back(self):
         key = new_key()
         with held(key, "{}"), self.assertRaises(sqlalchemy.exc.DBAPIError) as raised:
