@@ -134,7 +134,7 @@ async function storm(form) {
 
   async function pay(client, key) {
     open.add(key);
-    const answer = await client.call('pay', key);
+    const answer = await client.call('once', key);
     open.delete(key);
     answers.set(key, answer);
     client.answered?.();
@@ -170,7 +170,7 @@ async function storm(form) {
   }));
   let others = 0;
   for (const [key, answer] of answers) {
-    const again = await client.call('pay', key).catch(({ message }) => message);
+    const again = await client.call('once', key).catch(({ message }) => message);
     if (!isDeepStrictEqual(again, answer)) others++;
   }
   await client.stop();
@@ -238,17 +238,18 @@ async function printSpeeds(forms) {
   for (const form of forms) {
     const speeds = places.flatMap((_, place) => [0, 1].map((kind) => ratio(middle(
       rates[form][place].map((pair, round) => pair[kind] / rates[HAND][place][round][kind])))));
-    const waits = await withClient(form, { PEERS_DISTANCE: FOR_WAITS }, 'waits', 9);
+    const waits = await withClient(form, { PEERS_DISTANCE: FOR_WAITS }, 'waits', 5);
     rows.push([form, ...speeds, ...waits]);
+    say(rows.at(-1).join(' | '));
   }
   const speedsAt = places.flatMap(([place]) => [`new, ${place}`, `replay, ${place}`]);
   printTable(['form', ...speedsAt, 'waits, new', 'waits, replay'], rows);
 }
 
 async function printTraces(forms, redis) {
+  say('rows and bytes, kills ...');
   const rows = [];
   for (const form of forms) {
-    say(`${form}: rows and bytes, kills ...`);
     const [rowsOfNew, wal, log] = await writes(form, redis);
     const [rowsOfReplay] = await writes(form, redis, randomUUID);
     const bytes = `${wal.toFixed()}${log ? ` + ${log.toFixed()}` : ''}`;
@@ -256,6 +257,7 @@ async function printTraces(forms, redis) {
     if (missing) throw new Error(`${form}: ${missing} payments that were answered are missing`);
     rows.push([form, rowsOfNew.toFixed(), bytes, rowsOfReplay.toFixed(), operations, duplicates,
       lost, blocked]);
+    say(rows.at(-1).join(' | '));
   }
   printTable(['form', 'rows, new', 'bytes', 'rows, replay', 'keys', 'duplicates', 'lost answers',
     'blocked keys'], rows);
