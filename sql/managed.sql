@@ -158,7 +158,9 @@ CREATE TABLE idem.record (
     body                bytea,
     error               jsonb,
     request             jsonb,
-    PRIMARY KEY (scope, tenant, key)
+    PRIMARY KEY (scope, tenant, key),
+    -- The rule of idem_internal.new_claim reads what a role inserts there more than once.
+    CHECK (octet_length(key) BETWEEN 1 AND 255 AND octet_length(tenant) <= 255)
 ) WITH (fillfactor = 80, vacuum_truncate = off);
 
 -- A SQL_ASCII database has texts of any bytes. The other functions check their arguments.
@@ -2062,7 +2064,8 @@ COMMENT ON VIEW idem_internal.new_claim IS 'Where idem.claim() inserts a new key
 CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     INSERT INTO idem.record AS r (
         scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
-    SELECT s.id, NEW.tenant, NEW.key, 1, NEW.created, NEW.created + s.fixed_ttl, NEW.nonce, 'a',
+    SELECT s.id, NEW.tenant, NEW.key, 1, clock_timestamp(), clock_timestamp() + s.fixed_ttl,
+           NEW.nonce, 'a',
            CASE WHEN NEW.request <> '' THEN
                substr(sha256(s.secret || convert_to(NEW.request, 'UTF8')), 1, 16) END,
            s.secret_id
@@ -2070,9 +2073,9 @@ CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     WHERE s.name = NEW.scope
         -- One CASE: what has no column of the scope would add a node to the plan.
         AND CASE WHEN
-            NOT s.has_rules AND length(NEW.nonce) = 26 AND NEW.key <> ''
+            pg_has_role(current_user, s.owner::oid, 'USAGE') AND NOT s.has_rules
+            AND length(NEW.nonce) = 26 AND NEW.key <> ''
             AND octet_length(NEW.key) <= 255 AND octet_length(NEW.tenant) <= 255
-            AND pg_has_role(current_user, s.owner::oid, 'USAGE')
             AND (s.answer_ttl IS NULL OR (
                 SELECT x.scope FROM idem.record AS x
                 WHERE x.scope = s.id AND x.tenant = NEW.tenant COLLATE "C"
@@ -2139,8 +2142,8 @@ BEGIN
             OPERATOR(pg_catalog.<>) 'replica'
     THEN
         nonce := pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
-        INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce, created)
-        VALUES (scope, its_tenant, key, body, nonce, pg_catalog.clock_timestamp())
+        INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce)
+        VALUES (scope, its_tenant, key, body, nonce)
         RETURNING n.place, n.created INTO place, since;
         IF FOUND THEN
             PERFORM idem_internal.note(
@@ -3654,8 +3657,11 @@ BEGIN
             PERFORM idem_internal.refuse_lease();
         END IF;
     ELSE
+        -- When the claim has ended, the row no longer proves the token.
         SELECT (c.r).* INTO r FROM idem_internal.claim_of(token) AS c
-        WHERE c.is_known AND c.is_own;
+        WHERE c.is_known AND c.is_own AND (starts_with(token, (c.r).open) OR EXISTS (
+            SELECT FROM idem.scope AS s
+            WHERE s.id = (c.r).scope AND pg_has_role(caller, s.owner, 'USAGE')));
         IF r.scope IS NULL THEN
             PERFORM idem_internal.lock_claim(caller, token);
         END IF;

@@ -14,8 +14,9 @@ SET LOCAL client_min_messages = warning;
 SET LOCAL lock_timeout = '5s';
 
 -- This script has a superuser's rights, and whatever is in the schemas of the SQL edition may have
--- been changed by the role that installed it. So it calls no function of theirs, and reads tables
--- only: no views, no types and no indexes that would run a function of that role.
+-- been changed by the role that installed it. So it first takes the schemas and what it reads from
+-- that role, which can rename and replace nothing from then on; calls no function there; and reads
+-- tables only: no views, no types and no indexes that would run a function of that role.
 DO $$
 BEGIN
     IF to_regclass('idem.record') IS NULL OR to_regclass('idem.dropped_scope') IS NULL
@@ -28,7 +29,15 @@ BEGIN
 END
 $$;
 
--- In the order in which claims lock them.
+ALTER SCHEMA idem OWNER TO CURRENT_USER;
+ALTER SCHEMA idem_internal OWNER TO CURRENT_USER;
+-- In the order in which claims lock them; the sequence may be a part of idem.scope.
+ALTER TABLE idem.secret OWNER TO CURRENT_USER;
+ALTER TABLE idem.scope OWNER TO CURRENT_USER;
+ALTER TABLE idem.record OWNER TO CURRENT_USER;
+ALTER TABLE idem.watermark OWNER TO CURRENT_USER;
+ALTER TABLE idem.dropped_scope OWNER TO CURRENT_USER;
+ALTER TABLE idem.scope_id OWNER TO CURRENT_USER;
 LOCK TABLE idem.secret, idem.scope, idem.record, idem.watermark, idem.dropped_scope
     IN ACCESS EXCLUSIVE MODE;
 
@@ -45,6 +54,9 @@ BEGIN
     SELECT pg_describe_object(f.classid, f.oid, f.subid) INTO part
     FROM (
         SELECT 'pg_class'::regclass, oid, 0 FROM moved WHERE relkind <> 'r'
+        UNION ALL
+        SELECT 'pg_class'::regclass, oid, 0 FROM pg_class
+        WHERE oid = 'idem.scope_id'::regclass AND relkind <> 'S'
         UNION ALL
         SELECT 'pg_class'::regclass, i.inhrelid, 0 FROM pg_inherits AS i JOIN moved AS m
             ON m.oid IN (i.inhparent, i.inhrelid)
@@ -203,7 +215,8 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
     FROM (SELECT p.*, count(*) OVER (PARTITION BY p.proname) > 1 AS is_overloaded
           FROM pg_proc AS p WHERE p.pronamespace = 'idem'::regnamespace) AS p,
         aclexplode(p.proacl) AS a
-    WHERE a.grantee NOT IN (0, p.proowner);
+    WHERE a.grantee NOT IN (0, p.proowner) AND p.proname NOT IN (
+        'export_identity', 'import_identity', 'create_record_table', 'use_records', 'stats_reset');
 
 DO $$
 DECLARE

@@ -344,7 +344,7 @@ for my $stack (@stacks)
 	}
 }
 $node->safe_psql('postgres', $_) for $page =~ /^```sql\n(.*?)^```$/msg;
-my $figures = "$operations payments, each sent $sends times; " . $cuts * @points . ' connections are cut';
+my $figures = "each of $operations payments $sends times to each endpoint. Meanwhile, " . $cuts * @points . ' connections are cut';
 ok(squeeze($page) =~ /\Q$figures\E/, "the page says: $figures");
 
 is(locks($node), 0, 'no key lock is left');

@@ -339,6 +339,8 @@ for my $trap (
 	[ 'CREATE INDEX sprung ON idem.scope ((public.spring(1)))', 'DROP INDEX idem.sprung', 'index idem.sprung' ],
 	[ 'CREATE STATISTICS idem.sprung ON (public.spring(id)), name FROM idem.scope', 'DROP STATISTICS idem.sprung', 'statistics object idem.sprung' ],
 	[ 'ALTER TABLE idem.dropped_scope ADD odd public.odd', 'ALTER TABLE idem.dropped_scope DROP odd', 'column odd of table idem.dropped_scope' ],
+	[ 'ALTER SEQUENCE idem.scope_id OWNED BY NONE; ALTER SEQUENCE idem.scope_id RENAME TO other_id; CREATE VIEW idem.scope_id AS SELECT public.spring(1::bigint) AS last_value, true AS is_called',
+		'DROP VIEW idem.scope_id; ALTER SEQUENCE idem.other_id RENAME TO scope_id', 'view idem.scope_id' ],
 	[ 'CREATE TABLE public.heir () INHERITS (idem.watermark)', 'DROP TABLE public.heir', 'table public.heir' ],
 	[ 'ALTER TABLE idem.dropped_scope RENAME TO hidden; CREATE VIEW idem.dropped_scope AS SELECT * FROM idem.hidden', 'DROP VIEW idem.dropped_scope; ALTER TABLE idem.hidden RENAME TO dropped_scope', 'view idem.dropped_scope' ])
 {

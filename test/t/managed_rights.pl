@@ -73,6 +73,18 @@ like($list, qr/^\s*1;\(\d+,\d+\)[0-9a-f]{16}$/, 'the list has places, and digest
 like(bob("BEGIN; SELECT begins('secret-2', NULL);
 	SELECT substr(list, length(list) - 15) || repeat('a', 10) || lpad(substr(list, 3, length(list) - 18), 18, '-') AS t FROM current_setting('idem_sql.claims') AS list \\gset
 	SELECT idem.complete(:'t')"), qr/token names no open claim/, 'a token made of it completes nothing');
+$node->safe_psql('postgres', <<'SQL');
+CREATE FUNCTION pays(secret_key text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE c idem.claim_result;
+BEGIN
+  c := idem.claim('alice_scope', secret_key);
+  PERFORM idem.complete(c.token, '1');
+END $$;
+ALTER FUNCTION pays OWNER TO alice;
+SQL
+like(bob("BEGIN; SELECT pays('paid'); SELECT split_part(substr(current_setting('idem_sql.claims'), 3), ')', 1) || ')' AS place \\gset
+	SELECT set_config('idem_sql.claims', '1;' || :'place' || left(md5(repeat('0', 26)), 16), true) \\g /dev/null
+	SELECT idem.child_key(repeat('0', 26) || lpad(:'place', 18, '-'), 'charge')"), qr/token names no open claim/, 'nor makes a child key of another role\'s operation');
 my $later = bob("BEGIN; SELECT begins('secret-3', '1 hour') \\g /dev/null\nSELECT current_setting('idem_sql.claims'); COMMIT");
 like(bob("BEGIN; SELECT set_config('idem_sql.claims', '$later', true) \\g /dev/null\nINSERT INTO guarded VALUES (1)"), qr/without a claim/, 'the entry of a lease is good for one transaction');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
@@ -93,9 +105,13 @@ for my $plan ('', 'SET enable_indexscan = off; SET enable_bitmapscan = off;', 'S
 	is($there, $not_there, 'and a plan does not tell whether there is one');
 	like($there, qr/on record x \(never executed\)/, 'because it reads no record');
 }
-my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce, created) VALUES ('%s', '', 'by hand', '', repeat('a', 26), now()) RETURNING place IS NOT NULL";
+my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce) VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
 is(bob(sprintf $inserts, 'alice_scope'), '', 'the other view claims no key in another role\'s scope');
 like(bob('BEGIN; ' . sprintf($inserts, 'bob_scope') . '; COMMIT'), qr/^t\n.*cannot commit a transaction with an open claim/s, 'and in one\'s own a claim like any other');
+like(join('', map { bob("BEGIN; CREATE SEQUENCE pg_temp.n; CREATE FUNCTION pg_temp.volatile_key() RETURNS text VOLATILE LANGUAGE sql AS
+	\$\$ SELECT CASE WHEN nextval('pg_temp.n') = $_ THEN repeat('x', 300) ELSE 'short' END \$\$;
+	INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce) VALUES ('bob_scope', '', pg_temp.volatile_key(), '', repeat('b', 26))") } 1 .. 6),
+	qr/violates check constraint/, 'nor one whose key has another length when it is stored');
 bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't') \\gset\nSELECT idem.complete(:'t', '1'); COMMIT");
 for my $call ("outcome FROM idem.claim('bob_scope', 's-1', '{\"secret\": 1}', 't')", "outcome FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't')",
 	"outcome FROM idem.try_claim('bob_scope', 'r', '{\"secret\": 2}', 't')", "state FROM idem.lookup('bob_scope', 'r', 't')", "state FROM idem.lookup('bob_scope', 'none', 't')")
