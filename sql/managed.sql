@@ -158,9 +158,7 @@ CREATE TABLE idem.record (
     body                bytea,
     error               jsonb,
     request             jsonb,
-    PRIMARY KEY (scope, tenant, key),
-    -- The rule of idem_internal.new_claim reads what a role inserts there more than once.
-    CHECK (octet_length(key) BETWEEN 1 AND 255 AND octet_length(tenant) <= 255)
+    PRIMARY KEY (scope, tenant, key)
 ) WITH (fillfactor = 80, vacuum_truncate = off);
 
 -- A SQL_ASCII database has texts of any bytes. The other functions check their arguments.
@@ -2054,7 +2052,8 @@ COMMENT ON VIEW idem_internal.answer IS
 -- An INSERT claims a new key whose lock is free, in a scope without rules that the caller may use.
 -- Where the view above does not show what the key has, its record is looked for: ON CONFLICT would
 -- wait without bound for a transaction that is changing it without the key lock. That look is no
--- EXISTS, for which the server may read the whole table.
+-- EXISTS, for which the server may read the whole table. OFFSET 0 has each value evaluated once: a
+-- role may insert a volatile expression.
 CREATE VIEW idem_internal.new_claim AS
     SELECT NULL::text AS scope, NULL::text AS tenant, NULL::text AS key, NULL::text AS request,
            NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
@@ -2064,24 +2063,24 @@ COMMENT ON VIEW idem_internal.new_claim IS 'Where idem.claim() inserts a new key
 CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     INSERT INTO idem.record AS r (
         scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
-    SELECT s.id, NEW.tenant, NEW.key, 1, clock_timestamp(), clock_timestamp() + s.fixed_ttl,
-           NEW.nonce, 'a',
-           CASE WHEN NEW.request <> '' THEN
-               substr(sha256(s.secret || convert_to(NEW.request, 'UTF8')), 1, 16) END,
+    SELECT s.id, n.tenant, n.key, 1, clock_timestamp(), clock_timestamp() + s.fixed_ttl, n.nonce,
+           'a',
+           CASE WHEN n.request <> '' THEN
+               substr(sha256(s.secret || convert_to(n.request, 'UTF8')), 1, 16) END,
            s.secret_id
-    FROM idem.scope AS s
-    WHERE s.name = NEW.scope
-        -- One CASE: what has no column of the scope would add a node to the plan.
-        AND CASE WHEN
+    FROM (SELECT NEW.scope, NEW.tenant, NEW.key, NEW.request, NEW.nonce OFFSET 0)
+             AS n (scope, tenant, key, request, nonce)
+        JOIN idem.scope AS s ON s.name = n.scope
+    WHERE CASE WHEN
             pg_has_role(current_user, s.owner::oid, 'USAGE') AND NOT s.has_rules
-            AND length(NEW.nonce) = 26 AND NEW.key <> ''
-            AND octet_length(NEW.key) <= 255 AND octet_length(NEW.tenant) <= 255
+            AND length(n.nonce) = 26 AND n.key <> ''
+            AND octet_length(n.key) <= 255 AND octet_length(n.tenant) <= 255
             AND (s.answer_ttl IS NULL OR (
                 SELECT x.scope FROM idem.record AS x
-                WHERE x.scope = s.id AND x.tenant = NEW.tenant COLLATE "C"
-                    AND x.key = NEW.key COLLATE "C") IS NULL)
+                WHERE x.scope = s.id AND x.tenant = n.tenant COLLATE "C"
+                    AND x.key = n.key COLLATE "C") IS NULL)
             THEN pg_try_advisory_xact_lock(hashtextextended(
-                NEW.tenant || E'\x1f' || NEW.key COLLATE "C", s.lock_seed)) END
+                n.tenant || E'\x1f' || n.key COLLATE "C", s.lock_seed)) END
     ON CONFLICT DO NOTHING
     RETURNING NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, r.ctid::text, r.created;
 
