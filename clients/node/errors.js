@@ -84,16 +84,23 @@ function asRefused(error) {
 // Events -----------------------------------------------------------------------------------------
 
 // A function that tells the hook what becomes of a call, and after how many seconds.
+// Calls a function of the application that is told something. Its own errors, also of a promise,
+// decide no operation.
+function hook(tell, ...what) {
+  const warn = (mistake) => process.emitWarning(mistake instanceof Error ? mistake : `${mistake}`);
+  try {
+    Promise.resolve(tell?.(...what)).catch(warn);
+  } catch (mistake) {
+    warn(mistake);
+  }
+}
+
 function reporter(onEvent, about) {
   const began = performance.now();
   return (type, error) => {
     const { scope, key, tenant } = about;
     const seconds = (performance.now() - began) / 1000;
-    try {
-      onEvent?.({ type, scope, key, tenant, error, seconds });
-    } catch (mistake) { // of the hook: what is logged decides no operation
-      process.emitWarning(mistake);
-    }
+    hook(onEvent, { type, scope, key, tenant, error, seconds });
   };
 }
 
@@ -132,7 +139,7 @@ function rethrowAsUnreachable(error) {
 
 function sqlstate(error) {
   const known = error?.severity || error instanceof Failure || error instanceof Refused;
-  return known ? error.code : undefined; // the code of other errors is one of Node
+  return known && typeof error.code === 'string' ? error.code : undefined; // or one of Node
 }
 
 // Refusals that say when to come back.
@@ -154,6 +161,6 @@ function isTransient(error) {
 }
 
 module.exports = {
-  Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, errorOf, isTransient, refusal,
+  Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, errorOf, hook, isTransient, refusal,
   reported, reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 };

@@ -6,15 +6,18 @@ const { checkOptions, respond, unsent } = require('./http.js');
 function idempotent(pool, options, handler) {
   checkOptions(options);
   return async (req, res, next) => {
-    const { attempt, undo } = unsent(res, res, (client) => handler(req, client));
+    const { attempt, open, undo } = unsent(res, res, (client) => handler(req, client));
     try {
       const response = await respond(pool, options, req, attempt);
+      open();
       res.status(response.status);
       for (const [name, value] of Object.entries(response.headers)) res.setHeader(name, value);
       res.end(response.body);
     } catch (error) {
       undo();
-      next(error);
+      // Without an error, or with one of these names, next() goes on to other routes.
+      const isNone = !error || error === 'route' || error === 'router';
+      next(isNone ? new Error('the handler threw what is no error', { cause: error }) : error);
     }
   };
 }

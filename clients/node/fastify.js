@@ -8,11 +8,12 @@ function idempotent(pool, options, handler) {
   checkOptions(options);
   return async function once(request, reply) {
     const call = (client) => handler.call(this, request, client);
-    const { attempt, undo } = unsent(reply, reply.raw, call);
+    const { attempt, open, undo } = unsent(reply, reply.raw, call);
     const serialize = (answer) => serialized(reply, answer);
     try {
       const response = await respond(
         pool, { log: request.log, ...options, serialize }, request, attempt);
+      open();
       return reply.code(response.status).headers(response.headers).send(response.body);
     } catch (error) {
       undo();

@@ -6,8 +6,14 @@ const NOT_YOURS = 'the operation and its answer are committed together: its func
 const NOT_ITS_CLIENT = 'the client belongs to the operation: its function must not release it';
 const IGNORED = 'the transaction has ignored an error, and is rolled back';
 const OVER = 'the operation has ended, and its client with it';
+const ONE = 'a query of the operation must be one statement';
 
-const ENDS = new RegExp('^(?:begin|start|commit|end|abort|prepare\\s+transaction'
+// What a function must not do, also in a callback, where nobody catches what is thrown.
+class Misuse extends Error {}
+
+// Between the words may be comments.
+const ENDS = new RegExp('^(?:begin|start|commit|end|abort'
+  + '|prepare(?:\\s|/\\*[^]*\\*/|--[^\\n\\r]*[\\n\\r])+transaction'
   + '|rollback(?!(?:\\s+(?:work|transaction))?\\s+to\\b))\\b', 'i');
 
 // Whether the statement, after comments, ends or begins a transaction: a message has one.
@@ -15,6 +21,9 @@ function isEnd(statement) {
   const rest = statement.replace(/^(?:[\s;]|--[^\n\r]*)+/, '');
   return rest.startsWith('/*') ? isEnd(rest.slice(lengthOfComment(rest))) : ENDS.test(rest);
 }
+
+// Whether there is anything after the first statement. Quoted text is no statement.
+const isMore = (text) => /;\s*[^\s;]/.test(text.replace(/'(?:[^']|'')*'|"(?:[^"]|"")*"/g, '-'));
 
 function lengthOfComment(text) { // comments are nested
   let depth = 0;
@@ -34,7 +43,10 @@ async function guarded(client, work) {
   let over = false;
   const { connection } = client;
   const notice = (message) => { status = message.status; };
-  const refuse = (message) => { mistake ??= new Error(message); return mistake; };
+  const refuse = (message) => { mistake ??= new Misuse(message); return mistake; };
+  let stop; // the work, which may not learn of its mistake: in a callback, nobody waits
+  const stopped = new Promise((_, reject) => { stop = reject; });
+  stopped.catch(() => {});
   const whole = () => {
     if (status === 'I') refuse(NOT_YOURS);
     if (mistake) throw mistake;
@@ -46,12 +58,24 @@ async function guarded(client, work) {
     const isSubmittable = typeof config?.submit === 'function'; // of COPY, or a cursor
     const statement = isSubmittable ? config : new client.constructor.Query(config, ...more);
     const ends = status === 'I' || isEnd(statement.text ?? statement.cursor?.text ?? '');
-    const refused = over ? new Error(OVER) : ends && refuse(NOT_YOURS);
+    const isSimple = isSubmittable && !('requiresPreparation' in config);
+    const refused = over ? new Error(OVER) : (ends && refuse(NOT_YOURS))
+      || (isSimple && isMore(statement.text ?? '') && refuse(ONE));
+    const { callback } = statement;
+    if (callback) {
+      statement.callback = (...results) => {
+        try {
+          callback.apply(statement, results);
+        } catch (error) {
+          if (!(error instanceof Misuse)) throw error;
+        }
+      };
+    }
     if (refused) return rejected(refused, statement.callback);
+    if (!isSimple) statement.requiresPreparation = () => true;
     if (isSubmittable) return client.query(config, ...more);
-    statement.requiresPreparation = () => true;
     statement.query_timeout = config.query_timeout;
-    if (statement.callback) return client.query(statement);
+    if (callback) return client.query(statement);
     return new Promise((resolve, reject) => {
       statement.callback = (error, result) => (error ? reject(error) : resolve(result));
       client.query(statement);
@@ -60,7 +84,10 @@ async function guarded(client, work) {
       throw error;
     });
   }
-  const release = () => { throw refuse(NOT_ITS_CLIENT); };
+  const release = () => {
+    stop(refuse(NOT_ITS_CLIENT));
+    throw mistake;
+  };
   const own = { query, release, end: release };
   const lent = new Proxy(client, {
     get(_, name) {
@@ -73,7 +100,7 @@ async function guarded(client, work) {
 
   connection?.prependListener('readyForQuery', notice); // before a callback goes on
   try {
-    const result = await work(lent);
+    const result = await Promise.race([work(lent), stopped]);
     whole();
     if (status === 'E') throw new Error(IGNORED);
     return result;
@@ -94,4 +121,4 @@ function rejected(error, callback) {
   return refused;
 }
 
-module.exports = { IGNORED, guarded };
+module.exports = { IGNORED, Misuse, guarded };

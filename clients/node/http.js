@@ -6,6 +6,7 @@ const { boundRequest } = require('./bound.js');
 const {
   Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate,
 } = require('./errors.js');
+const { Misuse } = require('./guard.js');
 const { run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
@@ -157,6 +158,8 @@ class Exchange {
       this.#given = answerOf(serialize(response));
     } catch (error) {
       if (error instanceof NotStored) this.#given = answerOf(serialize(error.response));
+      // The client knows nothing of an operation inside of its own.
+      if (error instanceof Refused) throw new Error('an inner operation', { cause: error });
       if (error instanceof Failure) error.headers = this.#stored(lowerCase(error.headers));
       throw error instanceof NotStored ? new NotStored() : error;
     }
@@ -253,10 +256,13 @@ const SENT = 'the answer is sent after COMMIT: the handler must return it, and n
 const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
 
 // The work, during which nothing is sent: a client that has been told 201 must find the payment.
-// What it does to the response itself, its status and headers, belongs to the answer. undo() takes
-// back what an attempt that was rolled back has done, and the functions that it has registered.
+// What it does to the response itself, its status and headers, belongs to the answer. open() lets
+// the route send it. undo() takes back what an attempt that was rolled back has done, and the
+// functions that it has registered.
 function unsent(response, raw, work) {
   let before;
+  let restore = [];
+  let misused; // of the attempt that works
   const listeners = () => ['finish', 'close'].flatMap((event) =>
     raw.rawListeners(event).map((listener) => ({ event, listener })));
   const changed = () => Object.entries(response.getHeaders())
@@ -268,7 +274,12 @@ function unsent(response, raw, work) {
       if (name in before.headers) raw.setHeader(name, before.headers[name]);
     }
   };
+  const open = () => {
+    for (const original of restore) original();
+    restore = [];
+  };
   const undo = () => {
+    open();
     if (!before) return; // no attempt has begun
     reset();
     for (const { event, listener } of listeners()) {
@@ -281,15 +292,25 @@ function unsent(response, raw, work) {
     before ??= {
       status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
     };
-    const refuse = () => { mistake = new Error(SENT); throw mistake; };
-    const restore = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
+    const stopped = new Promise((_, reject) => {
+      misused = () => {
+        mistake = new Misuse(SENT);
+        reject(mistake); // in a callback, nobody catches what is thrown
+        throw mistake;
+      };
+    });
+    stopped.catch(() => {});
+    // Until the answer is sent, also after the work: then there is nobody to tell.
+    function refuse() { return misused ? misused() : this; }
+    restore = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
       .map((name) => {
         const own = Object.getOwnPropertyDescriptor(of, name);
         of[name] = refuse;
         return () => (own ? Object.defineProperty(of, name, own) : delete of[name]);
       })).reverse();
     try {
-      const answer = known(await work(client), 'status', 'headers', 'body');
+      const answer = known(await Promise.race([work(client), stopped]),
+        'status', 'headers', 'body');
       if (mistake) throw mistake; // also one that was swallowed
       const text = (value) => (Array.isArray(value) ? value.map(String) : String(value));
       const own = changed().map(([name, value]) => [name, text(value)]);
@@ -298,11 +319,11 @@ function unsent(response, raw, work) {
     } catch (error) {
       throw mistake ?? error;
     } finally {
+      misused = undefined;
       reset();
-      for (const original of restore) original();
     }
   }
-  return { attempt, undo };
+  return { attempt, open, undo };
 }
 
 module.exports = { checkOptions, parseKey, respond, unsent };

@@ -1,6 +1,7 @@
 'use strict';
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
+const { randomBytes } = require('node:crypto');
 const { Failure, NotStored, asRefused, refusal, reported, reporter } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const { choose, claim, complete, expiry, fail } = require('./statements.js');
@@ -19,7 +20,9 @@ async function run(pool, operation, work) {
   const { begin = 'BEGIN', records, retry, onEvent } = operation;
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
-  const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT pg_idem`;
+  // A name that the work cannot use for a savepoint of its own.
+  bound.savepoint = `pg_idem_${randomBytes(8).toString('hex')}`;
+  const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT ${bound.savepoint}`;
   const call = () => repeated(pool, retry, async (client, conclude) => {
     const granted = grant(await client.query(first).catch(asRefused));
     if (granted.claimed) {
@@ -62,7 +65,7 @@ async function operate(client, token, bound, work) {
     answer = answerOf(await guarded(client, work));
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
-    const statements = ['ROLLBACK TO SAVEPOINT pg_idem', fail(token, failure)];
+    const statements = [`ROLLBACK TO SAVEPOINT ${bound.savepoint}`, fail(token, failure)];
     const kept = await finish(client, bound, statements);
     return Object.assign(failure, kept);
   }

@@ -2,7 +2,7 @@
 // Connections of the pool, and what is repeated on them.
 const { setTimeout: sleep } = require('node:timers/promises');
 const {
-  isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
+  hook, isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 
@@ -33,7 +33,7 @@ async function repeated(pool, retry, attempt, report = () => {}) {
       if (count >= policy.attempts || refused || !isTransient(error)) throw error;
       const delay = pause(error, count, policy);
       if (performance.now() + delay > latest) throw error;
-      policy.onRetry(error, count, delay);
+      hook(policy.onRetry, error, count, delay);
       report('retried', error);
       await sleep(delay);
     }

@@ -29,7 +29,7 @@ function interval(what, milliseconds) {
   if (typeof milliseconds !== 'number') {
     throw new TypeError(`${what} must be a number of milliseconds, not ${kind(milliseconds)}`);
   }
-  if (!(milliseconds >= 0 && milliseconds < Infinity)) {
+  if (!(milliseconds >= 0 && milliseconds <= 1e15)) { // more is no interval
     throw new RangeError(`${what} must be a number of milliseconds from 0 on, not ${milliseconds}`);
   }
   return `${milliseconds} milliseconds`;

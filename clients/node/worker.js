@@ -1,7 +1,7 @@
 'use strict';
 // Takes leased operations that others left, and finishes them.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { isTransient, reported, reporter, sqlstate } = require('./errors.js');
+const { hook, isTransient, reported, reporter, sqlstate } = require('./errors.js');
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
@@ -66,7 +66,7 @@ class Worker {
           failures = 0;
         } catch (error) {
           if (!isTransient(error) && sqlstate(error) !== CANCELED) throw error;
-          onError(error);
+          hook(onError, error);
           await this.#pause(Math.min(LONGEST_PAUSE, 100 * 2 ** failures++));
         }
       }
@@ -93,7 +93,7 @@ class Worker {
     const report = reporter(this.#options.onEvent, bound);
     report('claimed');
     const end = reported(report, () => lease.perform(this.#work))
-      .catch((error) => { if (error !== this.#stops) this.#options.onError(error, lease); })
+      .catch((error) => { if (error !== this.#stops) hook(this.#options.onError, error, lease); })
       .finally(() => { this.#running.delete(lease); this.#wake(); });
     this.#running.set(lease, end);
   }

@@ -53,6 +53,14 @@ const MISTAKES = {
     await client.query('SELECT 1 / 0').catch(quiet);
     await client.query('RELEASE SAVEPOINT pg_idem').catch(quiet);
   }, /has ignored an error/],
+  'several statements of a Query': [async (client) => {
+    const insertion = `INSERT INTO payment (amount) VALUES (${client.about.amount}); COMMIT; BEGIN`;
+    await new Promise((resolve) => { client.query(new Query(insertion, resolve)); });
+  }, /has ignored an error/],
+  'prepare behind a comment': [async (client) => { await client.query("PREPARE/* it */TRANSACTION 'x'").catch(quiet); }, NOT_YOURS],
+  'release in a callback': [(client) => new Promise((resolve) => {
+    client.query('SELECT 1', () => { client.release(); resolve({}); });
+  }), /must not release it/],
   release: [async (client) => { try { await insert(client, client.about); } finally { client.release(); } }, /must not release it/],
   'release, swallowed': [async (client) => { await insert(client, client.about); try { client.release(); } catch { /* ignored */ } }, /must not release it/],
   end: [async (client) => { await client.end(); }, /must not release it/],
@@ -109,7 +117,7 @@ test('a Failure undoes what was done before a savepoint of the same name', async
   const { key, request } = operation();
   const decline = idempotent(pool, { scope: 'payments', name: 'decline' }, async (client) => {
     await pay(client, request);
-    await client.query('SAVEPOINT idem');
+    await client.query('SAVEPOINT pg_idem');
     throw new Failure('declined');
   });
   await assert.rejects(decline(key, request), Failure);
