@@ -97,6 +97,7 @@ async function startRedis() {
     server.kill('SIGKILL');
     rmSync(directory, { recursive: true, maxRetries: 5 });
   });
+  for (const signal of ['SIGINT', 'SIGTERM']) process.on(signal, () => process.exit(1));
   process.env.REDIS_PORT = port;
   const client = createClient({ url: `redis://127.0.0.1:${port}` });
   client.on('error', () => {}); // not yet there
