@@ -43,11 +43,11 @@ void prepare_cache() {
     by_name = {};
     by_id = {};
     latest = nullptr;
-    MemoryContext old = std::exchange(cache_context, nullptr);
-    if (old != nullptr && old == std::exchange(kept_context, nullptr))
-        MemoryContextSetParent(old, TopTransactionContext);
-    else if (old != nullptr)
-        MemoryContextDelete(old);
+    MemoryContext outdated = std::exchange(cache_context, nullptr);
+    if (outdated != nullptr && outdated == std::exchange(kept_context, nullptr))
+        MemoryContextSetParent(outdated, TopTransactionContext);
+    else if (outdated != nullptr)
+        MemoryContextDelete(outdated);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
     by_name.create("idem scopes", 16, cache_context);
     by_id.create("idem scopes by id", 16, cache_context);
