@@ -43,11 +43,11 @@ void prepare_cache() {
     by_name = {};
     by_id = {};
     latest = nullptr;
-    MemoryContext outdated = std::exchange(cache_context, nullptr);
-    if (outdated != nullptr && outdated == std::exchange(kept_context, nullptr))
-        MemoryContextSetParent(outdated, TopTransactionContext);
-    else if (outdated != nullptr)
-        MemoryContextDelete(outdated);
+    MemoryContext context = std::exchange(cache_context, nullptr);
+    if (context != nullptr && context == std::exchange(kept_context, nullptr))
+        MemoryContextSetParent(context, TopTransactionContext);
+    else if (context != nullptr)
+        MemoryContextDelete(context);
     cache_context = AllocSetContextCreate(CacheMemoryContext, "idem scopes", ALLOCSET_SMALL_SIZES);
     by_name.create("idem scopes", 16, cache_context);
     by_id.create("idem scopes by id", 16, cache_context);
