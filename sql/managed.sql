@@ -1404,7 +1404,7 @@ BEGIN
     ELSE
         PERFORM FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key)
-        FOR SHARE;  -- for a stronger lock, those that wait queue, and then wait a second time
+        FOR SHARE;  -- for a stronger lock, calls queue, and then wait a second time
     END IF;
     RAISE SQLSTATE 'ID000';
 EXCEPTION
@@ -1414,7 +1414,7 @@ END
 $$;
 
 -- Waits for the key lock in the order of arrival, and keeps it: after a wait that keeps nothing,
--- those that waited would find the lock taken by one another. If the key, given by name, has an
+-- the waiting calls would find the lock taken by one another. If the key, given by name, has an
 -- answer or a holder by then, the lock is given back: replays do not wait for one another.
 CREATE FUNCTION idem_internal.wait_for_key(
     bound idem_internal.bound,
@@ -1567,6 +1567,8 @@ LANGUAGE sql
 RETURN 'L' || lpad(to_hex(number), 16, '0')
     || left(md5(left(nonce, 19) || pg_current_xact_id_if_assigned()::text), 16);
 
+-- NULL for a place that the table does not have, as after a TRUNCATE in the same transaction, for
+-- which currtid2() would raise an error.
 CREATE FUNCTION idem_internal.newest(relation regclass, place tid)
 RETURNS tid
 LANGUAGE sql
@@ -1593,10 +1595,10 @@ BEGIN
         WHERE x.number = idem_internal.number_in(entry) AND x.leased IS NOT NULL;
     ELSIF entry ~ E'^S\\([0-9]+,[0-9]+\\)$' THEN
         place := idem_internal.newest('idem.watermark', substr(entry, 2)::tid);
-        SELECT jsonb_populate_record(
-                   NULL::idem.record, jsonb_build_object('scope', w.scope, 'state', 'c')) AS row,
-               w.xmin AS written_by
-        INTO seen FROM idem.watermark AS w WHERE w.ctid = place;
+        SELECT w.scope, 'c', idem_internal.is_own(w.xmin) INTO r.scope, r.state, is_own
+        FROM idem.watermark AS w WHERE w.ctid = place;
+        is_open := false;
+        RETURN;
     ELSIF entry ~ E'^\\([0-9]+,[0-9]+\\).{16}$' THEN
         place := idem_internal.newest('idem.record', left(entry, -16)::tid);
         SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
@@ -1604,11 +1606,13 @@ BEGIN
     END IF;
     r := seen.row;
     is_own := idem_internal.is_own(seen.written_by);
-    is_open := coalesce(r.open IS NOT NULL AND is_own
-                        OR entry = idem_internal.leased_entry(r.number, r.nonce), false);
+    is_open := coalesce(
+        r.open IS NOT NULL AND is_own
+        OR r.state = 'p' AND entry = idem_internal.leased_entry(r.number, r.nonce), false);
 END
 $$;
 
+-- The newest first, so that whoever looks for an open claim mostly reads one row.
 CREATE FUNCTION idem_internal.entries()
 RETURNS SETOF text
 LANGUAGE sql
@@ -2115,7 +2119,7 @@ DECLARE
     since pg_catalog.timestamptz;
     c idem.claim_result;
 BEGIN
-    IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
+    IF is_plain AND pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
         body := idem_internal.canonical(body);
     END IF;
     IF is_plain AND pg_catalog.current_setting('transaction_isolation')
@@ -2226,7 +2230,7 @@ BEGIN
     ELSE
         SELECT (n.r).* INTO newest
         FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
-        WHERE n.is_open
+        WHERE n.is_open AND (n.r).open IS NOT NULL
         LIMIT 1;
         IF NOT FOUND THEN  -- the setting was reset
             newest := NEW;

@@ -50,7 +50,7 @@ async function uploaded(file) {
 async function fields(body) {
   const field = async (part) => {
     if (ArrayBuffer.isView(part)) return { sha256: digest(part) };
-    if (!part?.fieldname) return part;
+    if (part?.fields !== body) return part; // of another parser: it may only look like a part
     if (part.type !== 'file') return part.value;
     const bytes = part._buf ?? (part.file.readableEnded ? undefined : await part.toBuffer());
     if (!bytes) throw new Error(`the file of "${part.fieldname}" cannot be bound to the key`);

@@ -25,7 +25,7 @@ export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' |
   includeHeaders?: string[];
   /** Whether to send until when the answer is kept, as Idempotency-Expires. false. */
   sendRetention?: boolean;
-  /** The response to send in place of a problem document. It gets Retry-After all the same. */
+  /** The response to send instead of a problem document. It gets Retry-After all the same. */
   problem?: (document: Problem, request: Request) => HttpResponse | Promise<HttpResponse>;
   /** Where your clients read about errors: a URL to which these link. */
   documentation?: string;

@@ -137,6 +137,11 @@ BEGIN;
 SELECT idem.renew(:'leased_second') > now() AS renewed, idem.current_key();
 COMMIT;
 SELECT idem.current_key();
+-- and not after its end
+BEGIN;
+SELECT idem.complete(:'leased_second');
+SELECT idem.current_key();
+ROLLBACK;
 -- a parallel worker does not answer for its leader, even if the function is labelled parallel safe
 CREATE FUNCTION mislabelled() RETURNS text PARALLEL SAFE LANGUAGE plpgsql AS $$ BEGIN RETURN idem.current_key(); END $$;
 SELECT set_config(CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'force_parallel_mode' ELSE 'debug_parallel_query' END, 'on', false) \gset ignored_

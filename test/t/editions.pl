@@ -33,7 +33,6 @@ srand($seed);
 # matters, which step comes before it.
 my @on_purpose = (
 	[ qr/^PREPARE/, qr/ID006: cannot prepare a transaction/, qr/ID006: cannot commit a transaction/, 'a trigger is not told which it is' ],
-	[ qr/^(?:COMMIT|PREPARE)/, qr/ID006: .*\nDETAIL:  Key "/, qr/ID006: .*\nDETAIL:  Key "/, 'of several open claims, the library names the newest, and a trigger the oldest' ],
 	[ qr/\btoken => /, qr/ID004: .*\nDETAIL:  (?:The attempt was released|Attempt \d+ has taken)/, qr/ID004: .*\nDETAIL:  The token names no attempt/,
 		'the library\'s token has the digest of the key; here, the row is found by a nonce that it no longer has' ],
 	[ qr/idem\.once_each/, qr/^"/, qr/ERROR:  (?:55P03|57014)/, 'an open claim is a row here, for which once_each() waits; in the library, that claim gets 40001 when it completes' ],

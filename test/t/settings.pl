@@ -15,8 +15,8 @@ my %left_out = (
 	default_transaction_read_only => 'refuses what writes',
 	transaction_read_only => 'refuses what writes',
 	exit_on_error => 'an expected error would end the session',
-	session_replication_role => 'disables triggers: see t/managed.pl and t/repack.pl',
-	debug_discard_caches => 'slow: see tools/with-server',
+	session_replication_role => 'disables triggers: see t/managed_rights.pl and t/repack.pl',
+	debug_discard_caches => 'slow: see test/run',
 	log_statement_stats => 'excludes the other statistics of a statement',
 	track_counts => 'health() says so');
 # Settings that are neither boolean nor a list of values, and some values of them.
@@ -41,12 +41,12 @@ SELECT token FROM idem.claim('before', 'order-$n', \$j\$$awkward[$n]\$j\$) \\gse
 SELECT idem.complete(:'token', \$j\$$awkward[$n]\$j\$, 201, '{"Vary": ["Accept", "Origin"]}', E'\\\\x005c'), :'token' <> '';
 COMMIT;
 SQL
-# What no part of the tour asks, with an answer for everyone.
+# What the tour does not ask.
 my $asked = <<'SQL';
 SELECT k, idem.parse_key(k) FROM unnest(ARRAY[$k$"a\"b\\c"$k$, 'plain', '"a"; x=1']) AS k;
 SELECT idem.derive_key('shop', 'order', '1.50'), idem.derive_key($k$a\b$k$, E'c\\d');
 SELECT outcome, attempt FROM idem.try_claim('before', 'ab1'), idem.release(token) AS r;
-SELECT status, detail FROM idem.health() WHERE check_name IN ('record tables');
+SELECT status, detail FROM idem.health() WHERE check_name = 'record tables';
 SQL
 
 my $node = idem_node('settings', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\nlog_statement = none\nwal_level = minimal\nmax_wal_senders = 0");

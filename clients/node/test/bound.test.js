@@ -130,6 +130,14 @@ for (const name of ['express', 'express4']) {
     const none = new FormData();
     none.set('a', '1');
     await isSame(`${base}/none`, { body: none }, { body: none });
+    // A form that looks like a part of another parser.
+    const disguised = (amount) => {
+      const data = new FormData();
+      for (const [name, value] of [['fieldname', 'x'], ['type', 'file'], ['value', '1'], ['amount', amount]]) data.set(`a[${name}]`, value);
+      return { body: data };
+    };
+    await isSame(`${base}/none`, disguised('10'), disguised('10'));
+    await isOther(`${base}/none`, disguised('10'), disguised('20'));
   });
 }
 

@@ -76,14 +76,15 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
 // A search of all record tables that reads them twice: before its caller takes a lock that stops
 // others, and then, under it, only the blocks that may have changed since. VACUUM marks no block as
 // visible to all that has a row which the held snapshot does not see; a table whose file was not
-// read before is read as a whole.
+// read before is read as a whole. Tables in different tablespaces may have files of one number.
 struct Search {
     Snapshot held;
+    List* tables;
     List* files;
 };
 
 Search begin_reading() {
-    return {RegisterSnapshot(GetLatestSnapshot()), NIL};
+    return {RegisterSnapshot(GetLatestSnapshot()), NIL, NIL};
 }
 
 void end_reading(const Search& search) {
@@ -93,7 +94,10 @@ void end_reading(const Search& search) {
 template <class Visit>
 void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
     const Oid file = table->rd_rel->relfilenode;
-    if (!list_member_oid(search.files, file)) {
+    const bool is_read = list_member_oid(search.tables, RelationGetRelid(table)) &&
+                         list_member_oid(search.files, file);
+    if (!is_read) {
+        search.tables = lappend_oid(search.tables, RelationGetRelid(table));
         search.files = lappend_oid(search.files, file);
         return scan_rows(table, snapshot, visit);
     }

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     T_co = TypeVar("T_co", covariant=True)
 
     class Operation(Protocol[P, T_co]):
-        """What operation() makes of a function: it takes a key in place of the connection."""
+        """What operation() makes of a function: it takes a key instead of the connection."""
 
         def __call__(self, key: Key, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
 

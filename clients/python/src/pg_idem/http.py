@@ -126,7 +126,7 @@ class Route:
 
     def formatted(self, response: Response, made_of: Callable[[Any], Any] = lambda made: made
                   ) -> Any:
-        """The response of the framework to send in place of a problem document, if there is one."""
+        """The response of the framework to send instead of a problem document, if there is one."""
         if not (response.document and self.problem):
             return None
         made = made_of(self.problem(response.document))
