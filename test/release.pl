@@ -300,7 +300,7 @@ for my $page (@pages)
 
 # Layers, and the floors of pg, include only what is below them, and modules (a header with its source)
 # do not include each other in circles.
-my @floors = qw(core pg/server pg/store pg/shared);
+my @floors = qw(core pg/server pg/store pg/shared pg);
 my %below = map { my $n = $_; ($floors[$n] => { map { $_ => 1 } @floors[0 .. $n] }) } 0 .. $#floors;
 $below{$_} = { $_ => 1, map { $_ => 1 } @floors } for qw(api worker);
 my (%includes, @up);

@@ -3,7 +3,7 @@
 // Backend-local; no locking. Nothing is observed unless a rehearsal is under way.
 #pragma once
 
-#include "pg/shared/open_claims.hpp"
+#include "pg/open_claims.hpp"
 
 namespace idem::testing {
 

@@ -8,8 +8,8 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/conflict.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/report.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 

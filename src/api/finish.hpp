@@ -6,8 +6,8 @@
 // left out of the record.
 #pragma once
 
+#include "pg/open_claims.hpp"
 #include "pg/server/postgres.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/scope.hpp"
 
 namespace idem::api {

@@ -4,9 +4,9 @@
 // fingerprints on the fingerprint secrets. Servers that agree on all of these can take over each
 // other's records.
 #include "api/arguments.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/scope_ids.hpp"
 #include "pg/store/scope_table.hpp"
 

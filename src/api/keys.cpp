@@ -4,9 +4,9 @@
 #include "api/arguments.hpp"
 #include "api/lease.hpp"
 #include "core/new_key.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/secret.hpp"
 
 namespace idem::api {

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "api/arguments.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/lock.hpp"
-#include "pg/shared/open_claims.hpp"
 
 namespace idem::api {
 

@@ -8,8 +8,8 @@
 
 #include <initializer_list>
 
+#include "pg/open_claims.hpp"
 #include "pg/server/lock.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 

@@ -7,8 +7,8 @@
 
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/lock.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/secret.hpp"
 
 namespace idem::api {

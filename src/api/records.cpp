@@ -5,9 +5,9 @@
 // A choice needs no privilege: a record table is idem's, and a key is found there under its scope
 // and tenant only. The caller has to name the same table for the same key.
 #include "api/arguments.hpp"
+#include "pg/purge.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
-#include "pg/shared/purge.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/watermark.hpp"

@@ -3,8 +3,8 @@
 // It looks only at what this transaction has claimed, and needs no lock and no table for it. Before
 // it raises an error, it checks that the scopes that the trigger names exist.
 #include "api/arguments.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/report.hpp"
-#include "pg/shared/open_claims.hpp"
 
 namespace idem::api {
 namespace {

@@ -6,10 +6,10 @@
 // other. Claims do not wait for them: they follow the committed rules. The first scope of a
 // database creates the secrets.
 #include "api/arguments.hpp"
+#include "pg/open_claims.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
-#include "pg/shared/open_claims.hpp"
 #include "pg/store/scope_ids.hpp"
 #include "pg/store/scope_table.hpp"
 #include "pg/store/secret.hpp"

@@ -4,9 +4,9 @@
 // transaction of its own, so that a claim of such a key waits for at most one batch. It waits for
 // no lock. It reports what it found to the launcher, and stores in the database where it stopped.
 #include "core/pacing.hpp"
+#include "pg/purge.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/shared/purge.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"

@@ -1,4 +1,4 @@
-#include "pg/shared/purge.hpp"
+#include "pg/purge.hpp"
 
 #include "pg/server/compat.hpp"
 #include "pg/server/hash_table.hpp"

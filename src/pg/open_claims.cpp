@@ -1,4 +1,4 @@
-#include "pg/shared/open_claims.hpp"
+#include "pg/open_claims.hpp"
 
 #include "pg/server/guc.hpp"
 #include "pg/server/report.hpp"
