@@ -168,7 +168,7 @@ for my $function (sort keys %of_claim)
 for my $function (sort keys %comment)
 {
 	ok(exists $section{$function}, "idem.$function() is in the reference");
-	my ($errors) = ($section{$function} // '') =~ /^- Errors: (.*?)(?:^- | )Privileges: /ms;
+	my ($errors) = ($section{$function} // '') =~ /^- Errors: (.*?)(?:^- | )Privileges:\s/ms;
 	ok(defined $errors, "idem.$function(): the reference lists its errors") or next;
 	chomp $errors;
 	my @documented = codes($errors);
@@ -247,7 +247,7 @@ is_deeply([ map { s/'\n    '//gr =~ s/''/'/gr } $script =~ /^COMMENT ON COLUMN i
 for my $function (sort keys %section)
 {
 	next unless exists $comment{$function};
-	like($section{$function}, qr/^(?:`idem\.$function\([^`]*\)`\s*→|.* → `\w+`\n\nArguments:).*^- Errors: .*(?:^- | )Privileges: .*^```sql$/ms,
+	like($section{$function}, qr/^(?:`idem\.$function\([^`]*\)`\s*→|.* → `\w+`\n\nArguments:).*^- Errors: .*(?:^- | )Privileges:\s.*^```sql$/ms,
 		"idem.$function(): arguments, result, errors, privileges, an example");
 }
 
@@ -380,6 +380,12 @@ cmp_ok(scalar(@errors), '>=', 50, 'the sources raise errors');
 my @incomplete = grep { /: \(\s*(?:ERROR|WARNING),/ && !(/errdetail|errin_progress/ && /errhint/) } @errors;
 is_deeply([ grep { !/canceling statement due to (?:lock|statement) timeout/ } @incomplete ], [], 'every error has a detail and a hint');
 is_deeply([ grep { slurp($_) =~ /\b(?:ereport|elog)\(/ } glob 'src/core/*.?pp' ], [], 'core raises no errors');
+
+# CONTRIBUTING leads from common changes to files that exist.
+my ($changes) = slurp('CONTRIBUTING.md') =~ /^## Where to change what\n(.*?)^Every change/ms;
+my @led = $changes =~ m{`([\w.-]+/[\w./-]*)`}g;
+cmp_ok(scalar(() = $changes =~ /^\| /mg), '>=', 11, 'CONTRIBUTING leads from ten changes and more');
+is_deeply([ grep { !-e } @led ], [], 'to what exists');
 
 # The pages in docs/ are in their index.
 my $index = slurp('docs/README.md');

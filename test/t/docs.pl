@@ -400,9 +400,9 @@ my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatil
 for my $name (sort keys %traits)
 {
 	my ($about) = ($section{$name} // '') =~ /^(.*?)^- Errors:/ms;
-	my ($privileges) = ($section{$name} // '') =~ /(?:^- | )Privileges: (.*?)\n\n/ms;
+	my ($privileges) = ($section{$name} // '') =~ /(?:^- | )Privileges:\s+(.*?)\n\n/ms;
 	my @described = ($about // '') =~ /`(IMMUTABLE|STABLE|PARALLEL\sSAFE)`/g;
-	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not|administration\s+of\s+the\s+scope/;
+	push @described, 'not PUBLIC' if ($privileges // '') =~ /PUBLIC\s+does\s+not|^administration\b/;
 	is(squeeze("@described"), $traits{$name}, "function $name: volatility and privileges");
 }
 
