@@ -1,14 +1,10 @@
--- What bench/grow adds to the operations of instructions.sql: tables that are filled in bulk, the
--- backend's CPU time, and the report.
+-- What bench/grow adds to the operations of instructions.sql: tables that are filled in bulk, and
+-- the report.
 \set ON_ERROR_STOP on
 SET client_min_messages = warning;
 
 CREATE TABLE bench.measure (
   rows bigint, keys text, operation text, usec float8, cpu_usec float8);
-
--- Microseconds on a CPU, of this backend.
-CREATE FUNCTION bench.cpu() RETURNS float8 LANGUAGE sql AS $$
-  SELECT split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000 $$;
 
 -- The digest that a row of this number and kind might have, and its key. UUIDv7s are older than
 -- those that the operations use.

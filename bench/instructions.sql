@@ -6,6 +6,11 @@ CREATE EXTENSION idem;
 CREATE SCHEMA bench;
 SELECT idem.create_scope(name) FROM unnest('{payments,jobs,elsewhere}'::text[]) name \g /dev/null
 
+-- Microseconds on a CPU, of this backend. The kernel adds to it when the backend waits, so it is a
+-- statement of its own.
+CREATE FUNCTION bench.cpu() RETURNS float8 LANGUAGE sql AS $$
+  SELECT split_part(pg_read_file('/proc/self/schedstat'), ' ', 1)::float8 / 1000 $$;
+
 -- The effect: the same for all.
 CREATE TABLE bench.payment (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

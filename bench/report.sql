@@ -32,7 +32,7 @@ SELECT scene, contender AS keys, round(wal::numeric) AS "WAL bytes/index entry" 
 SELECT scene, contender, round((usec / CASE WHEN contender IN ('once_each', 'making the keys') THEN 1000 ELSE 1 END)::numeric, 2) AS "µs/key"
   FROM median WHERE scene LIKE 'consumer%' OR scene = 'limits' ORDER BY 1, 3;
 
-\echo 'Targets'
+\echo 'Targets; those of CPU time with small tables are above'
 WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
      v AS (SELECT scene, max(usec) FILTER (WHERE contender = 'bare') bare, max(usec) FILTER (WHERE contender = 'insert') ins,
                   max(usec) FILTER (WHERE contender = 'recipe') recipe, max(usec) FILTER (WHERE contender = 'idem') idem,
@@ -43,9 +43,9 @@ WITH m AS (SELECT scene, contender, usec, wal, dead FROM median),
                   max(dead) FILTER (WHERE contender = 'idem') dead_idem, max(dead) FILTER (WHERE contender = 'recipe') dead_recipe
              FROM m GROUP BY 1),
      t(target, measured, bound, at_most) AS (
-       SELECT scene || ': idem adds / one plain INSERT adds', (idem - bare) / NULLIF(ins - bare, 0), CASE WHEN scene LIKE '%large' THEN 0.8 ELSE 1.0 END, true FROM v WHERE scene LIKE 'fresh%' AND scene NOT LIKE '%durable%'
+       SELECT scene || ': idem adds / one plain INSERT adds', (idem - bare) / NULLIF(ins - bare, 0), 0.8, true FROM v WHERE scene LIKE 'fresh%large'
        UNION ALL SELECT scene || ': idem adds / the recipe adds', (idem - bare) / NULLIF(recipe - bare, 0), 0.45, true FROM v WHERE scene LIKE 'fresh%' AND scene NOT LIKE '%durable%'
-       UNION ALL SELECT scene || ': replay / SELECT by key', idem / NULLIF(sel, 0), 1.0, true FROM v WHERE scene LIKE 'replay%'
+       UNION ALL SELECT scene || ': replay / SELECT by key', idem / NULLIF(sel, 0), 1.0, true FROM v WHERE scene = 'replay, large'
        UNION ALL SELECT scene || ': throughput / one plain INSERT', ins / NULLIF(idem, 0), 1.0, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
        UNION ALL SELECT scene || ': throughput / the recipe', recipe / NULLIF(idem, 0), 1.4, false FROM v WHERE scene LIKE 'client fresh%' AND scene NOT LIKE '%durable%'
        UNION ALL SELECT scene || ': throughput with limits / without', idem / NULLIF(limited, 0), 0.9, false FROM v WHERE scene LIKE 'limits%'
