@@ -13,8 +13,8 @@
 #include "pg/server/owner.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
+#include "pg/store/key_lock.hpp"
 #include "pg/store/scope.hpp"
-#include "pg/store/secret.hpp"
 #include "pg/store/watermark.hpp"
 
 namespace idem::api {
@@ -41,7 +41,7 @@ pg::Found find_unleased(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bo
             return found;
         }
         lock.release();
-        const report::Holder holder = lease_of(found.record);
+        const pg::Holder holder = lease_of(found.record);
         found.record.free();
         if (!bound.wait_for(pg::key_event(key.digest), *holder.lease_end))
             ereport(ERROR,
@@ -61,7 +61,7 @@ bool change_record(const pg::Key& key, const char* call, Lease lease, pg::WaitBo
                    Change change) {
     pg::trivial<Change>();
     refuse_open_here(key, call);
-    pg::KeyLock lock = pg::key_lock(key.digest);
+    pg::KeyLock lock(key.digest);
     const pg::Found found =
         lease == Lease::waits ? find_unleased(key, lock, bound) : find_at_rest(key, lock, bound);
     const bool changed = found.presence != core::Presence::absent && change(found);
@@ -310,7 +310,7 @@ std::int64_t change_tenant(const TenantCall& call) {
 // Sets the watermark, or deletes it, whatever it was; returns what it was.
 std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<std::int64_t> seq,
                                          pg::WaitBound& bound) {
-    pg::KeyLock lock = pg::key_lock(source.digest);
+    pg::KeyLock lock(source.digest);
     acquire(lock, source.key, bound);
     pg::Watermark mark = pg::find_watermark(source, pg::Access::write);
     while (mark.writer.valid()) {

@@ -12,10 +12,10 @@
 #include "api/locked_key.hpp"
 #include "core/decision.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/lock.hpp"
 #include "pg/server/report.hpp"
 #include "pg/shared/stats.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
+#include "pg/store/token.hpp"
 #include "pg/store/watermark.hpp"
 
 namespace idem::api {
@@ -68,7 +68,7 @@ void move(const Call& call, const pg::Watermark& from, pg::WaitBound& bound) {
 
 bool advance(const Call& call) {
     pg::WaitBound bound(call.scope->wait);
-    pg::KeyLock lock = pg::key_lock(call.key.digest);
+    pg::KeyLock lock(call.key.digest);
     bool locked = lock.try_acquire();
     for (;;) {
         const pg::Watermark mark = pg::find_watermark(call.key, pg::Access{locked});

@@ -13,7 +13,8 @@
 #include "api/lookup.hpp"
 #include "pg/server/failure.hpp"
 #include "pg/store/document.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {
@@ -47,7 +48,7 @@ void store_failure(const pg::Key& key, const pg::Scope& scope, const pg::Found& 
 
 LookupRow cancel(const pg::Key& key, const pg::Scope& scope, Jsonb* error) {
     refuse_open_here(key, "cancel");
-    pg::KeyLock lock = pg::key_lock(key.digest);
+    pg::KeyLock lock(key.digest);
     pg::WaitBound bound(scope.wait);
     const pg::Found found = find_at_rest(key, lock, bound);
     if (is_live(found))

@@ -7,12 +7,12 @@
 #include "api/lookup.hpp"
 #include "pg/server/failure.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/lock.hpp"
 #include "pg/server/test_seam.hpp"
 #include "pg/server/values.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/document.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {
@@ -132,7 +132,7 @@ pg::NewRecord leased_record(const ClaimCall& call, const pg::Claim& claim, const
 }
 
 // Another transaction, a lease or a pause has outlasted the wait.
-ClaimResult held_by(const report::Holder& holder, const pg::WaitBound& bound) {
+ClaimResult held_by(const pg::Holder& holder, const pg::WaitBound& bound) {
     return {.outcome = Outcome::in_progress,
             .holder = holder,
             .retry_after = retry_after(holder),
@@ -231,7 +231,7 @@ ClaimResult resolve(const ClaimCall& call, const KeyState& state) {
 ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since) {
     pg::WaitBound bound(call.wait,
                         call.completes ? report::WaitSetBy::scope : report::WaitSetBy::argument);
-    pg::KeyLock lock = pg::key_lock(call.key.digest);
+    pg::KeyLock lock(call.key.digest);
     bool locked = lock.try_acquire();
     MemoryContext memory = nullptr;
     for (KeyState state = read_state(call, locked);;
@@ -244,7 +244,7 @@ ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since
         }
         if (!leased && !in_flight && locked) {
             const ClaimResult result = pg::at_seam(pg::seam::Event::granting)
-                                           ? held_by(report::Holder{}, bound)
+                                           ? held_by(pg::Holder{}, bound)
                                            : admit(call, state, bound);
             if (result.outcome != Outcome::claimed) lock.release();
             return result;
@@ -259,7 +259,7 @@ ClaimResult claim_within_bound(const ClaimCall& call, TimestampTz& waiting_since
                 return held_by(lease_of(record), bound);
         } else if (!locked) {
             locked = lock.acquire(bound);
-            if (!locked) return held_by(lock.holder().value_or(report::Holder{}), bound);
+            if (!locked) return held_by(lock.holder().value_or(pg::Holder{}), bound);
         } else {
             // The writer bypassed the lock. Its transaction may claim the key as well, so the lock
             // is released before the wait.

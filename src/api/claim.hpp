@@ -9,7 +9,9 @@
 #include "api/arguments.hpp"
 #include "api/conflict.hpp"
 #include "pg/open_claims.hpp"
+#include "pg/server/holder.hpp"
 #include "pg/server/report.hpp"
+#include "pg/server/wait.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 
@@ -41,7 +43,7 @@ struct ClaimResult {
     pg::Claim* claim = nullptr;    // claimed
     pg::Record record{};           // completed, failed, exhausted; or the attempt taken over
     TimestampTz expires = 0;       // claimed under a lease: when the record expires
-    pg::report::Holder holder{};   // in_progress
+    pg::Holder holder{};           // in_progress
     std::int64_t retry_after = 0;  // microseconds; in_progress, exhausted, limited, no_room
     pg::report::WaitSetBy wait{};  // in_progress: what bounded the wait
     Conflict conflict{};           // conflict

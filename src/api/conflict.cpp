@@ -1,5 +1,6 @@
 #include "api/conflict.hpp"
 
+#include "pg/server/catalog.hpp"
 #include "pg/server/guc.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"

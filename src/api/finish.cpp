@@ -10,7 +10,7 @@
 #include "pg/server/values.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/document.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {

@@ -8,6 +8,7 @@
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
 #include "pg/store/secret.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {

@@ -11,7 +11,8 @@
 #include "core/key.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {
@@ -99,7 +100,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     if (known != nullptr && known->token == token && known->phase != pg::Phase::open)
         pg::refuse_closed(known->phase);
     const KeyCall call = key_named_by(token);
-    pg::KeyLock lock = pg::key_lock(call.key.digest);
+    pg::KeyLock lock(call.key.digest);
     pg::WaitBound bound(call.scope->wait);
     const pg::Found found = find_at_rest(call.key, lock, bound);
     check_in_snapshot(found);

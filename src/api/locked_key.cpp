@@ -3,7 +3,7 @@
 #include "core/decision.hpp"
 #include "core/duration.hpp"
 #include "pg/server/report.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
 
 namespace idem::api {
 namespace {
@@ -46,8 +46,7 @@ pg::Found find_at_rest(const pg::Key& key, pg::KeyLock& lock, pg::WaitBound& bou
 }
 
 void acquire(pg::KeyLock& lock, std::string_view key, pg::WaitBound& bound) {
-    if (!lock.acquire(bound))
-        refuse_in_flight(key, lock.holder().value_or(report::Holder{}), bound);
+    if (!lock.acquire(bound)) refuse_in_flight(key, lock.holder().value_or(pg::Holder{}), bound);
 }
 
 void reacquire_after(pg::KeyLock& lock, std::string_view key, const pg::RowWriter& writer,
@@ -81,14 +80,14 @@ bool is_open_here(const core::Digest& digest) {
     return mine != nullptr && mine->phase == pg::Phase::open;
 }
 
-report::Holder lease_of(const pg::Record& record) {
+pg::Holder lease_of(const pg::Record& record) {
     return {.pid = std::nullopt,
             .since = record.created(),
             .lease_end = record.lease_end(),
             .released = !record.nonce()};
 }
 
-std::int64_t retry_after(const report::Holder& holder) {
+std::int64_t retry_after(const pg::Holder& holder) {
     const TimestampTz now = GetCurrentTimestamp();
     if (holder.released) return std::max<TimestampTz>(*holder.lease_end - now, 0);
     const std::int64_t age = now - holder.since.value_or(now);
@@ -96,8 +95,7 @@ std::int64_t retry_after(const report::Holder& holder) {
                             : core::retry_after(age);
 }
 
-void refuse_in_flight(std::string_view key, const report::Holder& holder,
-                      const pg::WaitBound& bound) {
+void refuse_in_flight(std::string_view key, const pg::Holder& holder, const pg::WaitBound& bound) {
     report::in_progress(key, holder, retry_after(holder), bound.set_by());
 }
 

@@ -9,7 +9,7 @@
 #include <initializer_list>
 
 #include "pg/open_claims.hpp"
-#include "pg/server/lock.hpp"
+#include "pg/store/key_lock.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 
@@ -46,13 +46,13 @@ void check_written(std::string_view key, const pg::ChangeResult& writing,
 bool is_open_here(const core::Digest& digest);
 
 // Of an operation under a lease, or of one that was released and is not due yet.
-pg::report::Holder lease_of(const pg::Record& record);
+pg::Holder lease_of(const pg::Record& record);
 
 // When to retry, in microseconds, by what is known of the holder: not after its lease has ended.
-std::int64_t retry_after(const pg::report::Holder& holder);
+std::int64_t retry_after(const pg::Holder& holder);
 
 // Raises ID001 with what is known of the holder, at the end of the bound.
-[[noreturn]] void refuse_in_flight(std::string_view key, const pg::report::Holder& holder,
+[[noreturn]] void refuse_in_flight(std::string_view key, const pg::Holder& holder,
                                    const pg::WaitBound& bound);
 
 // Raises ID001 if this transaction has an open claim of the key. function is the name of the called

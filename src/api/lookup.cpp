@@ -8,8 +8,7 @@
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/lock.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
 
 namespace idem::api {
 namespace {
@@ -45,7 +44,7 @@ struct Progress {
     // in_flight when it has no record yet.
     Verdict verdict;
     pg::Found found{};
-    std::optional<report::Holder> holder{};  // the transaction that holds the key
+    std::optional<pg::Holder> holder{};  // the transaction that holds the key
     std::int32_t attempt = core::first_attempt;
 };
 
@@ -73,7 +72,7 @@ Progress read_progress_of_others(const pg::Key& key, const pg::Scope& scope) {
         if (progress.verdict == Verdict::in_flight) progress.verdict = Verdict::claim;
         return progress;
     }
-    const auto holder = pg::key_lock(key.digest).holder();
+    const auto holder = pg::KeyLock(key.digest).holder();
     // A holder may have committed between the probe and the look for a holder.
     if (!holder && !has_unfinished_record(progress.verdict)) progress = read_record(key, scope);
     if (holder && progress.verdict == Verdict::claim) progress.verdict = Verdict::in_flight;
@@ -85,7 +84,7 @@ Progress read_progress(const pg::Key& key, const pg::Scope& scope) {
     const pg::Claim* mine = pg::find_claim(key.digest);
     if (mine == nullptr || mine->phase != pg::Phase::open)
         return read_progress_of_others(key, scope);
-    const report::Holder here{MyProcPid, mine->created, std::nullopt, std::nullopt};
+    const pg::Holder here{.pid = MyProcPid, .since = mine->created};
     if (mine->token.kind == core::TokenKind::atomic)
         return {Verdict::in_flight, {}, here, static_cast<std::int32_t>(mine->token.attempt)};
     Progress progress = read_progress_of_others(key, scope);
@@ -109,7 +108,7 @@ Result absent_row(const pg::Scope& scope, std::string_view tenant) {
 }
 
 Result unfinished_row(const Progress& progress) {
-    const report::Holder holder = progress.holder.value_or(report::Holder{});
+    const pg::Holder holder = progress.holder.value_or(pg::Holder{});
     Result row;
     const bool exhausted = progress.verdict == Verdict::exhausted;
     row.set_text(column_state, exhausted ? "exhausted" : "in_progress");
@@ -158,7 +157,7 @@ bool is_awaited(const pg::Key& key, const Progress& progress) {
     if (has_ended(progress.verdict) || progress.found.presence == Presence::own) return false;
     if (is_abandoned(progress)) return false;
     if (RecoveryInProgress()) return true;
-    return progress.verdict != Verdict::claim && !pg::key_lock(key.digest).is_held();
+    return progress.verdict != Verdict::claim && !pg::KeyLock(key.digest).is_held();
 }
 
 // Waits for what may end the operation: a transaction, if one is known, or else an event. It takes
@@ -168,7 +167,7 @@ bool wait_for_change(const pg::Key& key, const Progress& progress, pg::WaitBound
     if (!RecoveryInProgress()) {
         if (progress.found.writer.valid()) return bound.wait_for(progress.found.writer);
         // While a lease runs, a transaction that does not write the row releases the lock soon.
-        if (progress.holder && !running) return pg::key_lock(key.digest).wait_for_holder(bound);
+        if (progress.holder && !running) return pg::KeyLock(key.digest).wait_for_holder(bound);
     }
     return bound.wait_for(pg::key_event(key.digest),
                           running ? *progress.found.record.lease_end() : DT_NOEND);

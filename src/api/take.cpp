@@ -9,7 +9,8 @@
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
 #include "pg/store/due_queue.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
+#include "pg/store/token.hpp"
 
 namespace idem::api {
 namespace {
@@ -41,7 +42,7 @@ bool is_due(const TakeCall& call, const pg::Found& found, TimestampTz now) {
 // keeps the TTL of the claim that began it.
 std::optional<ClaimResult> take_one(const TakeCall& call, const pg::Due& due, bool& unseen) {
     if (is_open_here(due.digest)) return std::nullopt;
-    pg::KeyLock lock = pg::key_lock(due.digest);
+    pg::KeyLock lock(due.digest);
     if (!lock.try_acquire()) return std::nullopt;
     const pg::Found found = pg::probe_digest(call.filter.scope_id, call.filter.table, due.digest);
     const TimestampTz now = GetCurrentTimestamp();

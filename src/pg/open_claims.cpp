@@ -5,7 +5,7 @@
 #include "pg/server/test_seam.hpp"
 #include "pg/server/values.hpp"
 #include "pg/shared/held_claims.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
 
 namespace idem::pg {
 
@@ -185,7 +185,7 @@ const Claim* newest_open_claim(std::optional<std::int32_t> scope_id) {
 Claim& remember_claim(const Claim& from) {
     make_map();
     Assert(from.unlocked || (from.token.attempt >= 1 && from.scope_id > 0));
-    Assert(from.unlocked || key_lock(from.token.digest).is_held());
+    Assert(from.unlocked || KeyLock(from.token.digest).is_held());
     Assert(from.unlocked || find_claim(from.token.digest) == nullptr ||
            find_claim(from.token.digest)->phase != Phase::open);
     Claim* claim = copy_of(from);

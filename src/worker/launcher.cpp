@@ -157,7 +157,7 @@ void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
             TerminateBackgroundWorker(handle);
             terminated = true;
         }
-        wait_on_latch(usecs_per_second, self.wait_event);
+        pause(usecs_per_second, self.wait_event);
     }
 }
 
@@ -228,7 +228,7 @@ std::int64_t run_once(Launcher& self) {
         if (left > 0) {
             pgstat_report_activity(
                 STATE_IDLE, psprintf("idem: %ld databases, none is due", self.databases.size()));
-            wait_on_latch(std::min(left, longest_wait), self.wait_event);
+            pause(std::min(left, longest_wait), self.wait_event);
         }
         if (ProcDiePending) proc_exit(1);
         CHECK_FOR_INTERRUPTS();

@@ -162,7 +162,7 @@ void work(Task& task) {
         const std::int64_t now = read_clocks().steady;
         if (!task.counts.more || now - start >= longest_task) return;
         const std::int64_t delay = core::batch_delay(batch.purged, rate, now - before.steady);
-        if (delay > 0) wait_on_latch(delay, wait_event);
+        if (delay > 0) pause(delay, wait_event);
         CHECK_FOR_INTERRUPTS();
     }
 }

@@ -1,6 +1,6 @@
 #include "worker/worker.hpp"
 
-#include "pg/server/values.hpp"
+#include "pg/server/wait.hpp"
 
 namespace idem::worker {
 namespace {
@@ -20,10 +20,8 @@ void catch_signals() {
     BackgroundWorkerUnblockSignals();
 }
 
-void wait_on_latch(std::int64_t usecs, std::uint32_t wait_event) {
-    const auto ms = static_cast<long>(std::clamp<std::int64_t>((usecs + 999) / 1000, 1, INT_MAX));
-    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, wait_event);
-    ResetLatch(MyLatch);
+void pause(std::int64_t usecs, std::uint32_t wait_event) {
+    pg::wait_on_latch(usecs, wait_event);
     if (ProcDiePending) proc_exit(1);
     CHECK_FOR_INTERRUPTS();
     if (ConfigReloadPending) {

@@ -23,7 +23,7 @@ void catch_signals();
 
 // Waits for the given microseconds, or until the latch is set. Processes interrupts and reloads a
 // changed configuration. Exits the process silently if it is to be terminated.
-void wait_on_latch(std::int64_t usecs, std::uint32_t wait_event);
+void pause(std::int64_t usecs, std::uint32_t wait_event);
 
 core::Clocks read_clocks();
 

@@ -1,5 +1,7 @@
 #include "pg/server/owner.hpp"
 
+#include "pg/server/catalog.hpp"
+
 namespace idem::pg {
 
 AsOwner::AsOwner(Relation table) {
@@ -13,20 +15,6 @@ AsOwner::AsOwner(Relation table) {
 void AsOwner::end() {
     AtEOXact_GUC(false, settings_);
     SetUserIdAndSecContext(user_, context_);
-}
-
-// The catalog notes what a relation depends on, unless it is built in.
-bool calls_foreign_code(Oid relation) {
-    constexpr std::array code = {ProcedureRelationId,      OperatorRelationId,
-                                 TypeRelationId,           OperatorClassRelationId,
-                                 OperatorFamilyRelationId, AccessMethodRelationId};
-    bool found = false;
-    each_dependency(DependDependerIndexId, Anum_pg_depend_classid, RelationRelationId, relation,
-                    [&found, &code](const FormData_pg_depend& on) {
-                        found = found || (on.objsubid == 0 &&
-                                          std::ranges::find(code, on.refclassid) != code.end());
-                    });
-    return found;
 }
 
 Oid keeps_from_rewriting(Relation table) {

@@ -28,25 +28,6 @@ class AsOwner {
 };
 static_assert(std::is_trivially_destructible_v<AsOwner>);
 
-// Calls visit(dependency) for the rows of pg_depend about an object: those that its index finds by
-// the catalog and the OID in the column with this number and the next.
-template <class Visit>
-void each_dependency(Oid index, AttrNumber column, Oid catalog, Oid object, Visit visit) {
-    ScanKeyData keys[2];
-    ScanKeyInit(&keys[0], column, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(catalog));
-    ScanKeyInit(&keys[1], static_cast<AttrNumber>(column + 1), BTEqualStrategyNumber, F_OIDEQ,
-                ObjectIdGetDatum(object));
-    Relation depend = table_open(DependRelationId, AccessShareLock);
-    SysScanDesc scan = systable_beginscan(depend, index, true, nullptr, lengthof(keys), keys);
-    for (HeapTuple tuple; HeapTupleIsValid(tuple = systable_getnext(scan));)
-        visit(*reinterpret_cast<const FormData_pg_depend*>(GETSTRUCT(tuple)));
-    systable_endscan(scan);
-    table_close(depend, AccessShareLock);
-}
-
-// Whether the index or the partitioned table calls a function that is not built in.
-bool calls_foreign_code(Oid relation);
-
 // Of a table of a superuser, the index, or the partitioned table above it, that keeps it from being
 // rewritten because it does; InvalidOid if there is none.
 Oid keeps_from_rewriting(Relation table);

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "core/errors.hpp"
-#include "pg/server/postgres.hpp"
+#include "pg/server/holder.hpp"
 
 namespace idem::pg::report {
 
@@ -40,15 +40,6 @@ double seconds_of(std::int64_t retry_after);
 char* c_string(std::string_view view);
 
 // ---- Messages that several files raise ----------------------------------------------------------
-
-// Where an operation in flight was seen; every part may be unknown.
-struct Holder {
-    std::optional<int> pid;
-    std::optional<TimestampTz> since;
-    std::optional<TimestampTz> lease_end;  // of a leased claim
-    std::optional<TransactionId> prepared{};
-    bool released = false;  // under no lease: its next attempt is due at lease_end
-};
 
 // Another one: code, fields, message and detail of an error about a key in flight.
 int errin_progress(std::string_view key, const Holder& holder, std::int64_t retry_after);

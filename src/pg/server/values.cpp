@@ -101,24 +101,4 @@ Interval* interval_of(std::int64_t usecs) {
     return interval;
 }
 
-NullableDatum call_internal(const char* function, std::initializer_list<TypedDatum> arguments) {
-    constexpr std::size_t max_arguments = 2;
-    Assert(arguments.size() <= max_arguments);
-    LOCAL_FCINFO(call, max_arguments);
-    std::array<Oid, max_arguments> types;
-    short count = 0;
-    for (const auto& [type, value] : arguments) {
-        types[static_cast<std::size_t>(count)] = type;
-        call->args[count++] = {value, false};
-    }
-    const Oid oid = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(function),
-                                    PointerGetDatum(buildoidvector(types.data(), count)),
-                                    ObjectIdGetDatum(get_namespace_oid("idem_internal", false)));
-    FmgrInfo info;
-    fmgr_info(oid, &info);
-    InitFunctionCallInfoData(*call, &info, count, DEFAULT_COLLATION_OID, nullptr, nullptr);
-    const Datum result = FunctionCallInvoke(call);
-    return {result, call->isnull};
-}
-
 }  // namespace idem::pg

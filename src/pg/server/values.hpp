@@ -22,14 +22,6 @@ namespace idem::pg {
 inline constexpr std::int64_t postgres_epoch =
     std::int64_t{POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE} * USECS_PER_DAY;
 
-// Microseconds of the clock that is never set. Only differences have a meaning, also between two
-// processes; those of instr_time may be of different clocks there, as a setting says.
-inline std::int64_t steady_now() {
-    timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return std::int64_t{now.tv_sec} * USECS_PER_SEC + now.tv_nsec / 1000;
-}
-
 template <class T>
 constexpr void trivial() {
     static_assert(std::is_trivially_destructible_v<T>, "an error would jump over the destructor");
@@ -97,14 +89,6 @@ void check_columns(int found, int expected);
 // over as its variable without forming a tuple. The columns in by_reference are bits from 0.
 Datum result_record(FunctionCallInfo fcinfo, std::span<const Datum> values,
                     std::span<const bool> nulls, std::uint64_t by_reference);
-
-// Calls a function of the schema idem_internal, which is written in SQL. The catalog is asked for
-// its OID: to call it by its name, the caller would need privileges on it and on its schema.
-struct TypedDatum {
-    Oid type;
-    Datum value;
-};
-NullableDatum call_internal(const char* function, std::initializer_list<TypedDatum> arguments);
 
 // A row under construction. Every column is NULL until it is set. Columns are numbered from 0.
 template <int Columns>

@@ -32,7 +32,7 @@ struct HolderKey {
 };
 static_assert(std::has_unique_object_representations_v<HolderKey>);
 
-struct Holder {
+struct Occupant {
     HolderKey key;
     std::int32_t buckets;
     TimestampTz next_idle;  // when the first of them may be idle: until then, no search is made
@@ -60,8 +60,8 @@ Entry* search(const BucketKey& key, HASHACTION action) {
     return static_cast<Entry*>(hash_search(table, &key, action, nullptr));
 }
 
-Holder* search_holder(const HolderKey& key, HASHACTION action) {
-    return static_cast<Holder*>(hash_search(holders, &key, action, nullptr));
+Occupant* search_holder(const HolderKey& key, HASHACTION action) {
+    return static_cast<Occupant*>(hash_search(holders, &key, action, nullptr));
 }
 
 // The holders of a bucket.
@@ -72,7 +72,8 @@ std::array<HolderKey, 2> holders_of(const BucketKey& key) {
 void count_bucket(const BucketKey& key) {
     for (const HolderKey& holder_key : holders_of(key)) {
         bool found;
-        auto* holder = static_cast<Holder*>(hash_search(holders, &holder_key, HASH_ENTER, &found));
+        auto* holder =
+            static_cast<Occupant*>(hash_search(holders, &holder_key, HASH_ENTER, &found));
         if (!found) *holder = {holder_key, 0, PG_INT64_MIN};
         ++holder->buckets;
     }
@@ -80,7 +81,7 @@ void count_bucket(const BucketKey& key) {
 
 void remove_bucket(const BucketKey& key) {
     for (const HolderKey& holder_key : holders_of(key)) {
-        Holder* holder = search_holder(holder_key, HASH_FIND);
+        Occupant* holder = search_holder(holder_key, HASH_FIND);
         Assert(holder != nullptr && holder->buckets > 0);
         if (--holder->buckets == 0) (void)search_holder(holder_key, HASH_REMOVE);
     }
@@ -88,7 +89,7 @@ void remove_bucket(const BucketKey& key) {
 }
 
 std::int32_t buckets_of(const HolderKey& key) {
-    const Holder* holder = search_holder(key, HASH_FIND);
+    const Occupant* holder = search_holder(key, HASH_FIND);
     return holder == nullptr ? 0 : holder->buckets;
 }
 
@@ -110,7 +111,7 @@ std::int64_t time_to(TimestampTz until, TimestampTz now) {
 // How long a scope without room stays so: no search is made while none of its own buckets can be
 // removed.
 std::int64_t full_for(const HolderKey& scope, TimestampTz now) {
-    const Holder* holder = search_holder(scope, HASH_FIND);
+    const Occupant* holder = search_holder(scope, HASH_FIND);
     const TimestampTz own = holder == nullptr ? PG_INT64_MIN : holder->next_idle;
     return std::max(time_to(own, now), time_to(shared->next_search, now));
 }
@@ -129,7 +130,7 @@ void remove_idle(const HolderKey& scope, TimestampTz now) {
             first_idle = std::min(first_idle, core::idle_from(entry->bucket));
     }
     shared->next_search = now + guc::limited_tenants;
-    if (Holder* holder = search_holder(scope, HASH_FIND)) holder->next_idle = first_idle;
+    if (Occupant* holder = search_holder(scope, HASH_FIND)) holder->next_idle = first_idle;
 }
 
 // Under the exclusive lock. NULL when there is no room.
@@ -186,7 +187,7 @@ Size limiter_size() {
 
 Size limiter_table_size() {
     return add_size(hash_estimate_size(guc::limited_tenants, sizeof(Entry)),
-                    hash_estimate_size(2 * guc::limited_tenants, sizeof(Holder)));
+                    hash_estimate_size(2 * guc::limited_tenants, sizeof(Occupant)));
 }
 
 void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
@@ -194,7 +195,7 @@ void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
     lock = &locks->lock;
     table = compat::shared_hash<BucketKey, Entry>("idem_limiter buckets", guc::limited_tenants);
     holders =
-        compat::shared_hash<HolderKey, Holder>("idem_limiter holders", 2 * guc::limited_tenants);
+        compat::shared_hash<HolderKey, Occupant>("idem_limiter holders", 2 * guc::limited_tenants);
     if (found) return;
     if (!pg_strong_random(&shared->seed, sizeof shared->seed)) report::crypto_failure();
     shared->next_search = PG_INT64_MIN;

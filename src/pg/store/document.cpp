@@ -1,6 +1,7 @@
 #include "pg/store/document.hpp"
 
 #include "core/header.hpp"
+#include "pg/server/catalog.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"

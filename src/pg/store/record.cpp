@@ -4,7 +4,7 @@
 #include "pg/server/failure.hpp"
 #include "pg/server/report.hpp"
 #include "pg/store/document.hpp"
-#include "pg/store/secret.hpp"
+#include "pg/store/key_lock.hpp"
 #include "pg/store/table.hpp"
 
 namespace idem::pg {
@@ -404,7 +404,7 @@ namespace {
 ChangeResult write_over(const Records& records, const NewRecord& record, const Found& old,
                         WaitBound& bound) {
     const core::Digest digest = record.digest();
-    Assert(key_lock(digest).is_held());
+    Assert(KeyLock(digest).is_held());
     Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
     TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
     record.store_in(slot);

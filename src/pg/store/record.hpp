@@ -20,10 +20,10 @@
 #include "core/digest.hpp"
 #include "core/fingerprint.hpp"
 #include "core/key.hpp"
-#include "pg/server/lock.hpp"
 #include "pg/server/postgres.hpp"
 #include "pg/server/values.hpp"
 #include "pg/store/record_tables.hpp"
+#include "pg/store/row_lock.hpp"
 #include "pg/store/table.hpp"
 
 namespace idem::pg {

@@ -1,7 +1,7 @@
 #include "pg/store/record_table_check.hpp"
 
+#include "pg/server/catalog.hpp"
 #include "pg/server/compat.hpp"
-#include "pg/server/owner.hpp"
 #include "pg/store/table.hpp"
 #include "pg/store/triggers.hpp"
 

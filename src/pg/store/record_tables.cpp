@@ -1,5 +1,6 @@
 #include "pg/store/record_tables.hpp"
 
+#include "pg/server/catalog.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/owner.hpp"
 #include "pg/server/report.hpp"

@@ -1,4 +1,4 @@
-// The database's secrets, cached per backend, and random bits.
+// The database's secrets, cached per backend.
 //
 // The secrets are a permanent seed and the fingerprint secrets. create_secrets() makes them
 // together with the first scope, under a lock on their table, and a dump includes them. The cache
@@ -6,16 +6,11 @@
 // made them. The fingerprint secret can be rotated; old ones are kept for the fingerprints that
 // were made with them.
 //
-// Random bits for tokens and keys come from OpenSSL, whose every call costs system calls whatever
-// the size. So they are drawn in stock, 64 words at a time. A word is used once and wiped.
-//
 // Backend-local, but for the lock on the table.
 #pragma once
 
 #include "core/digest.hpp"
 #include "core/fingerprint.hpp"
-#include "core/token.hpp"
-#include "pg/server/lock.hpp"
 #include "pg/server/postgres.hpp"
 
 namespace idem::pg {
@@ -43,17 +38,5 @@ void create_secrets();
 std::int32_t rotate_fingerprint_secret();
 
 void init_secrets();
-
-std::uint64_t random_bits();
-
-// The lock of the key or source with this digest.
-KeyLock key_lock(const core::Digest& digest);
-
-// The token as its holder sees it. The digest of a leased claim is sealed; that of an atomic one is
-// only compared with this transaction's own claims, and needs no seal.
-core::TokenText token_text(const core::Token& token);
-
-// The reverse. Raises ID005 when the text is NULL or not a token.
-core::Token read_token(std::optional<std::string_view> text);
 
 }  // namespace idem::pg

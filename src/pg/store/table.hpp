@@ -20,8 +20,9 @@
 #include "core/decision.hpp"
 #include "core/digest.hpp"
 #include "pg/server/compat.hpp"
-#include "pg/server/lock.hpp"
 #include "pg/server/postgres.hpp"
+#include "pg/server/values.hpp"
+#include "pg/server/wait.hpp"
 #include "pg/store/triggers.hpp"
 
 namespace idem::pg {

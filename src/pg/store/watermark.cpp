@@ -2,8 +2,8 @@
 
 #include "pg/server/compat.hpp"
 #include "pg/server/report.hpp"
+#include "pg/store/key_lock.hpp"
 #include "pg/store/scope.hpp"
-#include "pg/store/secret.hpp"
 
 namespace idem::pg {
 namespace {
@@ -95,7 +95,7 @@ Watermark find_watermark(const Key& source, Access access) {
 
 ChangeResult write_watermark(const Key& source, const Watermark& from,
                              std::optional<std::int64_t> seq, WaitBound& bound) {
-    Assert(key_lock(source.digest).is_held());
+    Assert(KeyLock(source.digest).is_held());
     const KeyedTable table(table_oid(Table::watermark), Access::write);
     const ChangeResult result = seq ? move(table.table(), source, from, *seq, bound)
                                     : delete_at(table, from.tid, bound, moved_meanwhile);

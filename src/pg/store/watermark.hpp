@@ -7,6 +7,7 @@
 #pragma once
 
 #include "pg/store/record.hpp"
+#include "pg/store/row_lock.hpp"
 #include "pg/store/table.hpp"
 
 namespace idem::pg {
