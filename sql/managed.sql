@@ -230,6 +230,34 @@ BEGIN
 END
 $$;
 
+-- pg_repack, and what else writes a table anew, gives the rows a number that is newer than the
+-- snapshots that then miss them: above READ COMMITTED, a transaction whose snapshot is older than a
+-- table's file is retried. The tables are locked first, so that they keep their files from then on.
+CREATE FUNCTION idem_internal.check_snapshot()
+RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    rewritten regclass;
+BEGIN
+    PERFORM FROM idem.secret, idem.scope, idem.record, idem.watermark WHERE false;
+    SELECT c.oid INTO rewritten
+    FROM pg_class AS c
+    WHERE c.oid IN ('idem.secret'::regclass, 'idem.scope'::regclass, 'idem.record'::regclass,
+                    'idem.watermark'::regclass)
+        AND c.relfilenode <> pg_relation_filenode(c.oid);
+    IF FOUND THEN
+        RAISE serialization_failure USING
+            MESSAGE = 'could not serialize access due to concurrent update',
+            DETAIL = format('Table %s was rewritten after this transaction''s snapshot was taken.',
+                            rewritten),
+            HINT = 'Retry the transaction.';
+    END IF;
+    RETURN true;
+END
+$$;
+
 -- For functions with the rights of their owner that PUBLIC may execute: they act for this role.
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS void
@@ -237,6 +265,9 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
+        PERFORM idem_internal.check_snapshot();
+    END IF;
     IF NOT EXISTS (SELECT FROM idem.secret WHERE id = 0) THEN
         PERFORM idem_internal.refuse_without_secrets();
     ELSIF (proof = (SELECT sha256(k.secret || int4send(pg_backend_pid())
@@ -2048,7 +2079,9 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
             OFFSET 0) AS r
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND s.tenant_from = 'argument' AND s.answer_ttl IS NULL
-        AND pg_has_role(current_user, s.owner::oid, 'USAGE');
+        AND pg_has_role(current_user, s.owner::oid, 'USAGE')
+        AND (current_setting('transaction_isolation') LIKE 'read %'
+             OR idem_internal.check_snapshot());
 
 COMMENT ON VIEW idem_internal.answer IS
     'The answer of the operation that idem.claim() or idem.lookup() asks for.';
@@ -2077,6 +2110,8 @@ CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
         JOIN idem.scope AS s ON s.name = n.scope
     WHERE CASE WHEN
             pg_has_role(current_user, s.owner::oid, 'USAGE') AND NOT s.has_rules
+            AND (current_setting('transaction_isolation') LIKE 'read %'
+                 OR idem_internal.check_snapshot())
             AND length(n.nonce) = 26 AND n.key <> ''
             AND octet_length(n.key) <= 255 AND octet_length(n.tenant) <= 255
             AND (s.answer_ttl IS NULL OR (
