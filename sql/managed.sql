@@ -1626,7 +1626,8 @@ BEGIN
         WHERE x.number = idem_internal.number_in(entry) AND x.leased IS NOT NULL;
     ELSIF entry ~ E'^S\\([0-9]+,[0-9]+\\)$' THEN
         place := idem_internal.newest('idem.watermark', substr(entry, 2)::tid);
-        SELECT w.scope, 'c', idem_internal.is_own(w.xmin) INTO r.scope, r.state, is_own
+        SELECT w.scope, 'c', w.updated, idem_internal.is_own(w.xmin)
+        INTO r.scope, r.state, r.created, is_own
         FROM idem.watermark AS w WHERE w.ctid = place;
         is_open := false;
         RETURN;
@@ -2063,11 +2064,18 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
                    ELSE r.fingerprint = substr(sha256(s.secret || convert_to(
                        current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END
            ) IS NOT TRUE AS claimed,
-           CASE WHEN r.is_finished THEN 'completed' END AS outcome, NULL::text AS token, r.attempt,
-           r.response, r.status, r.headers, r.body, NULL::jsonb AS error,
+           CASE WHEN r.is_finished THEN 'completed' END AS outcome, NULL::text AS token,
+           CASE WHEN r.is_finished THEN r.attempt END AS attempt,
+           CASE WHEN r.is_finished THEN r.response END AS response,
+           CASE WHEN r.is_finished THEN r.status END AS status,
+           CASE WHEN r.is_finished THEN r.headers END AS headers,
+           CASE WHEN r.is_finished THEN r.body END AS body, NULL::jsonb AS error,
            NULL::interval AS retry_after, NULL::text AS recovery_point,
-           NULL::jsonb AS recovery_state, r.created AS created_at, r.expires AS expires_at,
-           r.redacted, NULL::text[] AS differs, r.completed AS completed_at
+           NULL::jsonb AS recovery_state,
+           CASE WHEN r.is_finished THEN r.created END AS created_at,
+           CASE WHEN r.is_finished THEN r.expires END AS expires_at,
+           CASE WHEN r.is_finished THEN r.redacted END AS redacted, NULL::text[] AS differs,
+           CASE WHEN r.is_finished THEN r.completed END AS completed_at
     FROM idem.scope AS s
         CROSS JOIN LATERAL (
             SELECT attempt, response, status, headers, body, created, expires, redacted, secret,
@@ -3745,7 +3753,8 @@ BEGIN
 END
 $$;
 
--- A claim that is open, or that this transaction has finished.
+-- A claim that is open, or that this transaction has finished. The purge and administrators write
+-- rows that were finished before.
 CREATE FUNCTION idem.require_claim()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3762,7 +3771,8 @@ BEGIN
                    'with EXECUTE FUNCTION idem.require_claim(''payments'').';
     ELSIF NOT EXISTS (
         SELECT FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
-        WHERE (n.is_open OR n.is_own AND (n.r).state <> 'p')
+        WHERE (n.is_open OR n.is_own AND (n.r).state <> 'p'
+                   AND coalesce((n.r).finished, (n.r).created) >= transaction_timestamp())
             AND EXISTS (SELECT FROM idem.scope AS s
                         WHERE s.id = (n.r).scope AND s.name = ANY (TG_ARGV[:])))
     THEN

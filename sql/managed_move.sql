@@ -178,7 +178,15 @@ CREATE TEMP TABLE moved_record ON COMMIT DROP AS
             SELECT r.key ~ '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$') AS u (is_uuid);
 
 -- Triggers and defaults that call functions of idem, and privileges on its functions, are dropped
--- and made again. What else depends on idem is for its owner to drop and to create again.
+-- and made again. What else depends on idem is for its owner to drop and to create again; so are
+-- expressions with a type that is not built in, because a literal of a composite type, an array or
+-- a range runs the checks of the domains in it when it is parsed.
+CREATE TEMP TABLE foreign_type ON COMMIT DROP AS
+    SELECT d.classid, d.objid
+    FROM pg_depend AS d
+    WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid >= 16384
+        AND d.classid IN ('pg_trigger'::regclass, 'pg_attrdef'::regclass);
+
 CREATE TEMP TABLE remade ON COMMIT DROP AS
     SELECT format('DROP TRIGGER %I ON %s', t.tgname, t.tgrelid::regclass) AS before,
            pg_get_triggerdef(t.oid) || format(
@@ -187,6 +195,7 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
                    WHEN 'R' THEN 'ENABLE REPLICA' ELSE 'ENABLE' END, t.tgname) AS after
     FROM pg_trigger AS t
     WHERE t.tgfoid = 'idem.require_claim'::regproc AND t.tgparentid = 0
+        AND ('pg_trigger'::regclass, t.oid) NOT IN (TABLE foreign_type)
     UNION ALL
     SELECT DISTINCT
            format('ALTER TABLE %s ALTER %I DROP DEFAULT', a.attrelid::regclass, a.attname),
@@ -198,6 +207,7 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
         JOIN pg_class AS c ON c.oid = f.adrelid
         JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid
     WHERE p.pronamespace = 'idem'::regnamespace AND a.attgenerated = ''
+        AND ('pg_attrdef'::regclass, f.oid) NOT IN (TABLE foreign_type)
         AND c.relnamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
     UNION ALL
     -- Sessions have compiled these with the result types that are dropped, and compile them again.

@@ -239,6 +239,9 @@ COMMENT ON COLUMN idem.in_flight.state IS
 -- Two tenants never draw the same UUID of the versions 1, 4, 6 and 7 by chance; the other UUIDs are
 -- derived from data that tenants may have in common. How many occur with several tenants is known
 -- for the sample only, so it is not extrapolated.
+--
+-- Any role may pass any scopes and ttls to idem_internal.figures(). Nothing here fails for a ttl, or
+-- the error would tell that a scope has records.
 CREATE FUNCTION idem_internal.totals(
     ids integer[],
     ttls interval[],
@@ -296,8 +299,9 @@ BEGIN ATOMIC
             min(r.expires) FILTER (WHERE NOT r.unexpired) AS expired_since,
             count(*) FILTER (WHERE f.live AND r.expires - r.created < s.ttl / 10) AS short_lived,
             count(*) FILTER (
-                WHERE f.live AND r.expires - r.created > greatest(interval '730 days', 2 * s.ttl)
-                    AND r.created > statement_timestamp() - greatest(interval '1 day', s.ttl))
+                WHERE f.live AND r.expires - r.created > interval '730 days'
+                    AND (r.expires - r.created) / 2 > s.ttl
+                    AND statement_timestamp() - r.created < greatest(interval '1 day', s.ttl))
                 AS long_lived
         FROM sample r
             FULL JOIN unnest($1, $2, $3) AS s (id, ttl, max_attempts) ON s.id = r.scope

@@ -130,8 +130,8 @@ ask(q{SELECT idem.forget('orphan', 'k'), idem.drop_scope('orphan')}, 'first');
 my $proof = ask("SET ROLE app; SELECT proof FROM idem_internal.caller", 'first');
 is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')"), '42501', 'a proof ends with its transaction');
 is(ask(q{SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc p WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}' AND p.oid::regprocedure::text !~ '^idem_internal.complete\\(|^idem.current_key\\('}, 'first'), '',
-	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see the own transaction only');
+	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}' AND p.oid::regprocedure::text !~ '^idem_internal.(complete|check_snapshot)\\(|^idem.current_key\\('}, 'first'), '',
+	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see the own transaction only, and one without arguments');
 is(as('stranger', q{SELECT has_table_privilege('idem.secret', 'SELECT') OR has_table_privilege('idem.record', 'SELECT')}), 'f', 'the secrets are out of reach');
 is(as('stranger', q{CREATE FUNCTION idem.claim(text) RETURNS text LANGUAGE sql AS 'SELECT 1'}), '42501', 'no role plants functions in the schema');
 is(as('app', q{SET search_path = hostile, pg_catalog; SELECT outcome FROM idem.try_claim('payments', 'hostile', '{"a": 1.50}') c, idem.complete(c.token, '1');
@@ -215,6 +215,9 @@ is(as('app', 'SELECT idem.purge()'), '42501', 'other roles do not purge');
 is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}, 'first'), '', 'health() finds nothing wrong');
 ask('ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete', 'first');
 is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail', 'but a trigger that is missing');
+is(ask(q{CREATE TEMP TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret; SELECT status FROM idem.health() WHERE check_name = 'secrets'; SET ROLE app; SELECT DISTINCT status FROM idem.health() WHERE check_name = 'owners';
+	SELECT count(*) FROM idem.overview WHERE scope <> ALL (SELECT name FROM idem.scopes); RESET ROLE; SET session_replication_role = replica; INSERT INTO idem.secret TABLE kept}, 'first'),
+	"fail\nok\n0", 'and secrets that are missing, without showing a role the scopes of others');
 ask('ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete', 'first');
 ask(q{CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'}, 'first');
 my %breaks = (
@@ -228,6 +231,26 @@ for my $statement (sort keys %breaks)
 	like($found, qr/\Q$breaks{$statement}\E.*\n[^\n]*\z/, "health() finds: $statement");
 	ask($found =~ s/.*\n//r, 'first');
 	is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'record tables'}, 'first'), 'ok', 'and its hint cures it');
+}
+
+# As pg_repack (t/repack.pl) and TRUNCATE do, a transaction writes a table anew: no snapshot that is
+# older sees its rows.
+for my $level ('REPEATABLE READ', 'SERIALIZABLE')
+{
+	ask(q{SELECT idem.once('payments', 'rewritten'), idem.advance('payments', 'rewritten', 1)}, 'first');
+	my $session = $node->background_psql('first', on_error_stop => 0);
+	$session->query(qq{\\set VERBOSITY sqlstate\nBEGIN ISOLATION LEVEL $level; SELECT 1});
+	ask("BEGIN; CREATE TEMP TABLE kept AS TABLE idem.$_; TRUNCATE idem.$_; INSERT INTO idem.$_ TABLE kept; COMMIT", 'first') for qw(record watermark);
+	for my $call (q{state FROM idem.lookup('payments', 'rewritten')}, q{idem.once('payments', 'rewritten')}, q{idem.once('payments', 'new')}, q{idem.advance('payments', 'rewritten', 1)})
+	{
+		$session->{stderr} = '';
+		$session->query("SAVEPOINT s; SELECT $call; ROLLBACK TO s");
+		like($session->{stderr}, qr/ERROR:\s+40001/, "$level, with a snapshot that is older than the file of a table: $call");
+	}
+	$session->{stderr} = '';
+	$session->query('COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ');
+	is($session->query(q{SELECT state FROM idem.lookup('payments', 'rewritten'); COMMIT}), 'completed', 'and a retry is answered');
+	$session->quit;
 }
 
 # Dump and restore, and a standby -----------------------------------------------------------------
@@ -349,6 +372,23 @@ for my $trap (
 	ask($_) for spring('RETURN $1'), $trap->[0], spring("RAISE ''sprung''");
 	($done, $err) = run_file('sql/managed_move.sql', 'postgres');
 	like($err, qr/the tables of the SQL edition have been changed\n.*: \Q$trap->[2]\E\.$/m, "the move refuses: $trap->[0]");
+	unlike($err, qr/sprung\n/, 'and nothing was sprung');
+	ask($trap->[1]);
+}
+# A literal runs the checks of the domains in it when it is parsed: any owner of a table could have the
+# script parse one.
+ask(q{CREATE DOMAIN public.sprung_text AS text CHECK (public.spring(VALUE) IS NOT NULL); CREATE DOMAIN public.sprung_number AS integer CHECK (public.spring(VALUE) IS NOT NULL);
+	CREATE TYPE public.pair AS (d public.sprung_text); CREATE TYPE public.span AS RANGE (SUBTYPE = public.sprung_number);
+	CREATE TABLE public.trap (k text)});
+for my $trap (
+	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), ('(x)'::public.pair).d)}, 'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
+	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), lower('[1,2]'::public.span))}, 'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
+	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW WHEN (NEW.k = ANY ('{x}'::public.sprung_text[]::text[])) EXECUTE FUNCTION idem.require_claim('payments')}, 'DROP TRIGGER claimed ON trap', 'trigger claimed on table public.trap' ],
+	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW WHEN (NEW.k <> ('{"(x)"}'::public.pair[])[1].d) EXECUTE FUNCTION idem.require_claim('payments')}, 'DROP TRIGGER claimed ON trap', 'trigger claimed on table public.trap' ])
+{
+	ask($_) for spring('RETURN $1'), $trap->[0], spring("RAISE ''sprung''");
+	($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+	like($err, qr/They are: \Q$trap->[2]\E\.$/m, "the move refuses: $trap->[0]");
 	unlike($err, qr/sprung\n/, 'and nothing was sprung');
 	ask($trap->[1]);
 }

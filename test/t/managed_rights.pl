@@ -59,6 +59,16 @@ for my $forged (placed($known), forged("'(0,1)'"), forged("'junk;;L;S(x'"), forg
 	like(bob($forged . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, 'and does not open a guarded table');
 }
 
+# Nor a record of which this transaction has removed the answer.
+$node->safe_psql('postgres', q{CREATE ROLE purger; GRANT EXECUTE ON FUNCTION idem.purge TO purger; GRANT purger TO bob; SELECT idem.alter_scope('alice_scope', answer_ttl => '1 us');
+	SELECT idem.complete(token, '1') FROM idem.claim('alice_scope', 'purged')});
+my @places = split /\n/, $node->safe_psql('postgres', "SELECT ctid FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'alice_scope')");
+for my $place (@places)
+{
+	like(bob("BEGIN; SELECT idem.purge() \\g /dev/null\n" . (placed($place) =~ s/^BEGIN; //r) . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, "a purge does not open a guarded table: $place");
+}
+$node->safe_psql('postgres', q{SELECT idem.alter_scope('alice_scope', answer_ttl => '0')});
+
 # What a role reads there, while another's claim is open, completes nothing and is of no use later.
 $node->safe_psql('postgres', <<'SQL');
 CREATE FUNCTION begins(secret_key text, lease interval) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -105,6 +115,9 @@ for my $plan ('', 'SET enable_indexscan = off; SET enable_bitmapscan = off;', 'S
 	is($there, $not_there, 'and a plan does not tell whether there is one');
 	like($there, qr/on record x \(never executed\)/, 'because it reads no record');
 }
+$node->safe_psql('postgres', q{SELECT idem.complete(token, '"old"') FROM idem.claim('bob_scope', 'expired'); UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'expired'});
+is(bob(sprintf($ask, 'bob_scope', 'expired') . 'SELECT concat(attempt, outcome, response, created_at, expires_at) FROM idem_internal.answer'), '', 'nor what has expired');
+is(bob("SELECT count(*) FROM idem_internal.figures(ARRAY(SELECT generate_series(1, 9)), array_fill('170000000 years'::interval, '{9}'), NULL)"), '2', 'nor do figures fail where a scope of another role has records');
 my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce) VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
 is(bob(sprintf $inserts, 'alice_scope'), '', 'the other view claims no key in another role\'s scope');
 like(bob('BEGIN; ' . sprintf($inserts, 'bob_scope') . '; COMMIT'), qr/^t\n.*cannot commit a transaction with an open claim/s, 'and in one\'s own a claim like any other');
@@ -128,7 +141,7 @@ is(sqlstate($node, "SET session_replication_role = replica; $opens"), 'ID006', '
 $node->safe_psql('postgres', "ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens");
 my $unguarded = "SELECT detail, hint FROM idem.health() WHERE check_name = 'triggers' AND status <> 'ok'";
 is($node->safe_psql('postgres', "$unguarded ORDER BY 1"), <<'OUT' =~ s/\n\z//r, 'health() names the trigger, and the claim that has committed');
-Open claims of scope "alice_scope" were committed while triggers were switched off: 1. They count as abandoned.|SELECT idem.forget(scope, key, tenant => tenant) FROM idem_internal.left_open WHERE scope = 'alice_scope'
+Open claims of scope "alice_scope" were committed while triggers were switched off: 1. What these transactions did is committed, too; the next claim of such a key runs its operation again.|For each key, find out whether its operation has run. If so, claim the key and complete it with the answer, in one transaction; if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open WHERE scope = 'alice_scope'
 The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
 OUT
 $node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($unguarded) AS f WHERE hint ~ 'TRIGGER'"));
@@ -139,8 +152,9 @@ is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim 
 is($node->safe_psql('postgres', "BEGIN; $open\nSELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
 	"2\n1\n1", 'and completes it');
 $node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t'); ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens; ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete");
-$node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($unguarded) AS f"));
-is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent', 'what health() says frees the key');
+is($node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT substring(hint FROM 'SELECT .*') FROM ($unguarded) AS f")), "t't|left open", 'health() lists the keys');
+$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t')");
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent', 'forget() frees one whose operation has not run');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem.record WHERE open IS NOT NULL"), '0', 'and nothing is left');
 
 # Who can connect reads the numbers of key locks in pg_locks, and can hold them. The calls with a token
