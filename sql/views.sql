@@ -240,8 +240,8 @@ COMMENT ON COLUMN idem.in_flight.state IS
 -- derived from data that tenants may have in common. How many occur with several tenants is known
 -- for the sample only, so it is not extrapolated.
 --
--- Any role may pass any scopes and ttls to idem_internal.figures(). Nothing here fails for a ttl, or
--- the error would tell that a scope has records.
+-- Any role may pass any scopes and ttls to idem_internal.figures(). No ttl makes a record raise an
+-- error here, which would show that a scope has records.
 CREATE FUNCTION idem_internal.totals(
     ids integer[],
     ttls interval[],
