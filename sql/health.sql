@@ -132,7 +132,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'whose record had expired, so that the operation ran again, and %s were refused '
                 'with a stale key.', date_trunc('second', k.stats_reset), k.scope,
                 k.expired_reused + k.stale, k.expired_reused, k.stale),
-         format('Remember keys for longer than the callers retry, and count anew: '
+         format('Remember keys for longer than the callers retry, and reset the counters: '
                 'SELECT idem.alter_scope(%L, ttl => %L); SELECT idem.stats_reset(%L)', k.scope,
                 least(2 * k.ttl, '365000 days'), k.scope)),
         (k.short_lived >= 10 AND k.min_ttl IS NULL, 'lifetimes', 'warn',
@@ -203,7 +203,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 date_trunc('second', k.stats_reset), k.scope, k.claims, k.conflicts),
          format('Correct the clients that use one key for different operations, and list members '
                 'that differ from try to try in request_exclude. To find the keys, set '
-                'idem.log_conflicts to log. Then count anew: SELECT idem.stats_reset(%L)',
+                'idem.log_conflicts to log. Then reset the counters: SELECT idem.stats_reset(%L)',
                 k.scope)),
         (k.late_replays >= greatest(100, 100 * k.claims) AND NOT k.request_required,
          'constant keys', 'warn',
@@ -215,7 +215,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'under the key is refused then (ID002). To find the key, look at the oldest: '
                 'SELECT tenant, key, weakness, completed_at FROM idem.records WHERE scope = %L '
                 'ORDER BY weakness IS NULL, completed_at LIMIT 10. When the clients are correct, '
-                'count anew: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
+                'reset the counters: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
         (k.newest > k.stats_reset AND k.made = 0 AND v.naptime > '0' AND NOT v.standby
              AND NOT EXISTS (SELECT FROM pg_subscription_rel
                              WHERE srrelid = 'idem.record'::regclass),
